@@ -33,7 +33,7 @@ pub enum Trouble {
     Fails,
     /// It takes this long.
     Drags(Duration),
-    /// It waits until the test calls [`BadDisk::let_go`].
+    /// It waits until the test calls [`BadDisk::release`].
     Hangs,
 }
 
@@ -110,11 +110,11 @@ impl BadDisk {
     /// Ends all trouble; hanging acts continue.
     pub fn heal(&self) {
         self.shared.lock().plans.clear();
-        self.let_go();
+        self.release();
     }
 
     /// Lets all hanging acts continue.
-    pub fn let_go(&self) {
+    pub fn release(&self) {
         self.shared.lock().turns += 1;
         self.shared.changed.notify_all();
     }

@@ -77,13 +77,13 @@ impl DrivenDevice {
     fn launch(host: &mut Command) -> Self {
         let mut child = host.stdout(Stdio::piped()).spawn().expect("the binary under test starts");
         let stdout = child.stdout.take().expect("a pipe was asked for");
-        let (tell, events) = channel();
+        let (sender, events) = channel();
         std::thread::spawn(move || {
             // A driver's own output arrives here too: only events are objects.
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             for line in lines.filter(|line| line.starts_with('{')) {
                 // The receiver may be gone, but the pipe must still be drained.
-                let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
+                let _ = sender.send(serde_json::from_str(&line).expect("an event is JSON"));
             }
         });
         let (drivers, socket, uri) = (Vec::new(), String::new(), String::new());

@@ -51,12 +51,12 @@ impl End {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary under test starts");
-        let (tell, events) = channel();
+        let (sender, events) = channel();
         let stdout = child.stdout.take().expect("a pipe was asked for");
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // The receiver may be gone, but the pipe must still be drained.
-                let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
+                let _ = sender.send(serde_json::from_str(&line).expect("an event is JSON"));
             }
         });
         let stderr = child.stderr.take().expect("a pipe was asked for");
@@ -133,7 +133,7 @@ impl End {
     ///
     /// # Panics
     /// When it is not there.
-    pub fn ask_to_end(&self) {
+    pub fn request_end(&self) {
         self.signal(Signal::TERM);
     }
 
@@ -151,7 +151,7 @@ impl End {
     /// When it is not there.
     #[must_use]
     pub fn stop(self) -> CommandOutput {
-        self.ask_to_end();
+        self.request_end();
         self.finished()
     }
 

@@ -5,7 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-pub use sawmill_verify::load::{Mix, Tally};
+pub use sawmill_verify::load::{LoadCounts, Mix};
 
 use crate::machine::PATIENCE;
 use crate::nbd::Client;
@@ -26,12 +26,12 @@ impl Load {
     /// # Panics
     /// When a request is refused or not answered.
     pub fn run(&mut self, clients: &[Client], completions: u64) {
-        let tally = self.drive(clients, completions, || ());
+        let counts = self.drive(clients, completions, || ());
         let silent = format!("or no answer came for {} s", PATIENCE.as_secs());
         assert_eq!(
-            (tally.refused, tally.unanswered),
+            (counts.refused, counts.unanswered),
             (0, 0),
-            "all were to succeed, {silent}: {tally:?}"
+            "all were to succeed, {silent}: {counts:?}"
         );
     }
 }

@@ -208,7 +208,7 @@ impl Ledger {
     }
 
     /// Waits for `more` further numbers.
-    pub fn go_on(&self, more: u64) {
+    pub fn resume(&self, more: u64) {
         let wanted = self.acknowledged() + more;
         wait_for("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
     }

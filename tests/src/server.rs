@@ -169,12 +169,12 @@ impl<'a> ServerBuilder<'a> {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary under test starts");
-        let (tell, events) = channel();
+        let (sender, events) = channel();
         let stdout = child.stdout.take().expect("a pipe was asked for");
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // The receiver may be gone, but the pipe must still be drained.
-                let _ = tell.send(line);
+                let _ = sender.send(line);
             }
         });
         let said = Arc::new(Mutex::new(String::new()));

@@ -112,7 +112,7 @@ impl Minio {
         // On one disk a bucket is a folder of the data folder, so it can be made before the start.
         std::fs::create_dir(folder.join(BUCKET)).expect("a folder for the bucket");
         let minio = Minio { address: ReservedAddress::new(), folder, running: Mutex::new(None) };
-        minio.go_on();
+        minio.resume();
         minio
     }
 
@@ -123,7 +123,7 @@ impl Minio {
     }
 
     /// Starts the server again at the same address with the same data, and waits until it is ready.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         let mut running = self.running.lock().expect("no test panicked here");
         if running.is_some() {
             return;

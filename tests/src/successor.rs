@@ -90,7 +90,7 @@ pub struct PausedProgram(File);
 
 impl PausedProgram {
     /// Lets it continue.
-    pub fn go_on(self) {
+    pub fn resume(self) {
         drop(self.0);
     }
 }

@@ -106,12 +106,12 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
     let (bench, ledger) = (Bench::start(&postgres), Ledger::start(&postgres, enter));
     for _ in 0..3 {
         let until = Instant::now() + Duration::from_secs(load_s());
-        ledger.go_on(200);
+        ledger.resume(200);
         wait_for("the load has lasted", || (Instant::now() >= until).then_some(()));
         server = event(&disk, server);
         assert_eq!(disk.node(), node, "the same loop device");
     }
-    ledger.go_on(200);
+    ledger.resume(200);
     bench.stop();
     let last = ledger.stop();
     assert_eq!(

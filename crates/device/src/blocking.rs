@@ -16,15 +16,15 @@ pub trait BlockDeviceExt: BlockDevice {
         flags: Flags,
         bytes: Vec<u8>,
     ) -> Result<(Reply, Vec<u8>)> {
-        let (tell, hear) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let mut request =
             Request::with_bytes(operation, address, flags, bytes, move |outcome, bytes| {
                 // The waiter is gone only if its thread died; then there is no receiver left.
-                let _ = tell.send((outcome, bytes));
+                let _ = sender.send((outcome, bytes));
             });
         request.length = length;
         self.submit(request);
-        let (outcome, bytes) = hear.recv().map_err(|_| {
+        let (outcome, bytes) = receiver.recv().map_err(|_| {
             Error::new(ErrorKind::Internal, "the device dropped a request without an answer")
         })?;
         outcome.map(|reply| (reply, bytes))

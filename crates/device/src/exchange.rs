@@ -27,7 +27,7 @@ pub trait Exchange: Send {
 /// Owned bytes, and a function that gets them back with the outcome.
 pub(crate) struct BufferExchange<F> {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) hear: F,
+    pub(crate) on_outcome: F,
 }
 
 impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for BufferExchange<F> {
@@ -41,15 +41,15 @@ impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for BufferExchange<F> {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let BufferExchange { bytes, hear } = *self;
-        hear(outcome, bytes);
+        let BufferExchange { bytes, on_outcome } = *self;
+        on_outcome(outcome, bytes);
     }
 }
 
 /// Another exchange, and a function that gets the outcome before that exchange does.
 pub(crate) struct RelayExchange<F> {
     pub(crate) asker: Box<dyn Exchange>,
-    pub(crate) hear: F,
+    pub(crate) on_outcome: F,
 }
 
 impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for RelayExchange<F> {
@@ -62,7 +62,7 @@ impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for RelayExchange<F>
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let RelayExchange { asker, hear } = *self;
-        hear(outcome, asker);
+        let RelayExchange { asker, on_outcome } = *self;
+        on_outcome(outcome, asker);
     }
 }

@@ -36,18 +36,24 @@ impl Request {
         Request { operation, address, length, flags, exchange: Some(exchange) }
     }
 
-    /// A read into these bytes, or a write of them, at `[address, address + bytes.len())`. `hear`
-    /// gets them back with the outcome.
+    /// A read into these bytes, or a write of them, at `[address, address + bytes.len())`.
+    /// `on_outcome` gets them back with the outcome.
     #[must_use]
     pub fn with_bytes(
         operation: Operation,
         address: u64,
         flags: Flags,
         bytes: Vec<u8>,
-        hear: impl FnOnce(Outcome, Vec<u8>) + Send + 'static,
+        on_outcome: impl FnOnce(Outcome, Vec<u8>) + Send + 'static,
     ) -> Self {
         let length = bytes.len() as u64;
-        Request::new(operation, address, length, flags, Box::new(BufferExchange { bytes, hear }))
+        Request::new(
+            operation,
+            address,
+            length,
+            flags,
+            Box::new(BufferExchange { bytes, on_outcome }),
+        )
     }
 
     /// A request that moves no payload.
@@ -57,23 +63,26 @@ impl Request {
         address: u64,
         length: u64,
         flags: Flags,
-        hear: impl FnOnce(Outcome) + Send + 'static,
+        on_outcome: impl FnOnce(Outcome) + Send + 'static,
     ) -> Self {
-        let hear = move |outcome, _| hear(outcome);
+        let on_outcome = move |outcome, _| on_outcome(outcome);
         Request::new(
             operation,
             address,
             length,
             flags,
-            Box::new(BufferExchange { bytes: Vec::new(), hear }),
+            Box::new(BufferExchange { bytes: Vec::new(), on_outcome }),
         )
     }
 
-    /// The same request; `hear` gets the outcome before the submitter, whose exchange is `asker`,
-    /// and passes an outcome on to `asker.complete`.
+    /// The same request; `on_outcome` gets the outcome before the submitter, whose exchange is
+    /// `asker`, and passes an outcome on to `asker.complete`.
     #[must_use]
-    pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
-        self.wrap(|asker| Box::new(RelayExchange { asker, hear }))
+    pub fn then(
+        self,
+        on_outcome: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static,
+    ) -> Self {
+        self.wrap(|asker| Box::new(RelayExchange { asker, on_outcome }))
     }
 
     /// The end of the range, or `None` when it overflows.

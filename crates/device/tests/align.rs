@@ -100,16 +100,16 @@ fn submit(
     address: u64,
     bytes: &[u8],
 ) -> Receiver<Outcome> {
-    let (tell, hear) = channel();
-    let hear_it = move |outcome, _| drop(tell.send(outcome));
+    let (sender, receiver) = channel();
+    let on_outcome = move |outcome, _| drop(sender.send(outcome));
     device.submit(Request::with_bytes(
         operation,
         address,
         Flags::default(),
         bytes.to_vec(),
-        hear_it,
+        on_outcome,
     ));
-    hear
+    receiver
 }
 
 fn write(device: &dyn BlockDevice, address: u64, bytes: &[u8]) -> Receiver<Outcome> {
@@ -125,7 +125,7 @@ fn held() -> HoldAlign<impl Fn(&Request) -> Decision + Send + Sync> {
 }
 
 /// Passes the held requests to the device; returns their operations, addresses and lengths.
-fn let_go<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
+fn release_held<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
     device: &HoldAlign<F>,
 ) -> Vec<(Operation, u64, u64)> {
     let requests = device.inner().take_held();
@@ -181,7 +181,7 @@ fn whole_blocks_pass_at_once_and_beside_each_other() {
     let device = held();
     let outcomes = [write(&device, 0, &[1; 1024]), write(&device, 512, &[2; 1024])];
     let read = submit(&device, Operation::Read, 512, &[0; 512]);
-    assert_eq!(let_go(&device).len(), 3, "all of them are with the device at the same time");
+    assert_eq!(release_held(&device).len(), 3, "all of them are with the device at the same time");
     outcomes.iter().chain([&read]).for_each(done);
 }
 
@@ -190,18 +190,18 @@ fn a_whole_block_written_beside_a_part_of_it_is_not_lost() {
     for change in [Operation::Write, Operation::WriteZeroes, Operation::Discard] {
         let device = held();
         let before = write(&device, 0, &[9; 1024]);
-        let_go(&device);
+        release_held(&device);
         done(&before);
         let part = write(&device, 10, b"part");
         let whole = submit(&device, change, 0, &[7; 512]);
         assert_eq!(
-            let_go(&device),
+            release_held(&device),
             [(Operation::Read, 0, 512)],
             "the whole block waits: {change:?}"
         );
-        assert_eq!(let_go(&device), [(Operation::Write, 0, 512)]);
+        assert_eq!(release_held(&device), [(Operation::Write, 0, 512)]);
         done(&part);
-        assert_eq!(let_go(&device), [(change, 0, 512)]);
+        assert_eq!(release_held(&device), [(change, 0, 512)]);
         done(&whole);
         let value = if change == Operation::Write { 7 } else { 0 };
         assert_eq!(device.inner().inner().read_at(0, 1024).expect("whole"), {
@@ -220,11 +220,14 @@ fn a_part_of_a_block_waits_for_the_whole_block_under_way() {
     let other = write(&device, 3000, b"elsewhere");
     // The first change of a partial block waits for all whole blocks in flight, wherever they are.
     assert_eq!(device.waiting(), 2);
-    assert_eq!(let_go(&device), [(Operation::Write, 512, 1024)]);
+    assert_eq!(release_held(&device), [(Operation::Write, 512, 1024)]);
     done(&whole);
     assert_eq!(device.waiting(), 0);
-    assert_eq!(let_go(&device), [(Operation::Read, 512, 512), (Operation::Read, 2560, 512)]);
-    assert_eq!(let_go(&device), [(Operation::Write, 512, 512), (Operation::Write, 2560, 512)]);
+    assert_eq!(release_held(&device), [(Operation::Read, 512, 512), (Operation::Read, 2560, 512)]);
+    assert_eq!(
+        release_held(&device),
+        [(Operation::Write, 512, 512), (Operation::Write, 2560, 512)]
+    );
     done(&other);
     done(&part);
     let bytes = device.inner().inner().read_at(512, 1024).expect("whole");
@@ -240,7 +243,7 @@ fn neighbors_in_one_block_both_stay() {
     let first = write(&device, 0, b"first");
     let second = write(&device, 100, b"second");
     for _ in 0..4 {
-        let_go(&device);
+        release_held(&device);
     }
     done(&first);
     done(&second);
@@ -252,16 +255,16 @@ fn neighbors_in_one_block_both_stay() {
 fn zeroes_move_only_the_edges_and_a_discard_none() {
     let device = held();
     let before = write(&device, 0, &[9; 4096]);
-    let_go(&device);
+    release_held(&device);
     done(&before);
     let zeroes = submit(&device, Operation::WriteZeroes, 100, &[0; 3000]);
-    assert_eq!(let_go(&device), [(Operation::Read, 0, 512), (Operation::Read, 3072, 512)]);
+    assert_eq!(release_held(&device), [(Operation::Read, 0, 512), (Operation::Read, 3072, 512)]);
     let parts = [
         (Operation::Write, 0, 512),
         (Operation::WriteZeroes, 512, 2560),
         (Operation::Write, 3072, 512),
     ];
-    assert_eq!(let_go(&device), parts);
+    assert_eq!(release_held(&device), parts);
     done(&zeroes);
     let mut wanted = [9; 4096];
     wanted[100..3100].fill(0);
@@ -269,7 +272,7 @@ fn zeroes_move_only_the_edges_and_a_discard_none() {
     let small = submit(&device, Operation::Discard, 3100, &[0; 900]);
     done(&small);
     let large = submit(&device, Operation::Discard, 3100, &[0; 999]);
-    assert_eq!(let_go(&device), [(Operation::Discard, 3584, 512)]);
+    assert_eq!(release_held(&device), [(Operation::Discard, 3584, 512)]);
     done(&large);
 }
 

@@ -27,18 +27,18 @@ fn holding() -> HoldDevice {
     Arc::new(Fault::new(MemoryDevice::new(SIZE), |_: &Request| Decision::Hold))
 }
 
-fn write(device: &dyn BlockDevice, number: u8, tell: &Sender<(u8, bool)>) {
-    let tell = tell.clone();
+fn write(device: &dyn BlockDevice, number: u8, sender: &Sender<(u8, bool)>) {
+    let sender = sender.clone();
     // A finished test has no receiver.
-    let hear = move |outcome: Outcome, _| {
-        let _ = tell.send((number, outcome.is_ok()));
+    let receiver = move |outcome: Outcome, _| {
+        let _ = sender.send((number, outcome.is_ok()));
     };
     device.submit(Request::with_bytes(
         Operation::Write,
         0,
         Flags::default(),
         vec![number; 4096],
-        hear,
+        receiver,
     ));
 }
 
@@ -49,14 +49,14 @@ fn what_comes_to_a_shut_gate_waits_and_goes_in_in_its_order() {
     gate.write_at(0, b"before").expect("in range");
     gate.shut(PATIENCE).expect("nothing is inside");
     gate.shut(PATIENCE).expect("it is shut");
-    let (tell, hear) = channel();
-    (1..=100).for_each(|number| write(&gate, number, &tell));
+    let (sender, receiver) = channel();
+    (1..=100).for_each(|number| write(&gate, number, &sender));
     assert_eq!(gate.waiting(), 100);
     assert_eq!(device.read_at(0, 6).expect("in range"), b"before");
-    assert!(hear.try_recv().is_err(), "nothing was answered");
+    assert!(receiver.try_recv().is_err(), "nothing was answered");
     gate.open();
     gate.open();
-    let heard: Vec<_> = hear.try_iter().collect();
+    let heard: Vec<_> = receiver.try_iter().collect();
     assert_eq!(heard, (1..=100).map(|number| (number, true)).collect::<Vec<_>>());
     assert_eq!(device.read_at(0, 2).expect("in range"), [100, 100]);
 }
@@ -65,11 +65,11 @@ fn what_comes_to_a_shut_gate_waits_and_goes_in_in_its_order() {
 fn a_gate_is_shut_when_the_last_request_inside_is_answered() {
     let device = holding();
     let gate = Arc::new(Gate::new(device.clone()));
-    let (tell, hear) = channel();
-    write(&*gate, 1, &tell);
+    let (sender, receiver) = channel();
+    write(&*gate, 1, &sender);
     let error = gate.shut(NO_PATIENCE).expect_err("one is inside");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    write(&*gate, 2, &tell);
+    write(&*gate, 2, &sender);
     assert_eq!((gate.waiting(), device.held()), (0, 2), "it is open again");
     let shutting = std::thread::spawn({
         let gate = gate.clone();
@@ -78,13 +78,13 @@ fn a_gate_is_shut_when_the_last_request_inside_is_answered() {
     // It is shutting as soon as something has to wait.
     let mut number = 3;
     while gate.waiting() == 0 {
-        write(&*gate, number, &tell);
+        write(&*gate, number, &sender);
         number = number.wrapping_add(1).max(3);
     }
     assert!(!shutting.is_finished());
     let inside = device.release();
     shutting.join().expect("no panic").expect("they are answered");
-    assert_eq!(hear.try_iter().count(), inside);
+    assert_eq!(receiver.try_iter().count(), inside);
     assert_eq!((gate.waiting(), device.held()), (1, 0));
 }
 
@@ -92,14 +92,14 @@ fn a_gate_is_shut_when_the_last_request_inside_is_answered() {
 fn a_gate_is_not_shut_before_the_last_answer_was_heard() {
     let device = holding();
     let gate = Gate::new(device.clone());
-    let (tell, hear) = channel();
-    let hears_slowly = move |_| hear.recv().expect("the test says when");
+    let (sender, receiver) = channel();
+    let hears_slowly = move |_| receiver.recv().expect("the test says when");
     gate.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), hears_slowly));
     std::thread::scope(|threads| {
         threads.spawn(|| device.release());
         wait_until_taken(&device);
         let early = gate.shut(NO_PATIENCE);
-        tell.send(()).expect("it waits");
+        sender.send(()).expect("it waits");
         early.expect_err("its answer was not heard to the end");
         gate.shut(PATIENCE).expect("it is");
     });
@@ -124,13 +124,13 @@ fn another_device_takes_the_place_behind_a_shut_gate_alone() {
     };
     refused(&gate, second.clone(), "behind a shut gate only");
     gate.shut(PATIENCE).expect("nothing is inside");
-    let (tell, hear) = channel();
-    write(&gate, 7, &tell);
+    let (sender, receiver) = channel();
+    write(&gate, 7, &sender);
     let old = gate.replace(second.clone()).expect("it fits");
     let first: Arc<dyn BlockDevice> = first;
     assert!(Arc::ptr_eq(&old, &first));
     gate.open();
-    assert_eq!(hear.recv().expect("answered"), (7, true));
+    assert_eq!(receiver.recv().expect("answered"), (7, true));
     assert_eq!(first.read_at(0, 6).expect("in range"), [0; 6]);
     assert_eq!(second.read_at(0, 2).expect("in range"), [7, 7]);
     assert_eq!(gate.read_at(0, 2).expect("in range"), [7, 7]);
@@ -209,10 +209,10 @@ fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
 fn requests_that_wait_at_a_gate_that_goes_answer_themselves() {
     let gate = Gate::new(memory());
     gate.shut(PATIENCE).expect("nothing is inside");
-    let (tell, hear) = channel();
-    write(&gate, 1, &tell);
+    let (sender, receiver) = channel();
+    write(&gate, 1, &sender);
     drop(gate);
-    assert_eq!(hear.recv().expect("answered"), (1, false));
+    assert_eq!(receiver.recv().expect("answered"), (1, false));
 }
 
 #[test]

@@ -126,9 +126,15 @@ fn load(
                 .wrapping_add(1_442_695_040_888_963_407);
             let address = (dice >> 20) % (SIZE_BYTES / bytes) * bytes;
             let heard = Arc::clone(&loader);
-            let hear = move |outcome, _| heard.answered(&outcome);
+            let receiver = move |outcome, _| heard.answered(&outcome);
             let payload = vec![0; bytes as usize];
-            device.submit(Request::with_bytes(operation, address, Flags::default(), payload, hear));
+            device.submit(Request::with_bytes(
+                operation,
+                address,
+                Flags::default(),
+                payload,
+                receiver,
+            ));
             asked += 1;
             settle(&loader, asked, DEPTH - 1);
         }
@@ -163,8 +169,8 @@ fn main() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
-    let (tell, hear) = mpsc::channel();
-    let tell = Box::new(move |event| drop(tell.send(event)));
+    let (sender, receiver) = mpsc::channel();
+    let sender = Box::new(move |event| drop(sender.send(event)));
     let given =
         Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
     let chunk = (memory.parse::<u64>().expect("bytes") / 8).min(2 << 20);
@@ -172,14 +178,14 @@ fn main() {
         .with("tie_queues", tied)
         .with("write_shm_size", memory)
         .with("write_chunk_size", chunk);
-    let host = Host::start("null", &path, given, tell).expect("a host");
+    let host = Host::start("null", &path, given, sender).expect("a host");
     let options = Options::sized(SIZE_BYTES).socket(&path);
     let is_batch = mode == "batch";
     let driver = thread::spawn(move || {
         let connection = connect(&[], &options).expect("a host");
         if is_batch { connection.serve_chunks(&Null) } else { connection.serve(&Null) }
     });
-    while !matches!(hear.recv().expect("a driver"), Event::Declared) {}
+    while !matches!(receiver.recv().expect("a driver"), Event::Declared) {}
     let device = host.device().expect("declared");
     // Until the doors are known, a driver has one thread for everything.
     host.show_doors(Facts::default());

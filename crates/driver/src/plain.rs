@@ -32,7 +32,7 @@ pub(crate) struct Plain {
 
 struct Queue {
     pending: Mutex<RequestTable>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 /// A request, and whether it is a change that was answered and waits for its flush.
@@ -67,7 +67,7 @@ impl Plain {
             let memory = arena(&options)?;
             let (ready, given) = (VecDeque::new(), BTreeMap::new());
             let pending = Mutex::new(RequestTable { memory, ready, given, last_number: 0 });
-            Ok(Queue { pending, bell: Condvar::new() })
+            Ok(Queue { pending, wakeup: Condvar::new() })
         };
         let queues = (0..options.batch.hw_queues).map(queue).collect::<Result<_>>()?;
         Ok(Arc::new(Plain {
@@ -97,7 +97,7 @@ impl Plain {
             return request.fail(error);
         }
         pending.ready.push_back(QueuedRequest { request, is_written: false, again: false });
-        queue.bell.notify_one();
+        queue.wakeup.notify_one();
     }
 
     /// Whether a change that the driver has done must now be made durable by a flush.
@@ -109,11 +109,11 @@ impl Plain {
     }
 
     /// Wakes all threads that wait for work.
-    fn ring(&self) {
+    fn notify(&self) {
         for queue in &self.queues {
             // Under the lock, so that no thread is between checking and waiting.
             let pending = queue.pending.lock();
-            queue.bell.notify_all();
+            queue.wakeup.notify_all();
             drop(pending);
         }
     }
@@ -264,7 +264,7 @@ impl Backend for Plain {
             {
                 return Next::Ended;
             }
-            queue.bell.wait(&mut pending);
+            queue.wakeup.wait(&mut pending);
         }
     }
 
@@ -289,20 +289,20 @@ impl Backend for Plain {
             Self::complete(given, outcome);
         }
         if has_room_now {
-            self.queues[lane].bell.notify_one();
+            self.queues[lane].wakeup.notify_one();
         }
         Ok(())
     }
 
     fn start(&self) -> Result<()> {
         self.life.start()?;
-        self.ring();
+        self.notify();
         Ok(())
     }
 
     fn pause(&self) {
         self.life.pause();
-        self.ring();
+        self.notify();
     }
 
     fn recover(&self) -> Result<()> {
@@ -327,7 +327,7 @@ impl Backend for Plain {
 
     fn end(&self) {
         self.life.end();
-        self.ring();
+        self.notify();
     }
 
     fn fail_pending(&self, error: &Error) {
@@ -351,7 +351,7 @@ impl Backend for Plain {
     fn fail(&self, error: &Error) {
         self.life.ended();
         self.fail_pending(error);
-        self.ring();
+        self.notify();
     }
 
     fn is_drained(&self) -> bool {
@@ -403,9 +403,9 @@ mod tests {
     }
 
     fn write(fua: bool) -> (Request, Receiver<Outcome>) {
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let flags = Flags { fua, no_unmap: false };
-        (Request::new(Operation::Write, 0, 512, flags, Box::new(OutcomeSender(tell))), hear)
+        (Request::new(Operation::Write, 0, 512, flags, Box::new(OutcomeSender(sender))), receiver)
     }
 
     fn small() -> Arc<Plain> {
@@ -418,7 +418,7 @@ mod tests {
     fn a_request_that_comes_while_the_device_fails_is_answered() {
         for _ in 0..10_000 {
             let (plain, barrier) = (small(), Barrier::new(2));
-            let (request, hear) = write(false);
+            let (request, receiver) = write(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     barrier.wait();
@@ -427,7 +427,7 @@ mod tests {
                 barrier.wait();
                 plain.fail(&Error::new(ErrorKind::Closed, "over"));
             });
-            assert!(hear.try_recv().is_ok(), "no thread will look at it again");
+            assert!(receiver.try_recv().is_ok(), "no thread will look at it again");
         }
     }
 
@@ -436,7 +436,7 @@ mod tests {
         for _ in 0..10_000 {
             let plain = small();
             plain.start().unwrap();
-            let (request, hear) = write(true);
+            let (request, receiver) = write(true);
             plain.submit(request);
             let mut commands = Vec::new();
             plain.fetch(0, &mut commands, 64);
@@ -449,7 +449,7 @@ mod tests {
                         .for_each(|command| plain.answer(0, command.number, Ok(())).unwrap());
                 }
             });
-            assert!(hear.try_recv().is_ok(), "the lane has ended before the flush");
+            assert!(receiver.try_recv().is_ok(), "the lane has ended before the flush");
         }
     }
 }

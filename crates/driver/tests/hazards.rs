@@ -28,7 +28,7 @@ enum Completion {
 struct TestExchange {
     told: Completion,
     buffer: Vec<u8>,
-    tell: Sender<Completion>,
+    sender: Sender<Completion>,
 }
 
 impl Exchange for TestExchange {
@@ -53,7 +53,7 @@ impl Exchange for TestExchange {
                 Completion::Refused { is_write: matches!(self.told, Completion::Written { .. }) };
         }
         // A world that has failed no longer receives.
-        let _ = self.tell.send(self.told);
+        let _ = self.sender.send(self.told);
     }
 }
 
@@ -68,8 +68,8 @@ struct World {
     batch: Arc<Batch>,
     driver: Driver,
     dice: Dice,
-    tell: Sender<Completion>,
-    hear: Receiver<Completion>,
+    sender: Sender<Completion>,
+    receiver: Receiver<Completion>,
     next_id: u64,
     moment: u64,
     /// For each block its values, each with the moment from which on it holds.
@@ -101,7 +101,7 @@ impl World {
             can_write_zeroes: true,
             ..BatchOptions::default()
         };
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let resolver = Resolver::new(options.collision_area_size);
         let batch = Batch::new(options).expect("sound options");
         batch.start().expect("it starts once");
@@ -109,8 +109,8 @@ impl World {
             batch,
             driver,
             dice: Dice::new(seed * 2 + 1),
-            tell,
-            hear,
+            sender,
+            receiver,
             next_id: 0,
             moment: 0,
             model: vec![vec![(0, 0)]; BLOCKS as usize],
@@ -134,13 +134,13 @@ impl World {
                 0;
                 if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }
             ];
-        let asked = TestExchange { told, buffer, tell: self.tell.clone() };
+        let asked = TestExchange { told, buffer, sender: self.sender.clone() };
         let flags = Flags::default();
         let queue = self.dice.below(u64::from(QUEUES)) as usize;
         let request =
             Request::new(operation, start * BLOCK, (end - start) * BLOCK, flags, Box::new(asked));
         self.batch.submit_to(queue, request);
-        self.hear();
+        self.receive_outcomes();
     }
 
     fn range(&mut self) -> (u64, u64) {
@@ -149,9 +149,9 @@ impl World {
         (start, start + length)
     }
 
-    fn hear(&mut self) -> u64 {
+    fn receive_outcomes(&mut self) -> u64 {
         let mut heard = 0;
-        while let Ok(told) = self.hear.try_recv() {
+        while let Ok(told) = self.receiver.try_recv() {
             heard += 1;
             self.moment += 1;
             match told {
@@ -309,7 +309,7 @@ impl World {
             self.batch.acknowledge_write(queue, number, Ok(())).expect("handed over");
             self.count("chunks");
         }
-        self.hear();
+        self.receive_outcomes();
     }
 
     fn apply(&mut self, chunk: &Chunk, most: usize) {
@@ -353,13 +353,13 @@ impl World {
         self.resolver = Resolver::new(self.batch.options().collision_area_size);
         self.batch.recover();
         self.batch.start().expect("it starts once");
-        self.hear();
+        self.receive_outcomes();
         self.count("crashes");
     }
 
     /// Ends the device: the driver must have what was written last.
     fn end(mut self) -> BTreeMap<&'static str, u64> {
-        self.hear();
+        self.receive_outcomes();
         assert_eq!(self.refused, 0, "nothing is refused while the device is there");
         self.batch.end();
         let mut patience = 1_000_000;
@@ -371,7 +371,7 @@ impl World {
             }
             self.finish_one();
         }
-        self.hear();
+        self.receive_outcomes();
         for block in 0..BLOCKS {
             let last = self.model[block as usize].last().expect("at least zero").1;
             assert_eq!(self.disk[block as usize], last, "block {block} at the end");

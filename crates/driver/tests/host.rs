@@ -16,7 +16,7 @@ const SIZE: &str = "size=1048576";
 #[test]
 fn a_request_is_answered_by_what_the_driver_says() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     assert_eq!(driver.welcome.get("generation"), Some("1"));
     let device = stage.device();
     let write = submit(&*device, Operation::Write, 4096, vec![7; 1024]);
@@ -36,7 +36,7 @@ fn a_request_is_answered_by_what_the_driver_says() {
 #[test]
 fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     let stage = Stage::new("");
-    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut first = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let asked: Vec<_> =
         (0..3).map(|n| submit(&*device, Operation::Write, n * 512, vec![n as u8; 512])).collect();
@@ -47,7 +47,7 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     drop(first);
     assert!(!stage.gone(), "it died");
     assert!(asked[0].is_open() && asked[2].is_open() && later.is_open(), "they wait");
-    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    let mut second = Puppet::connect(stage.host.path(), "").unwrap();
     assert_eq!(
         (second.welcome.get("generation"), second.welcome.get("again")),
         (Some("2"), Some("1"))
@@ -74,11 +74,11 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
 #[test]
 fn a_driver_that_died_a_moment_ago_blocks_no_successor() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     for _ in 0..200 {
         // The host may not have noticed yet.
         drop(driver);
-        driver = Puppet::come(stage.host.path(), "").unwrap();
+        driver = Puppet::connect(stage.host.path(), "").unwrap();
         assert!(!stage.gone(), "it died");
     }
 }
@@ -86,12 +86,12 @@ fn a_driver_that_died_a_moment_ago_blocks_no_successor() {
 #[test]
 fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
     let stage = Stage::new("");
-    let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
     let command = old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
-    let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
+    let coming = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
     // It is told to finish, and gets nothing more.
     assert_eq!(old.expect(0, CommandKind::End).number, 0);
     let waits = submit(&*device, Operation::Write, 512, vec![2; 512]);
@@ -110,12 +110,12 @@ fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
 #[test]
 fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() {
     let stage = Stage::new("");
-    let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
     old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
-    let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
+    let coming = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
     old.expect(0, CommandKind::End);
     drop(old);
     let mut new = coming.join().unwrap();
@@ -129,11 +129,11 @@ fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() 
 fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     let stage = Stage::new("can_discard=1");
     let path = stage.host.path();
-    let refused = |hello: &str| Puppet::come(path, hello).err().expect("refused");
+    let refused = |hello: &str| Puppet::connect(path, hello).err().expect("refused");
     assert!(refused("size=1000").contains("size=1000"));
     assert!(refused("color=red").contains("color"));
     assert!(refused("protocol=1 mode=batch read_only=1").contains("mode=plain"));
-    let mut driver = Puppet::come(path, SIZE).unwrap();
+    let mut driver = Puppet::connect(path, SIZE).unwrap();
     assert_eq!(driver.welcome.get("can_discard"), Some("1"), "the host was told so");
     assert!(refused(SIZE).contains("has a driver already"));
     assert!(refused("replace=1 size=4096").contains("size=4096"));
@@ -166,21 +166,21 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done
         |driver, number| driver.answer(0, number + 1, 0),
         |driver, number| driver.answer(0, number, -1),
         |driver, _| driver.send_raw(0, &[0; 15]),
-        |driver, _| driver.say(ControlKind::Welcome, ""),
+        |driver, _| driver.send(ControlKind::Welcome, ""),
         |driver, _| driver.send_raw(0, &[1; 16]),
     ];
     let stage = Stage::new("");
     let mut hello = SIZE;
     let mut waits = None;
     for broken in breaks {
-        let mut driver = Puppet::come(stage.host.path(), hello).unwrap();
+        let mut driver = Puppet::connect(stage.host.path(), hello).unwrap();
         hello = "";
         waits.get_or_insert_with(|| submit(&*stage.device(), Operation::Write, 0, vec![1; 512]));
         let command = driver.expect(0, CommandKind::Write);
         broken(&driver, command.number);
         assert!(!stage.gone(), "it is taken for dead");
     }
-    let mut sound = Puppet::come(stage.host.path(), "").unwrap();
+    let mut sound = Puppet::connect(stage.host.path(), "").unwrap();
     let command = sound.expect(0, CommandKind::Write);
     sound.answer(0, command.number, 0);
     waits.unwrap().wait().0.unwrap();
@@ -190,7 +190,7 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done
 fn a_driver_that_closes_one_of_its_queues_is_gone() {
     for hello in ["hw_queues=2", "mode=batch"] {
         let stage = Stage::new("");
-        let driver = Puppet::come(stage.host.path(), &format!("{SIZE} {hello}")).unwrap();
+        let driver = Puppet::connect(stage.host.path(), &format!("{SIZE} {hello}")).unwrap();
         driver.close(1);
         assert!(!stage.gone(), "what is on that queue would wait forever");
     }
@@ -200,7 +200,7 @@ fn a_driver_that_closes_one_of_its_queues_is_gone() {
 fn a_request_that_comes_while_a_device_fails_is_answered_in_batch_mode_too() {
     for _ in 0..1000 {
         let stage = Stage::new("mode=batch");
-        let _driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+        let _driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
         let device = stage.device();
         let asking = std::thread::spawn(move || {
             let mut asked = Vec::new();
@@ -222,13 +222,14 @@ fn a_request_that_comes_while_a_device_fails_is_answered_in_batch_mode_too() {
 #[test]
 fn a_device_that_is_not_recoverable_fails_with_its_driver() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), "size=1048576 recoverable=0").unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), "size=1048576 recoverable=0").unwrap();
     let device = stage.device();
     let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
     driver.expect(0, CommandKind::Read);
     drop(driver);
     assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
-    let why = stage.hear(|event| if let Event::EndAsked(why) = event { why.clone() } else { None });
+    let why =
+        stage.wait_for(|event| if let Event::EndAsked(why) = event { why.clone() } else { None });
     assert!(why.contains("driver died"), "{why}");
     assert!(submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.is_err());
 }
@@ -236,13 +237,13 @@ fn a_device_that_is_not_recoverable_fails_with_its_driver() {
 #[test]
 fn without_a_driver_requests_fail_at_once_where_that_was_asked_for() {
     let stage = Stage::new("on_death=fail");
-    let driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     drop(driver);
     stage.gone();
     let told = submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err();
     assert!(told.to_string().contains("no driver now"), "{told}");
-    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    let mut next = Puppet::connect(stage.host.path(), "").unwrap();
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
     let command = next.expect(0, CommandKind::Read);
     next.answer(0, command.number, 0);
@@ -253,14 +254,14 @@ fn without_a_driver_requests_fail_at_once_where_that_was_asked_for() {
 fn requests_that_waited_too_long_for_a_driver_fail_and_the_device_goes_on_with_the_next_one() {
     for mode in ["plain", "batch"] {
         let stage = Stage::new("death_timeout_s=0.1");
-        let driver = Puppet::come(stage.host.path(), &format!("{SIZE} mode={mode}")).unwrap();
+        let driver = Puppet::connect(stage.host.path(), &format!("{SIZE} mode={mode}")).unwrap();
         let device = stage.device();
         drop(driver);
         let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
         assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
         let late = submit(&*device, Operation::Flush, 0, Vec::new());
         assert_eq!(late.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
-        let mut next = Puppet::come(stage.host.path(), "").unwrap();
+        let mut next = Puppet::connect(stage.host.path(), "").unwrap();
         let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
         let lane = usize::from(mode == "batch");
         let command = next.expect(lane, CommandKind::Read);
@@ -272,14 +273,15 @@ fn requests_that_waited_too_long_for_a_driver_fail_and_the_device_goes_on_with_t
 #[test]
 fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
     let stage = Stage::new("request_timeout_s=0.1");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
     driver.expect(0, CommandKind::Write);
-    let pid = stage.hear(|event| if let Event::Hung { pid } = event { Some(*pid) } else { None });
+    let pid =
+        stage.wait_for(|event| if let Event::Hung { pid } = event { Some(*pid) } else { None });
     assert_eq!(pid, std::process::id());
     assert!(!stage.gone());
-    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    let mut next = Puppet::connect(stage.host.path(), "").unwrap();
     let command = next.expect(0, CommandKind::Write);
     assert!(command.again);
     next.answer(0, command.number, 0);
@@ -289,13 +291,13 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
 #[test]
 fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
     let stage = Stage::new("request_timeout_s=0.1");
-    let mut hung = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut hung = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let path = stage.host.path().to_path_buf();
     let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
     hung.expect(0, CommandKind::Write);
-    let (tell, came) = std::sync::mpsc::channel();
-    std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
+    let (sender, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
     let mut next = came.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
     let command = next.expect(0, CommandKind::Write);
     next.answer(0, command.number, 0);
@@ -306,10 +308,10 @@ fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
 #[test]
 fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
     let stage = Stage::new("");
-    let mut stays = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut stays = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let path = stage.host.path().to_path_buf();
-    let (tell, came) = std::sync::mpsc::channel();
-    std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
+    let (sender, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
     stays.expect(0, CommandKind::End);
     came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's forever");
     assert!(!stage.gone(), "it did not go in order");
@@ -318,7 +320,7 @@ fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
 #[test]
 fn a_device_ends_when_everything_was_answered_and_flushed() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let write = submit(&*device, Operation::Write, 0, vec![1; 512]);
     let host = stage.host.clone();
@@ -337,13 +339,13 @@ fn a_device_ends_when_everything_was_answered_and_flushed() {
         submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err().kind(),
         ErrorKind::Closed
     );
-    assert!(Puppet::come(stage.host.path(), "").err().unwrap().contains("ended"));
+    assert!(Puppet::connect(stage.host.path(), "").err().unwrap().contains("ended"));
 }
 
 #[test]
 fn a_driver_that_dies_at_the_end_leaves_the_rest_to_the_next_one() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
     driver.expect(0, CommandKind::Write);
     let host = stage.host.clone();
@@ -351,7 +353,7 @@ fn a_driver_that_dies_at_the_end_leaves_the_rest_to_the_next_one() {
     driver.expect(0, CommandKind::Flush);
     drop(driver);
     assert!(!stage.gone());
-    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    let mut next = Puppet::connect(stage.host.path(), "").unwrap();
     for kind in [CommandKind::Write, CommandKind::Flush] {
         let command = next.expect(0, kind);
         assert!(command.again);
@@ -366,15 +368,19 @@ fn a_driver_that_dies_at_the_end_leaves_the_rest_to_the_next_one() {
 #[test]
 fn a_driver_asks_for_the_end() {
     let stage = Stage::new("");
-    let driver = Puppet::come(stage.host.path(), SIZE).unwrap();
-    driver.say(ControlKind::Leave, "outcome=ended");
+    let driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
+    driver.send(ControlKind::Leave, "outcome=ended");
     assert_eq!(
-        stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None }),
+        stage.wait_for(|event| if let Event::EndAsked(why) = event {
+            Some(why.clone())
+        } else {
+            None
+        }),
         None
     );
-    driver.say(ControlKind::Leave, "outcome=failed message=broken");
-    let why =
-        stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None });
+    driver.send(ControlKind::Leave, "outcome=failed message=broken");
+    let why = stage
+        .wait_for(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None });
     assert_eq!(why.as_deref(), Some("broken"));
 }
 
@@ -382,7 +388,7 @@ fn a_driver_asks_for_the_end() {
 fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() {
     let fua = Flags { fua: true, ..Flags::default() };
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
     let command = driver.expect(0, CommandKind::Write);
     assert!(!command.fua);
@@ -393,7 +399,7 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
     assert!(write.wait().0.is_err(), "a flush that failed made nothing durable");
 
     let stage = Stage::new("can_fua=1");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
     let command = driver.expect(0, CommandKind::Write);
     assert!(command.fua);
@@ -401,7 +407,7 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
     write.wait().0.unwrap();
 
     let stage = Stage::new("can_flush=0");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
     let command = driver.expect(0, CommandKind::Write);
     driver.answer(0, command.number, 0);
@@ -413,14 +419,14 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
 fn a_durable_write_and_its_flush_are_done_by_the_same_driver() {
     let fua = Flags { fua: true, ..Flags::default() };
     let stage = Stage::new("");
-    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut first = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![7; 512], fua);
     let command = first.expect(0, CommandKind::Write);
     first.answer(0, command.number, 0);
     first.expect(0, CommandKind::Flush);
     drop(first);
     stage.gone();
-    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    let mut second = Puppet::connect(stage.host.path(), "").unwrap();
     let command = second.expect(0, CommandKind::Write);
     assert_eq!(
         (second.bytes(0, &command), command.again),
@@ -439,7 +445,7 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
     let fua = Flags { fua: true, ..Flags::default() };
     for given in ["", "can_fua=1", "mode=batch"] {
         let stage = Stage::new(&format!("{given} can_discard=1 can_write_zeroes=1"));
-        let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+        let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
         for (operation, kind) in [
             (Operation::WriteZeroes, CommandKind::WriteZeroes),
             (Operation::Discard, CommandKind::Discard),
@@ -459,7 +465,7 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
 #[test]
 fn no_more_commands_are_with_a_driver_than_it_takes() {
     let stage = Stage::new("queue_depth=2");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let asked: Vec<_> =
         (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
@@ -477,7 +483,7 @@ fn no_more_commands_are_with_a_driver_than_it_takes() {
 #[test]
 fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes() {
     let stage = Stage::new("mode=batch chunk_age_max_ms=0");
-    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut first = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let metadata: usize = first.welcome.parsed("metadata_bytes").unwrap();
     submit(&*device, Operation::Write, 512, vec![1; 1024]).wait().0.unwrap();
@@ -500,7 +506,7 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
     first.answer(0, new.number, 0);
     drop(first);
     assert!(!stage.gone());
-    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    let mut second = Puppet::connect(stage.host.path(), "").unwrap();
     let old = second.expect(0, CommandKind::Chunk);
     assert!(old.again);
     let bytes = second.bytes(0, &old);
@@ -521,7 +527,7 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
 #[test]
 fn a_failed_chunk_is_reported_to_every_flush_of_it_and_to_no_other() {
     let stage = Stage::new("mode=batch chunk_age_max_ms=0");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let flush = || submit(&*device, Operation::Flush, 0, Vec::new());
     let before = flush();
@@ -546,7 +552,7 @@ fn a_failed_chunk_is_reported_to_every_flush_of_it_and_to_no_other() {
 #[test]
 fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
     let stage = Stage::new("mode=batch weak_flush=1");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
     let chunk = driver.expect(0, CommandKind::Chunk);
@@ -562,7 +568,7 @@ fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
 #[test]
 fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
     let stage = Stage::new("");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
     let read = driver.expect(0, CommandKind::Read);
     assert_eq!((read.address, read.length), (512, 512));
@@ -574,7 +580,7 @@ fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
     driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
     let stage = Stage::new("byte_granular=1");
-    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
     let command = driver.expect(0, CommandKind::Write);
     assert_eq!((command.address, command.length), (700, 10));
@@ -587,5 +593,5 @@ fn a_name_has_one_host() {
     let stage = Stage::new("");
     let other = Host::start("disk", stage.host.path(), Facts::default(), Box::new(|_| ()));
     assert_eq!(other.err().unwrap().kind(), ErrorKind::InUse);
-    Puppet::come(stage.host.path(), SIZE).expect("the first one is unharmed");
+    Puppet::connect(stage.host.path(), SIZE).expect("the first one is unharmed");
 }

@@ -34,7 +34,7 @@ fn a_driver_without_threads_is_told_so_and_the_next_one_serves() {
 }
 
 /// The packets until the host has decided, the last of which is its decision.
-fn come(path: &Path, hello: Facts) -> (PacketSocket, Vec<Control>) {
+fn connect(path: &Path, hello: Facts) -> (PacketSocket, Vec<Control>) {
     let control = PacketSocket::connect(path).expect("it listens");
     let hello = Control::new(ControlKind::Hello, hello.with("protocol", 1));
     control.send(&hello.encode(), &[]).expect("it is there");
@@ -53,15 +53,15 @@ fn come(path: &Path, hello: Facts) -> (PacketSocket, Vec<Control>) {
 fn refuse_the_first_and_serve_the_second() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let given = Facts::default().with("hw_queues", 16).with("request_bytes_max", 4096);
-    let host = Host::start("disk", &path, given, Box::new(move |event| drop(tell.send(event))))
+    let host = Host::start("disk", &path, given, Box::new(move |event| drop(sender.send(event))))
         .expect("it listens");
 
     let unlimited = getrlimit(Resource::As);
     let limit = Rlimit { current: Some(ADDRESS_SPACE_BYTES), ..unlimited };
     setrlimit(Resource::As, limit).expect("a limit");
-    let (control, heard) = come(&path, Facts::default().with("size", 1 << 20));
+    let (control, heard) = connect(&path, Facts::default().with("size", 1 << 20));
     setrlimit(Resource::As, unlimited).expect("no limit");
     let refused = heard.last().expect("a decision");
     assert_eq!(refused.kind, ControlKind::Refused);
@@ -69,15 +69,15 @@ fn refuse_the_first_and_serve_the_second() {
     assert!(why.contains("cannot start a thread for a driver"), "{why}");
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     assert!(control.receive(&mut buffer).expect("no error").is_none(), "the connection ends");
-    let gone = hear.recv().expect("it is told");
+    let gone = receiver.recv().expect("it is told");
     assert!(matches!(gone, Event::Gone { in_order: false, .. }), "{gone:?}");
     assert_eq!(host.driver(), None);
 
-    let (_control, heard) = come(&path, Facts::default());
+    let (_control, heard) = connect(&path, Facts::default());
     assert_eq!(heard[0].facts.get("generation"), Some("1"), "the other one never served");
     assert_eq!(heard.last().map(|said| said.kind), Some(ControlKind::Attached));
-    let attached = hear.recv().expect("it is told");
+    let attached = receiver.recv().expect("it is told");
     assert!(matches!(attached, Event::Attached { generation: 1, .. }), "{attached:?}");
-    assert!(matches!(hear.recv(), Ok(Event::Declared)), "the doors can be opened");
+    assert!(matches!(receiver.recv(), Ok(Event::Declared)), "the doors can be opened");
     host.close();
 }

@@ -70,7 +70,7 @@ struct TestExchange {
     event: Event,
     buffer: Vec<u8>,
     world: Arc<World>,
-    tell: Sender<bool>,
+    sender: Sender<bool>,
 }
 
 impl Exchange for TestExchange {
@@ -95,7 +95,7 @@ impl Exchange for TestExchange {
         self.event.end = self.world.now();
         self.world.history.lock().push(self.event);
         // A submitter that has failed no longer receives.
-        let _ = self.tell.send(outcome.is_ok());
+        let _ = self.sender.send(outcome.is_ok());
     }
 }
 
@@ -110,7 +110,7 @@ fn values_of(bytes: &[u8]) -> Vec<u64> {
 /// Submits random requests on all queues, some concurrently, and waits for the last.
 fn submit(world: &Arc<World>, submitter: u64) {
     let mut dice = Dice::new(submitter * 7919 + 1);
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let mut outstanding = 0;
     for number in 0..REQUESTS {
         let length = 1 + dice.below(8);
@@ -131,14 +131,18 @@ fn submit(world: &Arc<World>, submitter: u64) {
             values: vec![id; length as usize],
         };
         let buffer = vec![0; bytes as usize];
-        let asked =
-            Box::new(TestExchange { event, buffer, world: Arc::clone(world), tell: tell.clone() });
+        let asked = Box::new(TestExchange {
+            event,
+            buffer,
+            world: Arc::clone(world),
+            sender: sender.clone(),
+        });
         let request =
             Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), asked);
         world.batch.submit_to(dice.below(QUEUES as u64) as usize, request);
         outstanding += 1;
         while outstanding > 0 && (outstanding == OUTSTANDING || number + 1 == REQUESTS) {
-            assert!(hear.recv().expect("every request ends"), "nothing fails");
+            assert!(receiver.recv().expect("every request ends"), "nothing fails");
             outstanding -= 1;
         }
     }
@@ -374,7 +378,7 @@ fn read_after_write(world: &World, history: &[&Event]) -> u64 {
     reads.filter(met).count() as u64
 }
 
-fn tell(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
+fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
     let options = BatchOptions {
         size: BLOCKS * BLOCK,
         hw_queues: QUEUES as u32,
@@ -476,7 +480,7 @@ fn threads_that_meet_in_every_hazard_see_one_order_of_writes_after_any_death() {
     let mut seen = BTreeMap::new();
     // With ample memory, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {
-        for (what, count) in tell(write_shm_size) {
+        for (what, count) in run_counted(write_shm_size) {
             *seen.entry(what).or_insert(0) += count;
         }
     }

@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::kept::{CHECKPOINT_VERSION, CutEntry, KeptBlock};
+use crate::kept_block::{CHECKPOINT_VERSION, CutEntry, KeptBlock};
 use crate::layout::{count_u32, layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};

@@ -2,11 +2,12 @@
 //! structure.
 //!
 //! Modules: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share;
-//! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept`], [`map_part`],
-//! [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`], [`transfer`],
-//! [`export_state`], [`newest_state`] are files on the local SSD; [`packed_write`] crosses the
-//! link; [`write_log`] is a foreign format. `docs/format/` has one page per structure, and a test
-//! compares the two. [`disk_image`] looks at the headers of foreign files, and has no page.
+//! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept_block`],
+//! [`map_part`], [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`],
+//! [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD; [`packed_write`]
+//! crosses the link; [`write_log`] is a foreign format. `docs/format/` has one page per structure,
+//! and a test compares the two. [`disk_image`] looks at the headers of foreign files, and has no
+//! page.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,
@@ -25,7 +26,7 @@ mod error;
 pub mod export_state;
 pub mod ids;
 pub mod journal;
-pub mod kept;
+pub mod kept_block;
 pub mod layout;
 pub mod link;
 pub mod map_part;

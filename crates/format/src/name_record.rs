@@ -43,7 +43,7 @@ pub enum NameStep {
     },
     /// It means the volume until the volume's word `word` deletes it; then the name is free.
     Ends {
-        /// The word that decides: see [`crate::kept::word_key`].
+        /// The word that decides: see [`crate::kept_block::word_key`].
         word: u64,
     },
     /// The name is free. This step prevents a move to this number from taking effect late.

@@ -53,7 +53,7 @@ pub enum Kind {
     ExportState = 17,
     /// [`crate::newest_state`]
     NewestState = 18,
-    /// [`crate::kept::Pin`]
+    /// [`crate::kept_block::Pin`]
     Pin = 10,
     /// [`crate::role`]
     Role = 11,

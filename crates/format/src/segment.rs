@@ -94,7 +94,7 @@ pub enum SegmentRole {
     Fence = 2,
     /// Live data of older segments, rewritten by garbage collection. Covers no journal positions.
     Moved = 3,
-    /// A user's order at this place of the log; its data is a [`crate::kept::Order`].
+    /// A user's order at this place of the log; its data is a [`crate::kept_block::Order`].
     Order = 4,
 }
 

@@ -125,7 +125,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match line.as_str() {
             "let-go" => {
                 let began = Instant::now();
-                door.quiesce(Duration::from_secs(5))?.let_go();
+                door.quiesce(Duration::from_secs(5))?.release();
                 println!("let go after {:?}", began.elapsed());
                 return Ok(());
             }

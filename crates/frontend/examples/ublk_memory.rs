@@ -174,7 +174,7 @@ fn swap(served: &mut [OpenDevice]) -> Result<()> {
     let began = Instant::now();
     let doors = quiesce(served)?;
     let quiet = began.elapsed();
-    doors.into_iter().for_each(|door| door.let_go());
+    doors.into_iter().for_each(|door| door.release());
     let gone = began.elapsed();
     for OpenDevice { door, options, device } in served {
         *door = UblkDoor::recover(door.id(), options.clone(), device.clone())?;
@@ -208,7 +208,7 @@ fn listen(served: &mut [OpenDevice]) -> Result<()> {
             }
             "swap" => swap(served)?,
             "leave" => {
-                quiesce(served)?.into_iter().for_each(|door| door.let_go());
+                quiesce(served)?.into_iter().for_each(|door| door.release());
                 println!("left");
                 return Ok(());
             }

@@ -5,7 +5,7 @@
 //! quiet door can be handed over to another process, which needs a few facts and the descriptors of
 //! the door.
 //!
-//! Invariants: until [`QuietDoor::let_go`], a door that was handed over can still resume, so a
+//! Invariants: until [`QuietDoor::release`], a door that was handed over can still resume, so a
 //! hand-off can be rolled back. Nothing but [`QuietDoor::resume`] resumes a quiet door: a process
 //! that fails in the middle of a hand-off must not serve what another may have. Not here: how the
 //! pieces travel between processes.
@@ -58,7 +58,7 @@ pub trait QuietDoor: Send {
 
     /// Releases everything that was handed over to its new owner, without ending any connection.
     /// The door has ended then.
-    fn let_go(self: Box<Self>);
+    fn release(self: Box<Self>);
 
     /// Accepts requests again.
     fn resume(self: Box<Self>);

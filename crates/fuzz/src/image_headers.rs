@@ -159,15 +159,15 @@ fn signs(image: &Sparse<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn look(image: &Sparse<'_>, format: Format) -> Result<Option<BackingFile>, Refusal> {
+fn backing_of(image: &Sparse<'_>, format: Format) -> Result<Option<BackingFile>, Refusal> {
     image.read_bytes.set(0);
     image.read_end.set(0);
     layer_below(image, format)
 }
 
 fn check(image: &Sparse<'_>, format: Format) {
-    let found = look(image, format);
-    let again = look(image, format);
+    let found = backing_of(image, format);
+    let again = backing_of(image, format);
     assert_eq!(format!("{again:?}"), format!("{found:?}"), "it finds the same each time");
     match &found {
         Ok(below) => {
@@ -211,7 +211,7 @@ fn check_below(image: &Sparse<'_>, file: &BackingFile) {
     image.fill(u64::from_be_bytes(image.head(8)), &mut said);
     assert_eq!(said, name, "the name is passed on as it is");
     let header = qcow2(file);
-    let again = look(&Sparse::of(1 << 16, &[(0, &header)]), Format::Qcow2);
+    let again = backing_of(&Sparse::of(1 << 16, &[(0, &header)]), Format::Qcow2);
     assert_eq!(again.ok().flatten().as_ref(), Some(file));
 }
 

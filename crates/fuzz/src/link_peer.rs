@@ -120,7 +120,7 @@ impl RawEnd {
         bytes
     }
 
-    fn say(&mut self, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
+    fn packet_of(&mut self, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
         let mut room = vec![0; PACKET_BYTES - HEADER_BYTES - TAIL_BYTES];
         let mut body = Body::new(&mut room);
         write(&mut body);
@@ -181,7 +181,7 @@ impl TestTarget {
         TestTarget { target, sender: wire.clone(), wire, clock }
     }
 
-    fn hear(&self, mut packet: Vec<u8>) {
+    fn receive(&self, mut packet: Vec<u8>) {
         self.target
             .receive(Arrival { sender: &self.sender, waker: None, peer: &STRANGER }, &mut packet);
         self.target.tick();
@@ -205,7 +205,7 @@ impl TestTarget {
             Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message)
                 .expect("a message");
         let mut mouth = RawEnd { connection: 0, number: 0 };
-        self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
+        self.receive(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
         let mut answers = self.wire.take();
         // After many hellos, the target demands proof that a sender receives at its address.
         if let Some((_, asked)) =
@@ -215,7 +215,7 @@ impl TestTarget {
                 Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
             // The target accepts few from one source in a period.
             self.clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
-            self.hear(mouth.packet(
+            self.receive(mouth.packet(
                 PacketKind::Retry,
                 0,
                 &[&cookie[..], &message[..bytes]].concat(),
@@ -228,12 +228,12 @@ impl TestTarget {
         let (_, payload) = welcome.expect("a hello is answered");
         mouth.connection = Welcome::decode(&payload).expect("a welcome").connection;
         let join = Word { kind: WordKind::Join, link: 0, packet_bytes: 1200, token: 9 };
-        self.hear(mouth.say(|body| assert!(body.word(&join))));
+        self.receive(mouth.packet_of(|body| assert!(body.word(&join))));
         let flags = OPEN_TAKE_OVER;
         let open = Command { address: 0, ..command(Operation::Open, 1, flags, 4) };
-        self.hear(
-            mouth.say(|body| assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))),
-        );
+        self.receive(mouth.packet_of(|body| {
+            assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))
+        }));
         mouth
     }
 
@@ -265,7 +265,7 @@ pub(crate) fn target(input: &[u8]) {
     );
     for (packet, later_ns) in mouth.pieces(input) {
         shown.clock.0.fetch_add(later_ns, Ordering::Relaxed);
-        shown.hear(packet);
+        shown.receive(packet);
         shown.wire.take();
     }
     // Another initiator takes the export over: a peer's bytes may end its own connection only
@@ -274,10 +274,12 @@ pub(crate) fn target(input: &[u8]) {
     let (status, opened) = shown.reply(1).expect("another is served all the same");
     assert_eq!((status, OpenAnswer::decode(&opened).map(|opened| opened.export)), (0, Ok(0)));
     let write = command(Operation::Write, 2, 0, 130);
-    shown.hear(other.say(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))));
+    shown.receive(
+        other.packet_of(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))),
+    );
     assert_eq!(shown.reply(2), Some((0, Vec::new())));
     let read = command(Operation::Read, 3, 0, 130);
-    shown.hear(other.say(|body| assert!(body.command(&read, 0, |_| ()))));
+    shown.receive(other.packet_of(|body| assert!(body.command(&read, 0, |_| ()))));
     assert_eq!(shown.reply(3), Some((0, vec![0x5a; 130])));
     // A connection keeps itself alive until it is closed.
     shown.target.close();
@@ -327,7 +329,7 @@ impl Asker {
         let security = Security::Insecure;
         let (_, bytes) = answer(&security, PROLOGUE, &hello.1[HEADER_BYTES..], greet, &mut message)
             .expect("its hello is good");
-        asker.hear(mouth.packet(PacketKind::Welcome, 0, &message[..bytes]));
+        asker.receive(mouth.packet(PacketKind::Welcome, 0, &message[..bytes]));
         asker.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
         asker.initiator.tick();
         let sent = asker.wire.take();
@@ -336,17 +338,17 @@ impl Asker {
             _ => None,
         });
         let joined = Word { kind: WordKind::Joined, ..join.expect("it joins") };
-        asker.hear(mouth.say(|body| assert!(body.word(&joined))));
+        asker.receive(mouth.packet_of(|body| assert!(body.word(&joined))));
         (asker, mouth)
     }
 
-    fn hear(&self, mut packet: Vec<u8>) {
+    fn receive(&self, mut packet: Vec<u8>) {
         self.initiator.receive(&STRANGER, &mut packet);
         self.initiator.tick();
     }
 
     fn open(&self, end: &mut RawEnd) -> RemoteDevice {
-        let asked = self.initiator.ask_open("disk", OpenMode::default());
+        let asked = self.initiator.request_open("disk", OpenMode::default());
         let sent = self.wire.take();
         let open = sent.iter().flat_map(parts).find_map(|part| match part {
             Part::Command(command, _) if command.operation == Operation::Open => Some(command),
@@ -370,7 +372,7 @@ impl Asker {
         let bytes = opened.encode();
         let length = bytes.len() as u32;
         let reply = Reply { slot: open.slot, sequence: open.sequence, status: 0, length };
-        self.hear(end.say(|body| {
+        self.receive(end.packet_of(|body| {
             assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
         }));
         let bytes = asked.poll().expect("the answer is there").expect("it is a good one");
@@ -396,15 +398,15 @@ pub(crate) fn initiator(input: &[u8]) {
     for (asks, length) in asked {
         let bytes = vec![0xc3; length as usize];
         let answers = answers.clone();
-        let hear = move |_, _| {
+        let on_outcome = move |_, _| {
             answers.fetch_add(1, Ordering::Relaxed);
         };
-        device.submit(Request::with_bytes(asks, 4096, Flags::default(), bytes, hear));
+        device.submit(Request::with_bytes(asks, 4096, Flags::default(), bytes, on_outcome));
     }
     asker.wire.take();
     for (packet, later_ns) in mouth.pieces(input) {
         asker.clock.0.fetch_add(later_ns, Ordering::Relaxed);
-        asker.hear(packet);
+        asker.receive(packet);
         asker.wire.take();
         assert!(answers.load(Ordering::Relaxed) <= asked.len(), "no request is answered twice");
     }

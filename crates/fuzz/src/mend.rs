@@ -6,7 +6,7 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
 use sawmill_format::{
-    cache_index, checkpoint, export_state, kept, map_part, name_record, newest_state, role,
+    cache_index, checkpoint, export_state, kept_block, map_part, name_record, newest_state, role,
     segment, transfer, volume_record,
 };
 
@@ -82,7 +82,7 @@ fn fixed_bytes(kind: Kind) -> usize {
         Kind::NameRecord => name_record::at::SIZE,
         Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
-        Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
+        Kind::Pin => kept_block::pin_at::SIZE - CRC_BYTES,
     }
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
         Kind::NewestState => bytes.truncate(newest_state::at::SIZE + CRC_BYTES),
-        Kind::Pin => bytes.truncate(kept::pin_at::SIZE),
+        Kind::Pin => bytes.truncate(kept_block::pin_at::SIZE),
     }
     match kind {
         // Sealed already: its checksum is at the end of its header, and not of the object.

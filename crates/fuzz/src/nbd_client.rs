@@ -49,8 +49,8 @@ thread_local! {
 fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>) -> T) -> T {
     let outcome = LISTENING.with(|listening| {
         std::thread::scope(|scope| {
-            let (go, hear) = sync_channel(1);
-            scope.spawn(move || say(&listening.listener, [first, then], &hear));
+            let (go, receiver) = sync_channel(1);
+            scope.spawn(move || send_bytes(&listening.listener, [first, then], &receiver));
             client(&listening.uri, go)
         })
     });
@@ -58,7 +58,7 @@ fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>
     outcome
 }
 
-fn say(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
+fn send_bytes(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
     let (mut stream, _) = listener.accept().expect("the client comes");
     // The client may have received enough at any time and closed.
     let _ = stream.write_all(said[0]);
@@ -107,14 +107,14 @@ fn handshake(style: Style, said: &[u8]) {
 
 /// Names of exports that the client accepts can be encoded again.
 fn names(said: &[u8]) {
-    let hear = |said: &[u8]| {
+    let receiver = |said: &[u8]| {
         served(said, &[], |uri, go| {
             drop(go);
             list(uri)
         })
     };
     for said in [said.to_vec(), mended_options(said, &[option::LIST])] {
-        let Ok(names) = hear(&said) else { continue };
+        let Ok(names) = receiver(&said) else { continue };
         // A byte that is not UTF-8 becomes three.
         assert!(names.iter().map(String::len).sum::<usize>() <= 3 * said.len());
         let mut again = greeting();
@@ -123,7 +123,7 @@ fn names(said: &[u8]) {
             push_option_reply(&mut again, option::LIST, reply::SERVER, &data);
         }
         push_option_reply(&mut again, option::LIST, reply::ACK, &[]);
-        let again = hear(&again);
+        let again = receiver(&again);
         // A name of bytes that are not UTF-8 may have become too long for a reply.
         let is_short = names.iter().all(|name| name.len() < 60 << 10);
         assert!(!is_short || again.is_ok_and(|again| again == names), "the same, said again");
@@ -215,20 +215,20 @@ fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
     let heard = served(&opening(style, &export), said, |uri, go| {
         let client = Client::connect(uri, style).expect("all is agreed on");
         assert_eq!(*client.export(), export);
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         for (place, command) in asked().iter().enumerate() {
-            let tell = tell.clone();
+            let sender = sender.clone();
             client.submit_then(command, move |outcome| {
                 // A failed check has ended the receiver.
-                let _ = tell.send((place, outcome));
+                let _ = sender.send((place, outcome));
             });
         }
         // Without the sender, the server goes on. Without this copy, the receiver ends with the
         // last listener.
-        drop((tell, go));
+        drop((sender, go));
         let mut heard: [Option<Outcome>; 7] = Default::default();
         loop {
-            match hear.recv_timeout(HANG) {
+            match receiver.recv_timeout(HANG) {
                 Ok((place, outcome)) => {
                     assert!(heard[place].replace(outcome).is_none(), "a request has one outcome");
                 }
@@ -244,7 +244,7 @@ fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
 
 /// The client's result of an answer is what the server sent.
 fn answers(style: Style, said: &[u8]) {
-    let told = told(style, said);
+    let told = decoded(style, said);
     for (outcome, told) in outcomes(style, said).into_iter().zip(told) {
         match outcome {
             Ok(reply) => {
@@ -271,7 +271,7 @@ struct ServerReply {
 }
 
 /// The server's bytes, decoded as far as they are valid.
-fn told(style: Style, said: &[u8]) -> Vec<ServerReply> {
+fn decoded(style: Style, said: &[u8]) -> Vec<ServerReply> {
     let nothing = |command: &Command| ServerReply {
         bytes: vec![None; bytes_asked(command)],
         extents: Vec::new(),

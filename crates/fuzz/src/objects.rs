@@ -12,7 +12,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
 };
-use sawmill_format::kept::{self, Order, Pin};
+use sawmill_format::kept_block::{self, Order, Pin};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{
     MapExtent, PartIdentity, decode_part, encode_part, part_first_address,
@@ -255,8 +255,8 @@ fn record(bytes: &[u8]) {
 }
 
 fn pin(bytes: &[u8]) {
-    let volume_id = volume_at(bytes, kept::pin_at::VOLUME_ID);
-    let slot = u64_at(bytes, kept::pin_at::SLOT).unwrap_or(0);
+    let volume_id = volume_at(bytes, kept_block::pin_at::VOLUME_ID);
+    let slot = u64_at(bytes, kept_block::pin_at::SLOT).unwrap_or(0);
     let Ok(value) = Pin::decode(bytes, volume_id, slot) else { return };
     assert_eq!(value.encode(), bytes);
     assert!(Pin::decode(bytes, volume_id, slot ^ 1).is_err());

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use sawmill_format::checkpoint::{self, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{pin_at, pin_key};
+use sawmill_format::kept_block::{pin_at, pin_key};
 use sawmill_format::map_part::{self, PartIdentity, part_key};
 use sawmill_format::name_record::{self, name_key};
 use sawmill_format::preamble::Kind;

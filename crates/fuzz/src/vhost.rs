@@ -120,24 +120,29 @@ fn guest(bytes: &[u8]) {
     let (kick, call) = (event(), event());
     connected(|stream| {
         let none: &[BorrowedFd<'_>] = &[];
-        say(stream, 2, &[FEATURES], none);
+        send_message(stream, 2, &[FEATURES], none);
         // One region, at address zero for guest and frontend.
-        say(stream, 5, &[1, 0, GUEST_BYTES, 0, 0], &[memory.as_fd()]);
-        say(stream, 8, &[u64::from(QUEUE_SIZE) << 32], none);
-        say(stream, 9, &[0, 0, USED_AT, AVAILABLE_AT as u64, 0], none);
-        say(stream, 10, &[0], none);
-        say(stream, 13, &[0], &[call.as_fd()]);
-        say(stream, 18, &[1 << 32], none);
-        say(stream, 12, &[0], &[kick.as_fd()]);
+        send_message(stream, 5, &[1, 0, GUEST_BYTES, 0, 0], &[memory.as_fd()]);
+        send_message(stream, 8, &[u64::from(QUEUE_SIZE) << 32], none);
+        send_message(stream, 9, &[0, 0, USED_AT, AVAILABLE_AT as u64, 0], none);
+        send_message(stream, 10, &[0], none);
+        send_message(stream, 13, &[0], &[call.as_fd()]);
+        send_message(stream, 18, &[1 << 32], none);
+        send_message(stream, 12, &[0], &[kick.as_fd()]);
         // Stops the queue: the answer comes after the answers to all requests that the queue took.
-        say(stream, 11, &[0], none);
+        send_message(stream, 11, &[0], none);
         let mut answer = [0; 20];
         (&mut &*stream).read_exact(&mut answer).expect("the queue stops");
     });
 }
 
 /// A message with its descriptors.
-fn say(stream: &UnixStream, request: u32, payload: &[u64], descriptors: &[BorrowedFd<'_>]) {
+fn send_message(
+    stream: &UnixStream,
+    request: u32,
+    payload: &[u64],
+    descriptors: &[BorrowedFd<'_>],
+) {
     let head = [request, 1, 8 * payload.len() as u32];
     let head = head.iter().flat_map(|field| field.to_ne_bytes());
     let bytes: Vec<u8> = head.chain(payload.iter().flat_map(|word| word.to_ne_bytes())).collect();

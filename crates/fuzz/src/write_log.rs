@@ -47,10 +47,10 @@ thread_local! {
 
 /// A log as it is, and with its superblock and entries corrected.
 pub(crate) fn run(bytes: &[u8]) {
-    look(bytes);
+    check_log(bytes);
     let mended = mended(bytes);
     if mended != bytes {
-        look(&mended);
+        check_log(&mended);
     }
 }
 
@@ -83,7 +83,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn look(bytes: &[u8]) {
+fn check_log(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(superblock.encode(), bytes[..superblock_at::SIZE], "it has one encoding");
         assert!(SECTOR_BYTES_RANGE.contains(&superblock.sector_bytes));

@@ -171,7 +171,7 @@ fn load(options: &Options) -> Result<()> {
         Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
     let attached = InitiatorThreads::new(initiator, &addresses)?;
     let initiator = attached.initiator();
-    let answer = initiator.ask_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
+    let answer = initiator.request_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
     let device = initiator.opened(EXPORT, OpenMode::default(), &answer)?;
     let all_open = Instant::now() + PATIENCE;
     while initiator.status().links.iter().any(|link| !link.open) {

@@ -209,7 +209,7 @@ impl<R: Role> Connection<R> {
         if asks {
             link.receive_half.lock().owe(now);
         }
-        link.output.lock().send_half.heard(now);
+        link.output.lock().send_half.packet_received(now);
         Ok(PacketOutcome::Taken)
     }
 
@@ -411,7 +411,7 @@ impl<R: Role> Connection<R> {
             let mut outgoing = link.output.lock();
             let asks = outgoing.send_half.tick(now, |piece| self.again(piece));
             outgoing.ping |= asks && outgoing.open;
-            outgoing.see(now);
+            outgoing.update_time(now);
         }
         self.pump(now);
         let is_due = |link: &Link| link.receive_half.lock().due_ns().is_some_and(|due| due <= now);
@@ -547,7 +547,7 @@ impl LinkOutput {
         FlushOutcome::All
     }
 
-    fn see(&mut self, now: u64) {
+    fn update_time(&mut self, now: u64) {
         let seen = (self.open, self.send_half.is_silent());
         if seen != self.seen {
             (self.seen, self.seen_since_ns) = (seen, now);

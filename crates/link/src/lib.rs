@@ -3,7 +3,7 @@
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
 //! handshake, sealed packets), `path` (one link: what is in flight, what was received),
-//! `connection` (puts packets on the least loaded link), `going` (what a slot has to send),
+//! `connection` (puts packets on the least loaded link), `unsent_parts` (what a slot has to send),
 //! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one
 //! request).
@@ -20,10 +20,9 @@ pub mod cache;
 pub mod carrier;
 pub mod clock;
 mod connection;
-mod going;
 mod grains;
 pub mod initiator;
-mod packed;
+mod packed_device;
 mod path;
 mod ready;
 pub mod session;
@@ -32,10 +31,11 @@ mod status;
 mod streams;
 pub mod target;
 pub mod threads;
+mod unsent_parts;
 
 use std::borrow::Cow;
 
-pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpacker};
+pub use packed_device::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpacker};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 pub use status::{kind_of, status_of};

@@ -120,12 +120,12 @@ impl Client {
     /// Sends a command.
     #[must_use]
     pub fn submit(&self, command: &Command) -> PendingReply {
-        let (tell, hear) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         self.submit_then(command, move |outcome| {
             // The caller may have dropped the receiver.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         });
-        PendingReply(hear)
+        PendingReply(receiver)
     }
 
     /// Sends a command and waits for its answer.
@@ -210,7 +210,7 @@ struct ReplyReader {
 impl ReplyReader {
     fn run(mut self) {
         let why = loop {
-            if let Err(why) = self.hear() {
+            if let Err(why) = self.receive_reply() {
                 break why;
             }
         };
@@ -228,11 +228,11 @@ impl ReplyReader {
         }
     }
 
-    fn hear(&mut self) -> io::Result<()> {
+    fn receive_reply(&mut self) -> io::Result<()> {
         match read_u32(&mut self.socket)? {
             // In every style: after structured replies were agreed on, only data must come in
             // chunks.
-            SIMPLE_REPLY_MAGIC => self.hear_simple(),
+            SIMPLE_REPLY_MAGIC => self.receive_simple(),
             STRUCTURED_REPLY_MAGIC if self.style == Style::Structured => {
                 let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
                 let cookie = read_u64(&mut self.socket)?;
@@ -271,7 +271,7 @@ impl ReplyReader {
         read_bytes(&mut self.socket, length as usize)
     }
 
-    fn hear_simple(&mut self) -> io::Result<()> {
+    fn receive_simple(&mut self) -> io::Result<()> {
         let error = read_u32(&mut self.socket)?;
         let cookie = read_u64(&mut self.socket)?;
         let mut waiting = self.take(cookie)?;
@@ -351,14 +351,14 @@ mod tests {
             (Style::Structured, [&chunk.concat()[..], &[0; 4]].concat()),
         ] {
             let (client, mut far) = connected(style);
-            let (tell, hear) = sync_channel(2);
+            let (sender, receiver) = sync_channel(2);
             client.submit_then(&Command::Read { offset: 0, length: 512 }, move |outcome| {
-                tell.send(outcome).unwrap();
+                sender.send(outcome).unwrap();
             });
             far.write_all(&said).unwrap();
             far.shutdown(std::net::Shutdown::Write).unwrap();
-            assert_eq!(hear.recv(), Ok(Err(Failure::Gone)), "{style:?}");
-            assert!(hear.recv().is_err(), "it has one outcome");
+            assert_eq!(receiver.recv(), Ok(Err(Failure::Gone)), "{style:?}");
+            assert!(receiver.recv().is_err(), "it has one outcome");
         }
     }
 

@@ -125,12 +125,12 @@ struct Replies<'a> {
 impl<'a> Replies<'a> {
     /// Sends the option; the replies are yet to be received.
     fn to(socket: &'a mut Socket, option: u32, data: &[u8]) -> io::Result<Self> {
-        ask(socket, option, data)?;
+        send_option(socket, option, data)?;
         Ok(Replies { socket, option, left: REPLIES_BYTES_MAX })
     }
 
     fn next(&mut self) -> io::Result<OptionReply> {
-        let reply = hear(self.socket, self.option)?;
+        let reply = receive_reply(self.socket, self.option)?;
         let left = self.left.checked_sub(REPLY_HEAD_BYTES + reply.payload.len() as u64);
         self.left = left.ok_or_else(|| {
             let option = self.option;
@@ -155,13 +155,13 @@ fn greet(socket: &mut Socket) -> io::Result<()> {
     socket.write_all(&u32::from(taken).to_be_bytes())
 }
 
-fn ask(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
+fn send_option(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
     let mut message = Vec::with_capacity(16 + data.len());
     push_option(&mut message, option, data);
     socket.write_all(&message)
 }
 
-fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
+fn receive_reply(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
     if read_u64(socket)? != OPTION_REPLY_MAGIC {
         return Err(violation("an option was answered with a wrong magic"));
     }
@@ -199,7 +199,7 @@ pub fn list(uri: &str) -> io::Result<Vec<String>> {
             other => return Err(violation(format!("the list was answered with {other:#x}"))),
         }
     }
-    ask(&mut socket, option::ABORT, &[])?;
+    send_option(&mut socket, option::ABORT, &[])?;
     Ok(names)
 }
 
@@ -221,7 +221,7 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
             )));
         }
         // Before the export is chosen: afterwards there are no options.
-        export.allocation_context = ask_for_allocation(socket, name)?;
+        export.allocation_context = request_allocation(socket, name)?;
     }
     let wanted = info_request(name, &[info::BLOCK_SIZE]);
     let mut replies = Replies::to(socket, option::GO, &wanted)?;
@@ -260,7 +260,7 @@ fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<u16> {
     Ok(about)
 }
 
-fn ask_for_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>> {
+fn request_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>> {
     let wanted = meta_request(name, &[BASE_ALLOCATION]);
     let mut replies = Replies::to(socket, option::SET_META_CONTEXT, &wanted)?;
     let mut context = None;

@@ -16,7 +16,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 
-use crate::config::{Places, VolumeAddress};
+use crate::config::{Paths, VolumeAddress};
 use crate::folders::make_volume_folder;
 use crate::sizes::JournalSize;
 use crate::{control, memory, seen, wiring};
@@ -70,7 +70,7 @@ impl Attach {
     /// with everything stored.
     pub(crate) fn at_rest<T>(
         &self,
-        places: &Places,
+        paths: &Paths,
         address: &VolumeAddress,
         act: impl FnOnce(&Arc<Volume>) -> Result<T>,
     ) -> Result<T> {
@@ -83,7 +83,7 @@ impl Attach {
             staging_folder: PathBuf::new(),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
-        let attached = AttachedVolume::open(places, address, &record, options)?;
+        let attached = AttachedVolume::open(paths, address, &record, options)?;
         let done = act(&attached.volume);
         // After a failure too: what the volume has accepted must be stored.
         let closed = attached.close();
@@ -96,7 +96,7 @@ impl AttachToWrite {
     /// Attaches for writing.
     pub(crate) fn open(
         &self,
-        places: &Places,
+        paths: &Paths,
         address: &VolumeAddress,
         record: &VolumeRecord,
         no_fencing: bool,
@@ -105,7 +105,7 @@ impl AttachToWrite {
             Some(path) => path.clone(),
             None => {
                 let id = record.volume_id.to_string();
-                places.volume_folder(&id, &address.store_url)?.join("journal")
+                paths.volume_folder(&id, &address.store_url)?.join("journal")
             }
         };
         let size = JournalSize::new(self.journal_bytes, &path, 1);
@@ -116,21 +116,21 @@ impl AttachToWrite {
             segment_age_max: Duration::from_secs(1),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
-        AttachedVolume::open(places, address, record, options)
+        AttachedVolume::open(paths, address, record, options)
     }
 }
 
 impl AttachedVolume {
     /// Attaches with `options`; without a journal path in them, with the volume's usual journal.
     fn open(
-        places: &Places,
+        paths: &Paths,
         address: &VolumeAddress,
         record: &VolumeRecord,
         mut options: OpenOptions,
     ) -> Result<AttachedVolume> {
         // Only the owner may read a journal.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-        let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+        let folder = paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
         // Before the attach, which would fence that server and fail its users.
         refuse_served(&folder, &address.name)?;
         make_volume_folder(&folder, &address.store_url)?;
@@ -179,8 +179,8 @@ impl AttachedVolume {
 }
 
 /// The folder and the process of a volume that this machine serves for writing.
-pub(crate) fn served(places: &Places, address: &VolumeAddress) -> Result<Option<(PathBuf, u32)>> {
-    let served = control::served(&places.state_folder()?, address)?;
+pub(crate) fn served(paths: &Paths, address: &VolumeAddress) -> Result<Option<(PathBuf, u32)>> {
+    let served = control::served(&paths.state_folder()?, address)?;
     let writes = served.filter(|(folder, _)| folder.join(control::WRITER_SOCKET).exists());
     Ok(writes.map(|(folder, process)| (folder, process.pid)))
 }
@@ -201,27 +201,27 @@ pub(crate) fn refuse_served(folder: &Path, name: &str) -> Result<()> {
 /// this machine, or everything that is stored. `cut` also allows a cut that may lack the newest
 /// accepted writes.
 pub(crate) fn open_cut(
-    places: &Places,
+    paths: &Paths,
     address: &VolumeAddress,
     cut: bool,
 ) -> Result<(Arc<Volume>, VolumeRecord)> {
     let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
     let record = sawmill_volume::find(&*store, &address.name)?;
-    let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    let folder = paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     match control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next()) {
         Some(volume) if !volume.read_only => {
             // The cut comes from the store, which may lack what the server has accepted.
             control::wait(&folder, &address.name, "stored", None)?;
         }
         _ if cut => {}
-        _ => demand_clean(&*store, address, &record)?,
+        _ => require_clean(&*store, address, &record)?,
     }
     let options = OpenOptions { read_only: true, ..OpenOptions::new(PathBuf::new()) };
     let volume = Volume::open(store, &address.name, options).map_err(Failure::from);
     Ok((volume.map_err(|failure| failure.of_volume(&address.name))?, record))
 }
 
-fn demand_clean(
+fn require_clean(
     store: &dyn ObjectStore,
     address: &VolumeAddress,
     record: &VolumeRecord,

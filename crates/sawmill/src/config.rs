@@ -37,7 +37,7 @@ const EXPORTS_FOLDER: &str = "exports";
 
 /// The variables of the process environment that determine places.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct Paths {
     /// `SAWMILL_STORE`.
     pub(crate) store: Option<String>,
     /// `HOME`.
@@ -71,12 +71,12 @@ impl VolumeAddress {
     }
 }
 
-impl Places {
+impl Paths {
     /// Reads the environment. Relative XDG paths are ignored, as their specification says.
     pub(crate) fn from_environment() -> Self {
         let absolute =
             |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
-        Places {
+        Paths {
             store: env::var(STORE_VARIABLE).ok().filter(|url| !url.is_empty()),
             home: absolute("HOME"),
             data_home: absolute("XDG_DATA_HOME"),
@@ -87,7 +87,7 @@ impl Places {
 
     /// The same places with another default store, if one is given.
     pub(crate) fn with_store(self, store: Option<String>) -> Self {
-        Places { store: store.filter(|url| !url.is_empty()).or(self.store), ..self }
+        Paths { store: store.filter(|url| !url.is_empty()).or(self.store), ..self }
     }
 
     /// The store that plain names are looked up in.
@@ -235,84 +235,84 @@ pub(crate) fn file_url(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn places() -> Places {
-        Places { home: Some("/home/ada".into()), ..Places::default() }
+    fn paths() -> Paths {
+        Paths { home: Some("/home/ada".into()), ..Paths::default() }
     }
 
     #[test]
     fn a_plain_name_is_in_the_default_store() {
-        let address = places().resolve("disk1").unwrap();
+        let address = paths().resolve("disk1").unwrap();
         assert_eq!(address.store_url, "file:///home/ada/.local/share/sawmill/store");
         assert_eq!(address.name, "disk1");
-        let elsewhere = Places { store: Some("s3://bucket/disks".into()), ..places() };
+        let elsewhere = Paths { store: Some("s3://bucket/disks".into()), ..paths() };
         assert_eq!(elsewhere.resolve("disk1").unwrap().store_url, "s3://bucket/disks");
     }
 
     #[test]
     fn xdg_folders_come_before_home() {
-        let places =
-            Places { data_home: Some("/d".into()), state_home: Some("/s".into()), ..places() };
-        assert_eq!(places.default_store().unwrap(), "file:///d/sawmill/store");
-        assert_eq!(places.cache_path().unwrap(), Path::new("/s/sawmill/cache"));
-        assert_eq!(places.volume_folder("ab", "s3://b").unwrap(), Path::new("/s/sawmill/ab"));
-        assert_eq!(places.nbd_socket().unwrap(), Path::new("/s/sawmill/nbd.sock"));
+        let paths =
+            Paths { data_home: Some("/d".into()), state_home: Some("/s".into()), ..paths() };
+        assert_eq!(paths.default_store().unwrap(), "file:///d/sawmill/store");
+        assert_eq!(paths.cache_path().unwrap(), Path::new("/s/sawmill/cache"));
+        assert_eq!(paths.volume_folder("ab", "s3://b").unwrap(), Path::new("/s/sawmill/ab"));
+        assert_eq!(paths.nbd_socket().unwrap(), Path::new("/s/sawmill/nbd.sock"));
     }
 
     #[test]
     fn a_volume_and_its_replica_have_folders_of_their_own() {
         let state = tempfile::tempdir().unwrap();
-        let places = Places { state_home: Some(state.path().into()), ..places() };
-        let first = places.volume_folder("ab", "s3://one").unwrap();
+        let paths = Paths { state_home: Some(state.path().into()), ..paths() };
+        let first = paths.volume_folder("ab", "s3://one").unwrap();
         crate::folders::make_volume_folder(&first, "s3://one").unwrap();
-        let second = places.volume_folder("ab", "s3://two").unwrap();
+        let second = paths.volume_folder("ab", "s3://two").unwrap();
         assert_ne!(first, second);
         crate::folders::make_volume_folder(&second, "s3://two").unwrap();
-        assert_eq!(places.volume_folder("ab", "s3://one/").unwrap(), first);
-        assert_eq!(places.volume_folder("ab", "s3://two/").unwrap(), second);
+        assert_eq!(paths.volume_folder("ab", "s3://one/").unwrap(), first);
+        assert_eq!(paths.volume_folder("ab", "s3://two/").unwrap(), second);
         // A folder from an earlier version names no store, and is found.
         std::fs::remove_file(first.join(STORE_FILE)).unwrap();
-        assert_eq!(places.volume_folder("ab", "s3://one").unwrap(), first);
+        assert_eq!(paths.volume_folder("ab", "s3://one").unwrap(), first);
     }
 
     #[test]
     fn a_url_names_store_and_volume() {
-        let address = places().resolve("file:///srv/sawmill/disk1").unwrap();
+        let address = paths().resolve("file:///srv/sawmill/disk1").unwrap();
         assert_eq!(address.name, "disk1");
         assert!(address.store_url.starts_with("file:///srv/sawmill"), "{address:?}");
-        let address = places().resolve("s3://bucket/prefix/disk1").unwrap();
+        let address = paths().resolve("s3://bucket/prefix/disk1").unwrap();
         assert_eq!(address.name, "disk1");
         assert!(address.store_url.starts_with("s3://bucket/prefix"), "{address:?}");
     }
 
     #[test]
     fn a_cut_follows_the_name() {
-        let address = places().resolve_cut("file:///srv/a@b/disk1@2026-11-21T10:00:00Z").unwrap();
+        let address = paths().resolve_cut("file:///srv/a@b/disk1@2026-11-21T10:00:00Z").unwrap();
         assert_eq!(
             (address.name.as_str(), address.shown().as_str()),
             ("disk1", "disk1@2026-11-21T10:00:00Z")
         );
         assert!(matches!(address.cut, Some((_, Cut::Time(_)))));
-        assert_eq!(places().resolve_cut("disk1").unwrap().cut, None);
-        assert!(places().resolve_cut("disk1@").is_err());
+        assert_eq!(paths().resolve_cut("disk1").unwrap().cut, None);
+        assert!(paths().resolve_cut("disk1@").is_err());
     }
 
     #[test]
     fn a_path_is_refused_with_the_url_to_write() {
-        let error = places().resolve("./disks/disk1").unwrap_err().to_string();
+        let error = paths().resolve("./disks/disk1").unwrap_err().to_string();
         assert!(error.contains("file:///"), "{error}");
     }
 
     #[test]
     fn names_that_no_volume_can_have_are_refused() {
         for name in ["", ".hidden", "a b", "disk*", &"x".repeat(129)] {
-            let error = places().resolve(name).unwrap_err();
+            let error = paths().resolve(name).unwrap_err();
             assert!(error.to_string().contains("is not a valid name"), "{error}");
         }
     }
 
     #[test]
     fn without_a_home_the_error_names_what_to_set() {
-        let error = Places::default().state_folder().unwrap_err().to_string();
+        let error = Paths::default().state_folder().unwrap_err().to_string();
         assert!(error.contains("HOME") && error.contains("XDG_STATE_HOME"), "{error}");
     }
 

@@ -25,7 +25,7 @@ use sawmill_sys::AlignedBytes;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Requests of a file that are in flight at a time.
-const THREADS: usize = 8;
+const REQUESTS_IN_FLIGHT_MAX: usize = 8;
 
 /// The longest read or write of a file without a door's geometry.
 const REQUEST_BYTES_MAX: u32 = 4 << 20;
@@ -152,7 +152,7 @@ impl Threads {
     fn start(file: File, geometry: Geometry) -> Result<Self> {
         let (queue, file) = (Arc::<Queue>::default(), Arc::new(file));
         let mut all = Threads { geometry, queue, threads: Vec::new() };
-        for _ in 0..THREADS {
+        for _ in 0..REQUESTS_IN_FLIGHT_MAX {
             let (queue, file) = (Arc::clone(&all.queue), Arc::clone(&file));
             let started =
                 std::thread::Builder::new().name("file".into()).spawn(move || queue.work(&file));

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::config::Places;
+use crate::config::Paths;
 use crate::memory;
 use crate::sizes::{self, nearest_existing};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -40,11 +40,11 @@ impl Finding {
 }
 
 /// Runs all checks.
-pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
-    let state = places.state_folder()?;
+pub(crate) fn examine(paths: &Paths) -> Result<Vec<Finding>> {
+    let state = paths.state_folder()?;
     let free = sizes::free_bytes(&state);
     let journal = sizes::journal(free, 1, JOURNAL_BYTES_MIN);
-    let cache_path = places.cache_path()?;
+    let cache_path = paths.cache_path()?;
     let cache = sizes::cache_of(&cache_path, None);
     let cache_says = if cache_path.exists() { "the" } else { "a new" };
     Ok(vec![

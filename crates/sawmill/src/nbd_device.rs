@@ -74,7 +74,8 @@ impl BlockDevice for NbdDevice {
             }
         };
         let size_bytes = self.geometry.size_bytes;
-        self.client.submit_then(&command, move |outcome| hear(request, size_bytes, outcome));
+        self.client
+            .submit_then(&command, move |outcome| complete_request(request, size_bytes, outcome));
     }
 }
 
@@ -88,7 +89,7 @@ pub(crate) fn kind_of(errno: u32) -> ErrorKind {
     }
 }
 
-fn hear(
+fn complete_request(
     mut request: Request,
     size_bytes: u64,
     outcome: Result<sawmill_nbd_client::Reply, NbdFailure>,

@@ -6,7 +6,7 @@
 use sawmill_volume::{Undo, Volume};
 
 use crate::attach::{Attach, served};
-use crate::config::{Places, VolumeAddress};
+use crate::config::{Paths, VolumeAddress};
 use crate::control;
 use crate::control::protocol::{ChangeReply, ControlRequest, Past};
 use sawmill_console::exit::{Failure, Result};
@@ -26,18 +26,18 @@ impl Past {
 /// Carries out an order in the process that serves the volume, or by attaching the volume. Returns
 /// the snapshot of the state before a rollback.
 pub(crate) fn order(
-    places: &Places,
+    paths: &Paths,
     address: &VolumeAddress,
     attach: &Attach,
     past: &Past,
 ) -> Result<Option<String>> {
-    if let Some((folder, _)) = served(places, address)?
+    if let Some((folder, _)) = served(paths, address)?
         && let Some(ChangeReply { undo }) =
-            control::ask_writer(&folder, &ControlRequest::Past(past.clone()))?
+            control::query_writer(&folder, &ControlRequest::Past(past.clone()))?
     {
         return Ok(undo);
     }
     let undo =
-        attach.at_rest(places, address, |volume| past.carry_out(volume).map_err(Failure::from))?;
+        attach.at_rest(paths, address, |volume| past.carry_out(volume).map_err(Failure::from))?;
     Ok(undo.map(|undo| undo.snapshot))
 }

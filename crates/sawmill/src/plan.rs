@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use sawmill_frontend::nbd::Budget;
 use sawmill_volume::OpenOptions;
 
-use crate::config::{Places, VolumeAddress};
+use crate::config::{Paths, VolumeAddress};
 use crate::doors::plan::DoorPlan;
 use crate::sizes::JournalSize;
 use sawmill_console::exit::Result;
@@ -53,22 +53,17 @@ pub(crate) enum JournalPlan {
 
 impl JournalPlan {
     /// A path on the disk that the journals are on.
-    pub(crate) fn place(&self, places: &Places) -> Result<PathBuf> {
+    pub(crate) fn place(&self, paths: &Paths) -> Result<PathBuf> {
         match self {
-            JournalPlan::State => places.state_folder(),
+            JournalPlan::State => paths.state_folder(),
             JournalPlan::At(path) | JournalPlan::Folder(path) => Ok(path.clone()),
         }
     }
 
     /// The journal of one volume.
-    pub(crate) fn path(
-        &self,
-        places: &Places,
-        volume_id: &str,
-        store_url: &str,
-    ) -> Result<PathBuf> {
+    pub(crate) fn path(&self, paths: &Paths, volume_id: &str, store_url: &str) -> Result<PathBuf> {
         match self {
-            JournalPlan::State => Ok(places.volume_folder(volume_id, store_url)?.join("journal")),
+            JournalPlan::State => Ok(paths.volume_folder(volume_id, store_url)?.join("journal")),
             JournalPlan::At(path) => Ok(path.clone()),
             JournalPlan::Folder(folder) => Ok(folder.join(format!("{volume_id}.journal"))),
         }

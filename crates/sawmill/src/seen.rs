@@ -15,7 +15,7 @@ use sawmill_format::ids::VolumeId;
 use sawmill_volume::{Age, NewestState, RealWorld, Volume, World, age_of};
 use serde::Serialize;
 
-use crate::config::{Places, STORE_FILE};
+use crate::config::{Paths, STORE_FILE};
 use crate::durable;
 use crate::moment::human_time;
 use sawmill_console::exit::{Failure, Result};
@@ -90,13 +90,13 @@ pub(crate) struct OtherStore {
 }
 
 /// The other stores in which this machine knows a volume.
-pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -> Vec<OtherStore> {
-    let Ok(Ok(folders)) = places.state_folder().map(fs::read_dir) else { return Vec::new() };
+pub(crate) fn elsewhere(paths: &Paths, volume_id: VolumeId, store_url: &str) -> Vec<OtherStore> {
+    let Ok(Ok(folders)) = paths.state_folder().map(fs::read_dir) else { return Vec::new() };
     let (id, here) = (volume_id.to_string(), store_url.trim_end_matches('/'));
     let folders = folders.flatten().filter(|entry| {
         let name = entry.file_name();
         let rest = name.to_str().and_then(|name| name.strip_prefix(&id));
-        // A replica's folder has its store behind the id (`Places::volume_folder`).
+        // A replica's folder has its store behind the id (`Paths::volume_folder`).
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     });
     let mut found: Vec<OtherStore> = folders
@@ -114,12 +114,12 @@ pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -
 
 /// Remarks about a volume in `store_url` whose log ends there with `end`: an epoch and a segment.
 pub(crate) fn remarks(
-    places: &Places,
+    paths: &Paths,
     volume_id: VolumeId,
     store_url: &str,
     end: Option<(u64, u64)>,
 ) -> Vec<String> {
-    let folder = places.volume_folder(&volume_id.to_string(), store_url).ok();
+    let folder = paths.volume_folder(&volume_id.to_string(), store_url).ok();
     let seen = folder.and_then(|folder| of(&folder, volume_id)).zip(end);
     let older =
         seen.filter(|(seen, (epoch, sequence))| age_of(seen, *epoch, *sequence) == Age::Older);
@@ -133,7 +133,7 @@ pub(crate) fn remarks(
             seen.stored_sequence
         )
     });
-    let others = elsewhere(places, volume_id, store_url).into_iter().map(|other| {
+    let others = elsewhere(paths, volume_id, store_url).into_iter().map(|other| {
         let when = match (other.epoch, other.seen_unix_ms) {
             (Some(epoch), Some(at)) => format!(
                 ", attached there in epoch {epoch} until \
@@ -165,10 +165,10 @@ mod tests {
     #[test]
     fn an_older_store_and_the_same_volume_elsewhere_are_reported() {
         let state = tempfile::tempdir().unwrap();
-        let places = Places { state_home: Some(state.path().into()), ..Places::default() };
-        let told = |store: &str, end| remarks(&places, ID, store, Some(end));
+        let paths = Paths { state_home: Some(state.path().into()), ..Paths::default() };
+        let told = |store: &str, end| remarks(&paths, ID, store, Some(end));
         assert!(told("file:///one", (7, 9)).is_empty(), "nothing was seen yet");
-        let one = places.volume_folder(&ID.to_string(), "file:///one").unwrap();
+        let one = paths.volume_folder(&ID.to_string(), "file:///one").unwrap();
         crate::folders::make_volume_folder(&one, "file:///one").unwrap();
         put(&one, 7, 9);
         assert!(told("file:///one", (7, 9)).is_empty() && told("file:///one/", (8, 1)).is_empty());

@@ -29,7 +29,7 @@ use crate::doors::Doors;
 use crate::doors::added::DoorNote;
 use crate::doors::plan::DoorPlan;
 use crate::handoff::HandOffRequest;
-use crate::link::told::Teller;
+use crate::link::end_report::Teller;
 use crate::plan::Plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 pub(crate) use served::ServedVolume;
@@ -42,7 +42,7 @@ pub(crate) struct Cache {
 }
 
 /// Asks the serving thread for a hand-off. Returns false if it no longer listens.
-pub(crate) type HandOffBell = Box<dyn Fn(HandOffRequest) -> bool + Send + Sync>;
+pub(crate) type HandOffNotifier = Box<dyn Fn(HandOffRequest) -> bool + Send + Sync>;
 
 /// A process that serves volumes. Fields are dropped in this order: first the doors, then what is
 /// behind them.
@@ -52,7 +52,7 @@ pub(crate) struct ServeProcess {
     pub(crate) cache: Mutex<Option<Cache>>,
     gc_start: f64,
     started: Instant,
-    hand_off: HandOffBell,
+    hand_off: HandOffNotifier,
     /// A hand-off is in progress.
     is_handing_off: AtomicBool,
     /// Reports the status of links, if the volumes are exported over some.
@@ -66,7 +66,7 @@ impl ServeProcess {
         cache: Option<Cache>,
         plan: &Plan,
         started: Instant,
-        hand_off: HandOffBell,
+        hand_off: HandOffNotifier,
     ) -> Self {
         let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
         let gc_start = plan.options.gc.start;
@@ -75,9 +75,9 @@ impl ServeProcess {
     }
 
     /// The volumes are exported over a link too; the status includes it from now on.
-    pub(crate) fn is_end_of_link(&self, tell: Teller) {
+    pub(crate) fn is_end_of_link(&self, teller: Teller) {
         // A process is one end at most.
-        let _ = self.link.set(tell);
+        let _ = self.link.set(teller);
     }
 
     /// The status document: of the whole process, or of one volume.
@@ -110,7 +110,7 @@ impl ServeProcess {
             nbd_memory: Some(self.doors.nbd_memory()),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),
-            link: self.link.get().map(|tell| tell()),
+            link: self.link.get().map(|teller| teller()),
         }
     }
 
@@ -260,7 +260,7 @@ impl ServeProcess {
         // A door to a volume that is not open would only accept requests and let them wait.
         drop(volume.volume()?);
         let opened = self.doors.open(plan.clone(), &[volume.as_shown()])?;
-        let (kind, address) = opened.told(volume.name());
+        let (kind, address) = opened.address_of(volume.name());
         let plan = plan.reopened_at(&address);
         if let Some(Err(failure)) = volume.note.as_ref().map(|added| added.note(&plan)) {
             // Otherwise, users of a door that does not return after a crash could hang.
@@ -298,10 +298,10 @@ impl ServeProcess {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
             return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
         }
-        let (answer, hear) = sync_channel(1);
+        let (answer, receiver) = sync_channel(1);
         let ending = || Failure::new(Exit::Unavailable, "the process is stopping");
         let outcome = match (self.hand_off)(HandOffRequest { wanted, answer }) {
-            true => hear.recv().unwrap_or_else(|_| Err(ending())),
+            true => receiver.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
         };
         // It stays set after a success: the volumes belong to another process for good.

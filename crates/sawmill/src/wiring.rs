@@ -18,7 +18,7 @@ use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, limits};
 
 use crate::admin::{Admin, Door, Subject};
-use crate::config::{Places, VolumeAddress};
+use crate::config::{Paths, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
 use crate::folders::{make_folder, make_volume_folder};
@@ -26,7 +26,7 @@ use crate::listening::check_free;
 use crate::memory;
 use crate::plan::{CachePlan, Plan};
 use crate::seen;
-use crate::serving::{Cache, HandOffBell, ServeProcess, ServedVolume};
+use crate::serving::{Cache, HandOffNotifier, ServeProcess, ServedVolume};
 use crate::sizes;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -56,17 +56,17 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
 
 /// Opens everything in a plan. Clients can connect once all of it is open.
 pub(crate) fn serve(
-    places: &Places,
+    paths: &Paths,
     plan: Plan,
-    hand_off: HandOffBell,
+    hand_off: HandOffNotifier,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
     claim_descriptors(plan.volumes.len())?;
-    make_folder(&places.state_folder()?)?;
+    make_folder(&paths.state_folder()?)?;
     // Checked before anything is attached: a wrong address must not cost an epoch.
     plan.doors.iter().try_for_each(DoorPlan::check_free)?;
     plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
-    let (volumes, cache) = open_all(places, &plan, &mut Stores::default())?;
+    let (volumes, cache) = open_all(paths, &plan, &mut Stores::default())?;
     let serving = ServeProcess::new(volumes, cache, &plan, started, hand_off);
     let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
     serving.doors.open_all(&plan.doors, &shown)?;
@@ -80,7 +80,7 @@ pub(crate) fn serve(
 
 /// Opens the volumes of a plan and the cache in front of them.
 pub(crate) fn open_all(
-    places: &Places,
+    paths: &Paths,
     plan: &Plan,
     stores: &mut Stores,
 ) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
@@ -89,7 +89,7 @@ pub(crate) fn open_all(
     for address in &plan.volumes {
         let served = stores
             .open(&address.store_url)
-            .and_then(|store| open_served(places, plan, address, store, cache.as_ref()))
+            .and_then(|store| open_served(paths, plan, address, store, cache.as_ref()))
             .map_err(|failure| failure.of_volume(&address.name))?;
         volumes.push(served);
     }
@@ -176,7 +176,7 @@ pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: Option<u64>) -> Result<O
 }
 
 fn open_served(
-    places: &Places,
+    paths: &Paths,
     plan: &Plan,
     address: &VolumeAddress,
     store: Arc<Client>,
@@ -184,9 +184,9 @@ fn open_served(
 ) -> Result<ServedVolume> {
     let record = sawmill_volume::find(&*store, &address.name)?;
     let volume_id = record.volume_id.to_string();
-    let folder = places.volume_folder(&volume_id, &address.store_url)?;
+    let folder = paths.volume_folder(&volume_id, &address.store_url)?;
     make_volume_folder(&folder, &address.store_url)?;
-    let journal_path = plan.journal.path(places, &volume_id, &address.store_url)?;
+    let journal_path = plan.journal.path(paths, &volume_id, &address.store_url)?;
     let least = limits::journal_bytes_min(record.segment_bytes);
     let journal_bytes = plan.journal_size.of(&journal_path, least);
     let journal_path = (!plan.options.read_only).then_some(journal_path);

@@ -126,8 +126,14 @@ impl Client {
     pub fn read_whole(&mut self, volume: &Volume) {
         let length = volume.geometry().size_bytes;
         let buffer = vec![0xee; length as usize];
-        let hear = self.listener(0);
-        volume.submit(Request::with_bytes(Operation::Read, 0, Flags::default(), buffer, hear));
+        let on_outcome = self.listener(0);
+        volume.submit(Request::with_bytes(
+            Operation::Read,
+            0,
+            Flags::default(),
+            buffer,
+            on_outcome,
+        ));
     }
 
     fn listener(&self, number: u64) -> impl FnOnce(Outcome, Vec<u8>) + Send + 'static {
@@ -178,7 +184,7 @@ impl Client {
 
     /// Receives the new answers and checks them. `replaced_at`: the operations that the writer's
     /// successor found, if it has one.
-    pub fn hear(
+    pub fn receive_answers(
         &mut self,
         oracle: &mut Oracle,
         excuses: Excuses,

@@ -322,16 +322,22 @@ impl Stage {
         }
         for act in acts {
             let lived = live(|| match *act {
-                Write(address, length) => {
-                    self.run.ask_for(&mut process, Operation::Write, (address, length), false)
-                }
+                Write(address, length) => self.run.submit_request(
+                    &mut process,
+                    Operation::Write,
+                    (address, length),
+                    false,
+                ),
                 Fua(address, length) => {
-                    self.run.ask_for(&mut process, Operation::Write, (address, length), true)
+                    self.run.submit_request(&mut process, Operation::Write, (address, length), true)
                 }
-                Discard(address, length) => {
-                    self.run.ask_for(&mut process, Operation::Discard, (address, length), false)
-                }
-                Flush => self.run.ask_for(&mut process, Operation::Flush, (0, 0), false),
+                Discard(address, length) => self.run.submit_request(
+                    &mut process,
+                    Operation::Discard,
+                    (address, length),
+                    false,
+                ),
+                Flush => self.run.submit_request(&mut process, Operation::Flush, (0, 0), false),
                 Loops => (0..3).for_each(|_| self.run.round(&mut process, false)),
                 Store => (0..6).for_each(|_| self.run.round(&mut process, true)),
                 Happens(index) => process.store.happen(index),
@@ -339,7 +345,7 @@ impl Stage {
             if lived.is_none() {
                 break;
             }
-            self.run.hear(&mut process)?;
+            self.run.receive_answers(&mut process)?;
         }
         self.run.process = Some(process);
         Ok(())

@@ -54,7 +54,7 @@ struct Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     match (options.seed, options.shrink) {
-        (Some(seed), _) => tell(seed),
+        (Some(seed), _) => print_story(seed),
         (_, Some(seed)) => shorten(seed),
         _ if options.small_worlds => explore(&options),
         _ if options.stories => retell(),
@@ -70,7 +70,7 @@ fn place() -> tempfile::TempDir {
         .unwrap_or_else(|error| panic!("no temporary folder: {error}"))
 }
 
-fn tell(seed: u64) -> ExitCode {
+fn print_story(seed: u64) -> ExitCode {
     let place = place();
     let trace = Arc::new(Trace::telling());
     let (settings, dice) = Settings::of_seed(seed);

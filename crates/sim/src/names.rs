@@ -119,8 +119,8 @@ impl Names<'_> {
         heard.map(|outcome| outcome.map_err(|error| (error.kind(), error.to_string())))
     }
 
-    fn say(&self, tell: impl FnOnce() -> String) {
-        self.trace.note("names", [0, 0], tell);
+    fn log(&self, text: impl FnOnce() -> String) {
+        self.trace.note("names", [0, 0], text);
     }
 
     fn any_name(&mut self) -> &'static str {
@@ -152,7 +152,7 @@ impl Names<'_> {
 
     fn create(&mut self) -> Result<(), String> {
         let name = self.any_name();
-        self.say(|| format!("an actor creates {name}"));
+        self.log(|| format!("an actor creates {name}"));
         let options = CreateOptions { block_bytes: 512, ..CreateOptions::new(16 << 10) };
         let heard = self.actor_does(|world, store| {
             create_in(world, store, name, &options).map(|record| record.volume_id.to_string())
@@ -162,7 +162,7 @@ impl Names<'_> {
 
     fn make_clone(&mut self) -> Result<(), String> {
         let (base, name) = (self.any_name(), self.any_name());
-        self.say(|| format!("an actor clones {base} as {name}"));
+        self.log(|| format!("an actor clones {base} as {name}"));
         let heard = self.actor_does(|world, store| {
             clone_in(world, store, base, None, name).map(|record| record.volume_id.to_string())
         });
@@ -196,7 +196,7 @@ impl Names<'_> {
     fn rename(&mut self) -> Result<(), String> {
         let (old, new) = (self.any_name(), self.any_name());
         let Some(id) = self.meant_by(old)? else { return Ok(()) };
-        self.say(|| format!("an actor renames {old} to {new}"));
+        self.log(|| format!("an actor renames {old} to {new}"));
         match self.actor_does(|world, store| rename_in(world, store, old, new)) {
             // A late put may have bound the name before; then it names another volume.
             Some(Ok(record)) => {
@@ -216,7 +216,7 @@ impl Names<'_> {
     fn delete(&mut self) -> Result<(), String> {
         let name = self.any_name();
         let Some(id) = self.meant_by(name)? else { return Ok(()) };
-        self.say(|| format!("an actor deletes {name}"));
+        self.log(|| format!("an actor deletes {name}"));
         match self.actor_does(|world, store| delete_in(world, store, name).map(drop)) {
             Some(Ok(())) => {
                 self.volumes.remove(&id);

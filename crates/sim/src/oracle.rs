@@ -304,7 +304,7 @@ impl Oracle {
         let mut legal = compared.is_equal().then_some(least);
         for (number, operation) in self.operations.iter().enumerate().skip(least) {
             apply(&mut image, operation);
-            compared.look_again(&image, found, operation);
+            compared.check_again(&image, found, operation);
             if compared.is_equal() {
                 legal = Some(number + 1);
             }
@@ -339,7 +339,7 @@ impl Oracle {
             }
             if let Some(operation) = self.operations.get(count) {
                 apply(&mut image, operation);
-                compared.look_again(&image, found, operation);
+                compared.check_again(&image, found, operation);
             }
         }
         Err(self.explain(Loss::Journal, least, found))
@@ -416,7 +416,7 @@ impl ImageDifference {
     }
 
     /// Compares again where the operation changed one of the images.
-    fn look_again(&mut self, one: &[u8], other: &[u8], operation: &Operation) {
+    fn check_again(&mut self, one: &[u8], other: &[u8], operation: &Operation) {
         let first = operation.address as usize / Self::PART_BYTES;
         let end = ((operation.address + operation.length) as usize).min(other.len());
         for part in first..end.div_ceil(Self::PART_BYTES) {

@@ -129,7 +129,7 @@ pub fn run_with(
     trace: Arc<Trace>,
 ) -> Result<Story, String> {
     let mut run = Run::new(settings, dice, place, trace)?;
-    run.go()?;
+    run.run_all()?;
     run.story.digest = run.trace.digest();
     run.story.events = run.trace.events();
     Ok(std::mem::take(&mut run.story))
@@ -209,11 +209,11 @@ impl Run {
         })
     }
 
-    fn say(&self, kind: &str, tell: impl FnOnce() -> String) {
-        self.trace.note(kind, [0, 0], tell);
+    fn log(&self, kind: &str, text: impl FnOnce() -> String) {
+        self.trace.note(kind, [0, 0], text);
     }
 
-    fn go(&mut self) -> Verdict {
+    fn run_all(&mut self) -> Verdict {
         let (mut machine, mut is_attached) = (0, false);
         for _ in 0..self.settings.lives {
             if !is_attached {
@@ -269,7 +269,7 @@ impl Run {
                 self.meet_edges()?;
             }
             if self.dice.one_in(self.settings.look_odds) {
-                self.look()?;
+                self.use_reader()?;
             }
             if self.dice.one_in(self.settings.rot_odds) {
                 self.rot();
@@ -296,11 +296,11 @@ impl Run {
             let heard = if dead {
                 Ok(())
             } else {
-                lived.unwrap_or(Ok(())).and_then(|()| self.hear(&mut process))
+                lived.unwrap_or(Ok(())).and_then(|()| self.receive_answers(&mut process))
             };
             *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
             heard?;
-            self.hear_of_the_past(beside)?;
+            self.receive_order_answers(beside)?;
             if dead && beside {
                 self.end_zombie();
             } else if dead {
@@ -310,13 +310,19 @@ impl Run {
         Ok(())
     }
 
-    pub(crate) fn hear(&mut self, process: &mut Process) -> Verdict {
+    pub(crate) fn receive_answers(&mut self, process: &mut Process) -> Verdict {
         let excuses = Excuses {
             any: self.has_disk_faults() || process.closing,
             corrupt: self.settings.store.garble_odds > 0,
         };
         let stored = self.settings.mode == FlushMode::Stored;
-        process.client.hear(&mut self.oracle, excuses, process.replaced_at, stored, &self.trace)
+        process.client.receive_answers(
+            &mut self.oracle,
+            excuses,
+            process.replaced_at,
+            stored,
+            &self.trace,
+        )
     }
 
     /// One step of a process's world.
@@ -325,10 +331,10 @@ impl Run {
             return self.act_on_the_past(process);
         }
         match self.dice.below(100) {
-            0..30 => self.ask(process),
+            0..30 => self.submit_random(process),
             30..50 => {
                 let quiet = self.dice.one_in(4);
-                self.say("journal", || "  journal".into());
+                self.log("journal", || "  journal".into());
                 if quiet {
                     process.stepped.step_journal_quietly()
                 } else {
@@ -336,14 +342,14 @@ impl Run {
                 };
             }
             50..68 => {
-                self.say("engine", || "  engine".into());
+                self.log("engine", || "  engine".into());
                 process.stepped.step_engine(self.clock.now());
             }
             68..90 => {
                 let waiting = process.store.waiting() as u64;
                 if waiting > 0 {
                     let index = self.dice.below(waiting) as usize;
-                    self.say("happen", || format!("  call {index} of {waiting} happens"));
+                    self.log("happen", || format!("  call {index} of {waiting} happens"));
                     process.store.happen(index);
                 }
             }
@@ -360,7 +366,7 @@ impl Run {
     fn request_collection(&mut self) {
         let threshold = *self.dice.pick(&[0.5, 0.9, 1.0]);
         let Some(process) = &self.process else { return };
-        self.say("gc", || format!("  garbage is collected by hand, threshold {threshold}"));
+        self.log("gc", || format!("  garbage is collected by hand, threshold {threshold}"));
         // A closing or fenced volume refuses this, which changes nothing.
         let _ = process.stepped.volume().request_collection(threshold, Box::new(|_| ()));
     }
@@ -374,7 +380,7 @@ impl Run {
     }
 
     /// The client submits a random request.
-    fn ask(&mut self, process: &mut Process) {
+    fn submit_random(&mut self, process: &mut Process) {
         if process.client.waiting() >= 16
             || process.order.as_ref().is_some_and(past::PendingOrder::is_rollback)
         {
@@ -393,11 +399,11 @@ impl Run {
         ]);
         let range = self.range(operation);
         let fua = self.dice.one_in(10);
-        self.ask_for(process, operation, range, fua);
+        self.submit_request(process, operation, range, fua);
     }
 
     /// The client submits this request.
-    pub(crate) fn ask_for(
+    pub(crate) fn submit_request(
         &mut self,
         process: &mut Process,
         operation: Operation,

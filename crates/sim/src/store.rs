@@ -355,7 +355,7 @@ impl SimStore {
             }
             _ => self.course(changes),
         };
-        self.tell(&call, course);
+        self.trace_call(&call, course);
         match call {
             Call::Get(get, done) => match course {
                 Course::Well => done(self.get_now(&get)),
@@ -396,7 +396,7 @@ impl SimStore {
         }
     }
 
-    fn tell(&self, call: &Call, course: Course) {
+    fn trace_call(&self, call: &Call, course: Course) {
         let (kind, key, size) = match call {
             Call::Get(get, _) => ("get", get.key.as_str(), 0),
             Call::Put(put, _) => ("put", put.key.as_str(), put.body.len()),

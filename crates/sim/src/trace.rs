@@ -27,8 +27,8 @@ impl Trace {
         Trace { inner: Mutex::new(Inner { story: Some(Vec::new()), ..Inner::default() }) }
     }
 
-    /// Notes an event: its kind and up to two numbers; `tell` makes its line of the story.
-    pub fn note(&self, kind: &str, numbers: [u64; 2], tell: impl FnOnce() -> String) {
+    /// Notes an event: its kind and up to two numbers; `text` makes its line of the story.
+    pub fn note(&self, kind: &str, numbers: [u64; 2], text: impl FnOnce() -> String) {
         let mut inner = self.inner.lock();
         inner.events += 1;
         let mut digest = inner.digest;
@@ -40,7 +40,7 @@ impl Trace {
         }
         inner.digest = digest;
         if let Some(story) = &mut inner.story {
-            story.push(tell());
+            story.push(text());
         }
     }
 

@@ -178,7 +178,7 @@ impl Disks for SimWorld {
         }
     }
 
-    fn look(&self, path: &Path) -> EntryKind {
+    fn entry_kind(&self, path: &Path) -> EntryKind {
         match self.shelf.get(path) {
             Some(_) => EntryKind::File { len_bytes: 1 },
             None => EntryKind::Absent,

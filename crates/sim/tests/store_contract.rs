@@ -21,12 +21,12 @@ fn store() -> Arc<SimStore> {
 /// A store whose calls wait for a scheduler, which is notified of each.
 struct SchedulerStore {
     store: Arc<SimStore>,
-    tell: Sender<()>,
+    sender: Sender<()>,
 }
 
 impl SchedulerStore {
     fn told(&self) {
-        self.tell.send(()).expect("the scheduler goes after the last call");
+        self.sender.send(()).expect("the scheduler goes after the last call");
     }
 }
 
@@ -53,9 +53,9 @@ impl ObjectStore for SchedulerStore {
 }
 
 /// Lets one waiting call happen for each notification, in any order.
-fn schedule(store: &SimStore, hear: &Receiver<()>) {
+fn schedule(store: &SimStore, receiver: &Receiver<()>) {
     let mut dice = Dice::seeded("the scheduler");
-    for () in hear {
+    for () in receiver {
         // None if the call was refused immediately.
         let waiting = store.waiting().max(1) as u64;
         store.happen(dice.below(waiting) as usize);
@@ -72,10 +72,10 @@ fn an_object_larger_than_asked_for_is_damaged() {
     let store = store();
     Blocking(&*store).put("k", vec![1; 100].into(), Class::Upload).unwrap();
     for (bytes_max, wanted) in [(100, None), (99, Some(StoreErrorKind::Damaged))] {
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let get = Get { key: "k".to_owned(), range: None, bytes_max, class: Class::Read };
-        store.get(get, Box::new(move |outcome| tell.send(outcome).unwrap()));
-        assert_eq!(hear.recv().unwrap().err().map(|error| error.kind()), wanted);
+        store.get(get, Box::new(move |outcome| sender.send(outcome).unwrap()));
+        assert_eq!(receiver.recv().unwrap().err().map(|error| error.kind()), wanted);
     }
 }
 
@@ -83,10 +83,10 @@ fn an_object_larger_than_asked_for_is_damaged() {
 fn calls_that_wait_for_a_scheduler_keep_the_contract() {
     let store = store();
     store.set_at_once(false);
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let waiting = Arc::clone(&store);
-    let scheduler = std::thread::spawn(move || schedule(&waiting, &hear));
-    let scheduled = SchedulerStore { store, tell };
+    let scheduler = std::thread::spawn(move || schedule(&waiting, &receiver));
+    let scheduled = SchedulerStore { store, sender };
     assert_eq!(conformance::run(&scheduled), Vec::<String>::new());
     drop(scheduled);
     scheduler.join().unwrap();

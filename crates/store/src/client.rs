@@ -141,9 +141,9 @@ impl Client {
         match checked.and_then(|()| runtime()) {
             Ok(runtime) => {
                 let call = call(Arc::clone(&self.inner));
-                runtime.spawn(async move { answer.give(call.await) });
+                runtime.spawn(async move { answer.complete(call.await) });
             }
-            Err(error) => answer.give(Err(error)),
+            Err(error) => answer.complete(Err(error)),
         }
     }
 }
@@ -178,7 +178,7 @@ impl ObjectStore for Client {
 struct Answer<T>(Option<Completion<T>>);
 
 impl<T> Answer<T> {
-    fn give(mut self, outcome: Result<T>) {
+    fn complete(mut self, outcome: Result<T>) {
         if let Some(done) = self.0.take() {
             done(outcome);
         }

@@ -53,31 +53,31 @@ pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         put(calls, &format!("{folder}there"), b"x", PutOutcome::Created)?;
         let keys = [format!("{folder}there"), format!("{folder}nowhere"), "../illegal".to_owned()];
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         for key in keys.iter().cycle().take(60) {
             for range in [None, Some(0..1)] {
                 let get = Get { key: key.clone(), range, bytes_max: 64, class: Class::Read };
-                store.get(get, hearer(&tell));
+                store.get(get, hearer(&sender));
             }
             let list = List { prefix: key.clone(), class: Class::Background };
-            store.list(list, hearer(&tell));
+            store.list(list, hearer(&sender));
             let (key, body) = (format!("{key}/below"), Bytes::from_static(b"x"));
             let put = Put { key: key.clone(), body, class: Class::Upload, bodies: Bodies::Whole };
-            store.put(put, hearer(&tell));
-            store.delete(vec![key], Class::Background, hearer(&tell));
+            store.put(put, hearer(&sender));
+            store.delete(vec![key], Class::Background, hearer(&sender));
         }
-        drop(tell);
-        let answers = hear.iter().count();
+        drop(sender);
+        let answers = receiver.iter().count();
         expect(answers == 60 * 5, || format!("{answers} of {} calls were answered", 60 * 5))
     })
 }
 
 /// Reports that an answer came, whatever it is.
-fn hearer<T>(tell: &Sender<()>) -> Completion<T> {
-    let tell = tell.clone();
+fn hearer<T>(sender: &Sender<()>) -> Completion<T> {
+    let sender = sender.clone();
     // The other end is gone only if the test has failed.
     Box::new(move |_| {
-        let _ = tell.send(());
+        let _ = sender.send(());
     })
 }
 
@@ -86,21 +86,21 @@ pub fn s2_one_racer_wins(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         let key = format!("{folder}race");
         let bodies: Vec<Bytes> = (0..16u8).map(|racer| Bytes::from(vec![racer; 10_000])).collect();
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         for body in &bodies {
-            let (tell, winner) = (tell.clone(), body.clone());
+            let (sender, winner) = (sender.clone(), body.clone());
             let put = Put {
                 key: key.clone(),
                 body: body.clone(),
                 class: Class::Upload,
                 bodies: Bodies::Whole,
             };
-            store.put(put, Box::new(move |outcome| drop(tell.send((winner, outcome)))));
+            store.put(put, Box::new(move |outcome| drop(sender.send((winner, outcome)))));
         }
-        drop(tell);
+        drop(sender);
         let mut winners = Vec::new();
         let mut answers = 0;
-        for (body, outcome) in hear {
+        for (body, outcome) in receiver {
             answers += 1;
             if said(outcome)? == PutOutcome::Created {
                 winners.push(body);

@@ -137,13 +137,13 @@ pub struct Blocking<'a>(pub &'a dyn ObjectStore);
 
 impl Blocking<'_> {
     fn wait<T: Send + 'static>(start: impl FnOnce(Completion<T>)) -> Result<T> {
-        let (tell, hear) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         start(Box::new(move |outcome| {
             // The waiter can be gone only if its thread died.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         }));
         // A closure that was dropped closes the channel: nothing is known then (S4).
-        hear.recv().unwrap_or_else(|_| {
+        receiver.recv().unwrap_or_else(|_| {
             Err(StoreError::new(
                 StoreErrorKind::Unavailable,
                 "the store dropped a call without an answer",

@@ -180,7 +180,7 @@ impl FaultStore {
             Fault::Delay => {
                 let answer = HeldAnswer(Some(done));
                 let held = Box::new(move |inner: &dyn ObjectStore| {
-                    start(inner, Box::new(move |outcome| answer.give(outcome)));
+                    start(inner, Box::new(move |outcome| answer.complete(outcome)));
                 });
                 self.hold(call, held, script);
             }
@@ -199,7 +199,7 @@ impl FaultStore {
 struct HeldAnswer<T>(Option<Completion<T>>);
 
 impl<T> HeldAnswer<T> {
-    fn give(mut self, outcome: Result<T>) {
+    fn complete(mut self, outcome: Result<T>) {
         if let Some(done) = self.0.take() {
             done(outcome);
         }
@@ -294,15 +294,15 @@ mod tests {
     }
 
     fn start_put(store: &FaultStore, key: &str) -> Receiver<Result<PutOutcome>> {
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let put = Put {
             key: key.to_owned(),
             body: Bytes::from_static(b"body"),
             class: Class::Upload,
             bodies: Bodies::Whole,
         };
-        store.put(put, Box::new(move |outcome| tell.send(outcome).unwrap()));
-        hear
+        store.put(put, Box::new(move |outcome| sender.send(outcome).unwrap()));
+        receiver
     }
 
     fn kind<T: std::fmt::Debug>(outcome: Result<T>) -> StoreErrorKind {

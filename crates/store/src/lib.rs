@@ -44,7 +44,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Fault, FaultPolicy, FaultStore};
 pub use key::{check_key, check_prefix};
 pub use location::split_volume_url;
-pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
+pub use meter::{CallKind, CallMetrics, LATENCY_BUCKETS, MeterSnapshot};
 pub use open::{check_url, open, open_in};
 pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
 

@@ -257,7 +257,7 @@ mod tests {
 
     type Turn = BoxFuture<'static, Result<Permit>>;
 
-    fn ask(limiter: &Arc<Limiter>, class: Class) -> Turn {
+    fn request_turn(limiter: &Arc<Limiter>, class: Class) -> Turn {
         let limiter = Arc::clone(limiter);
         let mut turn = async move { limiter.acquire(class, Way::Neither).await }.boxed();
         match poll(&mut turn) {
@@ -282,12 +282,12 @@ mod tests {
         // One permit goes round; the others are out, the uploads' share among them.
         let limiter = Limiter::new(4);
         let held = [Class::Upload, Class::Read, Class::Read];
-        let _held = held.map(|class| permit(&mut ask(&limiter, class)).unwrap());
-        let first = permit(&mut ask(&limiter, Class::Read)).unwrap();
-        let mut background = ask(&limiter, Class::Background);
-        let mut upload_1 = ask(&limiter, Class::Upload);
-        let mut upload_2 = ask(&limiter, Class::Upload);
-        let mut read = ask(&limiter, Class::Read);
+        let _held = held.map(|class| permit(&mut request_turn(&limiter, class)).unwrap());
+        let first = permit(&mut request_turn(&limiter, Class::Read)).unwrap();
+        let mut background = request_turn(&limiter, Class::Background);
+        let mut upload_1 = request_turn(&limiter, Class::Upload);
+        let mut upload_2 = request_turn(&limiter, Class::Upload);
+        let mut read = request_turn(&limiter, Class::Read);
         drop(first);
         assert!(permit(&mut upload_1).is_none() && permit(&mut background).is_none());
         drop(permit(&mut read).unwrap());
@@ -302,10 +302,11 @@ mod tests {
     fn reads_without_end_leave_uploads_an_eighth_of_the_permits() {
         let limiter = Limiter::new(16);
         let mut reads: Vec<Permit> =
-            std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Read))).collect();
+            std::iter::from_fn(|| permit(&mut request_turn(&limiter, Class::Read))).collect();
         assert_eq!(reads.len(), 16);
-        let mut more_reads: VecDeque<Turn> = (0..16).map(|_| ask(&limiter, Class::Read)).collect();
-        let mut uploads = [(); 4].map(|()| ask(&limiter, Class::Upload));
+        let mut more_reads: VecDeque<Turn> =
+            (0..16).map(|_| request_turn(&limiter, Class::Read)).collect();
+        let mut uploads = [(); 4].map(|()| request_turn(&limiter, Class::Upload));
         let mut next_read = || more_reads.pop_front().and_then(|mut turn| permit(&mut turn));
 
         reads.truncate(14);
@@ -323,9 +324,9 @@ mod tests {
     #[test]
     fn reads_and_uploads_take_turns_at_a_single_permit() {
         let limiter = Limiter::new(1);
-        let mut running = permit(&mut ask(&limiter, Class::Read)).unwrap();
-        let mut reads = [(); 3].map(|()| ask(&limiter, Class::Read));
-        let mut uploads = [(); 3].map(|()| ask(&limiter, Class::Upload));
+        let mut running = permit(&mut request_turn(&limiter, Class::Read)).unwrap();
+        let mut reads = [(); 3].map(|()| request_turn(&limiter, Class::Read));
+        let mut uploads = [(); 3].map(|()| request_turn(&limiter, Class::Upload));
         for (upload, read) in uploads.iter_mut().zip(&mut reads) {
             drop(running);
             let upload = permit(upload).unwrap();
@@ -340,7 +341,7 @@ mod tests {
         let limiter = Limiter::new(64);
         let take = |class| {
             let taken: Vec<Permit> =
-                std::iter::from_fn(|| permit(&mut ask(&limiter, class))).collect();
+                std::iter::from_fn(|| permit(&mut request_turn(&limiter, class))).collect();
             (taken.len(), taken)
         };
         let (background, _held_1) = take(Class::Background);
@@ -353,7 +354,7 @@ mod tests {
     fn uploads_alone_have_three_quarters() {
         let limiter = Limiter::new(8);
         let held: Vec<Permit> =
-            std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Upload))).collect();
+            std::iter::from_fn(|| permit(&mut request_turn(&limiter, Class::Upload))).collect();
         assert_eq!(held.len(), 6);
     }
 
@@ -395,10 +396,10 @@ mod tests {
     #[test]
     fn callers_that_left_cost_no_permit() {
         let limiter = Limiter::new(1);
-        let first = permit(&mut ask(&limiter, Class::Read)).unwrap();
-        let left_waiting = ask(&limiter, Class::Upload);
-        let left_with_a_turn = ask(&limiter, Class::Read);
-        let mut last = ask(&limiter, Class::Background);
+        let first = permit(&mut request_turn(&limiter, Class::Read)).unwrap();
+        let left_waiting = request_turn(&limiter, Class::Upload);
+        let left_with_a_turn = request_turn(&limiter, Class::Read);
+        let mut last = request_turn(&limiter, Class::Background);
         drop(left_waiting);
         drop(first);
         drop(left_with_a_turn);
@@ -408,9 +409,10 @@ mod tests {
     #[test]
     fn the_queue_is_bounded() {
         let limiter = Limiter::new(1);
-        let _first = permit(&mut ask(&limiter, Class::Read)).unwrap();
-        let _waiting: Vec<Turn> = (0..WAITING_MAX).map(|_| ask(&limiter, Class::Read)).collect();
-        let refused = poll(&mut ask(&limiter, Class::Read));
+        let _first = permit(&mut request_turn(&limiter, Class::Read)).unwrap();
+        let _waiting: Vec<Turn> =
+            (0..WAITING_MAX).map(|_| request_turn(&limiter, Class::Read)).collect();
+        let refused = poll(&mut request_turn(&limiter, Class::Read));
         assert!(matches!(
             refused,
             Poll::Ready(Err(error)) if error.kind() == StoreErrorKind::Unavailable

@@ -33,7 +33,7 @@ pub enum CallKind {
 
 /// Numbers of one kind of call since the client was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CallStats {
+pub struct CallMetrics {
     /// Attempts that have ended, well or not: what the store bills.
     pub requests: u64,
     /// Attempts that failed ("not found" is not a failure).
@@ -54,13 +54,13 @@ pub struct CallStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeterSnapshot {
     /// Fetches.
-    pub get: CallStats,
+    pub get: CallMetrics,
     /// Creations.
-    pub put: CallStats,
+    pub put: CallMetrics,
     /// Lists.
-    pub list: CallStats,
+    pub list: CallMetrics,
     /// Deletions.
-    pub delete: CallStats,
+    pub delete: CallMetrics,
     /// The last failed attempt: when (milliseconds since 1970) and what.
     pub last_error: Option<(u64, String)>,
     /// Since when (milliseconds since 1970) attempts have failed; `None` while the store answers.
@@ -139,7 +139,7 @@ impl Meter {
     pub(crate) fn snapshot(&self) -> MeterSnapshot {
         let stats = |kind: CallKind| {
             let counters = &self.kinds[kind as usize];
-            CallStats {
+            CallMetrics {
                 requests: counters.requests.load(Relaxed),
                 errors: counters.errors.load(Relaxed),
                 retries: counters.retries.load(Relaxed),

@@ -102,18 +102,18 @@ fn race(
     report: &mut ProbeReport,
 ) -> Result<()> {
     let sent: Vec<Bytes> = (0..racers).map(|_| random_body()).collect::<Result<_>>()?;
-    let (tell, hear) = sync_channel(racers);
+    let (sender, receiver) = sync_channel(racers);
     for (racer, body) in sent.iter().enumerate() {
-        let tell = tell.clone();
+        let sender = sender.clone();
         let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload, bodies };
         // The receiver is gone only if this thread died.
         let done: Completion<PutOutcome> =
-            Box::new(move |outcome| drop(tell.send((racer, outcome))));
+            Box::new(move |outcome| drop(sender.send((racer, outcome))));
         store.put(put, done);
     }
-    drop(tell);
+    drop(sender);
     // All answers are awaited, so that no put comes after the deletes.
-    let answers: Vec<(usize, Result<PutOutcome>)> = hear.iter().collect();
+    let answers: Vec<(usize, Result<PutOutcome>)> = receiver.iter().collect();
     if answers.len() < racers {
         let text = "the store dropped a call without an answer";
         return Err(StoreError::new(StoreErrorKind::Unavailable, text));

@@ -54,7 +54,7 @@ pub const BLOCK_BYTES: u64 = 4096;
 
 /// Gives the calling thread the lowest CPU priority from now on. A refusal is ignored: the thread
 /// then runs at its old priority.
-pub fn give_way() {
+pub fn lower_cpu_priority() {
     // On Linux a priority belongs to a thread: "no process" means the calling one.
     let _ = rustix::process::setpriority_process(None, 19);
 }

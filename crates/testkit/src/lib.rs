@@ -8,7 +8,7 @@
 
 mod dice;
 pub mod vectors;
-mod waiting;
+mod wait;
 
 pub use dice::{Dice, mix};
-pub use waiting::{PATIENCE, wait_for, wait_until};
+pub use wait::{PATIENCE, wait_for, wait_until};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 
-use crate::load::{Load, Mix, Tally};
+use crate::load::{Load, LoadCounts, Mix};
 use crate::look::Rule;
 use crate::program;
 use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
@@ -98,12 +98,12 @@ impl Crashes<'_> {
             let mut crashed = Ok(());
             // The device is moved in and dropped, so that its connection is closed before the next
             // one is opened.
-            let tally = load.drive(&[device], self.requests, || crashed = self.crash(folder));
+            let counts = load.drive(&[device], self.requests, || crashed = self.crash(folder));
             crashed?;
             survey.rounds += 1;
-            survey.answered += tally.completed;
-            survey.unanswered += tally.unanswered;
-            if let Some(what) = self.unanswered(tally) {
+            survey.answered += counts.completed;
+            survey.unanswered += counts.unanswered;
+            if let Some(what) = self.unanswered(counts) {
                 survey.found = Some((survey.rounds, what));
                 return Ok(survey);
             }
@@ -143,15 +143,15 @@ impl Crashes<'_> {
     }
 
     /// What is wrong with how requests ended.
-    fn unanswered(&self, tally: Tally) -> Option<String> {
-        if let Some(errno) = tally.last_errno {
+    fn unanswered(&self, counts: LoadCounts) -> Option<String> {
+        if let Some(errno) = counts.last_errno {
             return Some(format!(
                 "{} requests ended with an error (the last: {errno})",
-                tally.refused
+                counts.refused
             ));
         }
-        if tally.unanswered > 0 && !self.may_go {
-            let (requests, seconds) = (tally.unanswered, PATIENCE.as_secs());
+        if counts.unanswered > 0 && !self.may_go {
+            let (requests, seconds) = (counts.unanswered, PATIENCE.as_secs());
             return Some(format!(
                 "{requests} requests had no answer {seconds} s after the server came back"
             ));

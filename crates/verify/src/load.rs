@@ -54,17 +54,17 @@ impl LoadTarget for Arc<dyn BlockDevice> {
                 (Operation::Allocation, offset, length, Vec::new())
             }
         };
-        let hear = |outcome: Outcome| {
+        let receiver = |outcome: Outcome| {
             listener(outcome.map(drop).map_err(|error| match error.kind() {
                 ErrorKind::Closed => Failure::Gone,
                 kind => Failure::Errno(kind.errno().unsigned_abs()),
             }));
         };
         self.submit(match bytes.is_empty() {
-            true => Request::bare(operation, address, length, flags, hear),
-            false => {
-                Request::with_bytes(operation, address, flags, bytes, |outcome, _| hear(outcome))
-            }
+            true => Request::bare(operation, address, length, flags, receiver),
+            false => Request::with_bytes(operation, address, flags, bytes, |outcome, _| {
+                receiver(outcome)
+            }),
         });
     }
 }
@@ -116,7 +116,7 @@ struct LoadCompletion {
 
 /// How a part of a load ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct LoadCounts {
     /// Requests that succeeded.
     pub completed: u64,
     /// Requests that the server answered with an error.
@@ -136,8 +136,8 @@ pub struct Load {
     /// How it behaves from now on.
     pub mix: Mix,
     sectors: u64,
-    tell: Sender<LoadCompletion>,
-    hear: Receiver<LoadCompletion>,
+    sender: Sender<LoadCompletion>,
+    receiver: Receiver<LoadCompletion>,
     in_flight: usize,
 }
 
@@ -147,8 +147,16 @@ impl Load {
     pub fn new(size_bytes: u64, mut dice: Dice, mix: Mix) -> Self {
         let sectors = size_bytes / SECTOR_BYTES as u64;
         // Bounded by what is in flight.
-        let (tell, hear) = channel();
-        Load { log: Log::new(dice.word(), sectors), dice, mix, sectors, tell, hear, in_flight: 0 }
+        let (sender, receiver) = channel();
+        Load {
+            log: Log::new(dice.word(), sectors),
+            dice,
+            mix,
+            sectors,
+            sender,
+            receiver,
+            in_flight: 0,
+        }
     }
 
     /// Drives the load until `completions` more requests are answered, then calls `cut` with
@@ -159,21 +167,21 @@ impl Load {
         worked: &[W],
         completions: u64,
         cut: impl FnOnce(),
-    ) -> Tally {
-        let mut tally = Tally::default();
+    ) -> LoadCounts {
+        let mut counts = LoadCounts::default();
         // A connection that is gone answers no later request either.
-        while tally.completed + tally.refused < completions && tally.unanswered == 0 {
+        while counts.completed + counts.refused < completions && counts.unanswered == 0 {
             while self.in_flight < self.mix.depth {
                 let one = &worked[self.dice.below(worked.len() as u64) as usize];
                 self.submit(one);
             }
-            self.note_one(&mut tally);
+            self.note_one(&mut counts);
         }
         cut();
         while self.in_flight > 0 {
-            self.note_one(&mut tally);
+            self.note_one(&mut counts);
         }
-        tally
+        counts
     }
 
     fn submit(&mut self, target: &impl LoadTarget) {
@@ -183,11 +191,11 @@ impl Load {
         } else {
             self.choose_write()
         };
-        let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
+        let (sender, clock) = (self.sender.clone(), self.log.clock.clone());
         let listener = move |outcome| {
             let ended = LoadCompletion { entry, at: clock.tick(), outcome };
             // The load may be over and gone.
-            let _ = tell.send(ended);
+            let _ = sender.send(ended);
         };
         target.submit_then(command, Box::new(listener));
     }
@@ -216,9 +224,9 @@ impl Load {
         (Entry::Write(place), Command::Write { offset, bytes: self.log.bytes_of(place), fua })
     }
 
-    fn note_one(&mut self, tally: &mut Tally) {
-        let Ok(ended) = self.hear.recv_timeout(PATIENCE) else {
-            tally.unanswered += self.in_flight as u64;
+    fn note_one(&mut self, counts: &mut LoadCounts) {
+        let Ok(ended) = self.receiver.recv_timeout(PATIENCE) else {
+            counts.unanswered += self.in_flight as u64;
             self.in_flight = 0;
             return;
         };
@@ -226,19 +234,19 @@ impl Load {
         self.in_flight = self.in_flight.saturating_sub(1);
         match outcome {
             Ok(()) => {
-                tally.completed += 1;
+                counts.completed += 1;
                 match entry {
                     Entry::Write(place) => self.log.writes[place].completed = Some(at),
                     Entry::Flush(place) => self.log.flushes[place].completed = Some(at),
                 }
             }
             Err(Failure::Errno(number)) => {
-                tally.refused += 1;
-                tally.last_errno = Some(number);
+                counts.refused += 1;
+                counts.last_errno = Some(number);
             }
             // Neither done nor not done: the write stays in the log without a completion, and the
             // judge allows both.
-            Err(Failure::Gone) => tally.unanswered += 1,
+            Err(Failure::Gone) => counts.unanswered += 1,
         }
     }
 }

@@ -73,11 +73,11 @@ impl Look<'_> {
         let mut replay = Replay::new(&recorded.recording, recorded.before.clone());
         let shown = stale_of.map_or_else(|| cut.clone(), Cut::whole);
         let disk = replay.image(&shown)?;
-        self.look(&Remains { cut, disk: &disk, way })
+        self.check(&Remains { cut, disk: &disk, way })
     }
 
     /// Checks the remains of one crash.
-    pub fn look(&self, remains: &Remains<'_>) -> Result<Verdict> {
+    pub fn check(&self, remains: &Remains<'_>) -> Result<Verdict> {
         let moment = self.recorded.moment(remains.cut);
         let Some(subject) = self.subject else {
             let path = self.folder.join("image");

@@ -233,14 +233,15 @@ impl StampLoad {
         let mut settled = Vec::new();
         for (share, mix) in phases {
             load.mix = mix;
-            let tally = load.drive(std::slice::from_ref(client), self.requests * share / 10, || ());
+            let counts =
+                load.drive(std::slice::from_ref(client), self.requests * share / 10, || ());
             // Without a crash, every request must succeed. A recording of a failing device proves
             // nothing.
-            if tally.refused + tally.unanswered > 0 {
+            if counts.refused + counts.unanswered > 0 {
                 let text = format!(
                     "the device did not do the work: {} requests refused (the last error number: \
                      {:?}), {} unanswered",
-                    tally.refused, tally.last_errno, tally.unanswered
+                    counts.refused, counts.last_errno, counts.unanswered
                 );
                 return Err(Error::Subject(text));
             }

@@ -45,7 +45,7 @@ fn geometry(size_bytes: u64, operations: Operations) -> Geometry {
 /// A file or a block device.
 pub struct FileTarget {
     geometry: Geometry,
-    tell: Sender<Request>,
+    sender: Sender<Request>,
 }
 
 impl FileTarget {
@@ -79,15 +79,15 @@ impl FileTarget {
 
     fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {
         // Bounded by the requests that the load has in flight.
-        let (tell, hear) = std::sync::mpsc::channel::<Request>();
-        let (file, hear) = (Arc::new(file), Arc::new(Mutex::new(hear)));
+        let (sender, receiver) = std::sync::mpsc::channel::<Request>();
+        let (file, receiver) = (Arc::new(file), Arc::new(Mutex::new(receiver)));
         for _ in 0..workers {
-            let (file, hear) = (Arc::clone(&file), Arc::clone(&hear));
+            let (file, receiver) = (Arc::clone(&file), Arc::clone(&receiver));
             let work = move || {
                 loop {
                     // The lock is free again before the request is carried out, so that the threads
                     // work at the same time.
-                    let next = hear.lock().map(|hear| hear.recv());
+                    let next = receiver.lock().map(|receiver| receiver.recv());
                     let Ok(Ok(mut request)) = next else { return };
                     let done = carry_out(&file, &mut request);
                     let failed = |error: io::Error| {
@@ -98,7 +98,7 @@ impl FileTarget {
             };
             thread::Builder::new().name("target".into()).spawn(work)?;
         }
-        Ok(FileTarget { geometry, tell })
+        Ok(FileTarget { geometry, sender })
     }
 }
 
@@ -142,7 +142,7 @@ impl BlockDevice for FileTarget {
     fn submit(&self, request: Request) {
         match request.check(&self.geometry) {
             // A request that cannot be sent is dropped, and so answers itself.
-            Ok(()) => drop(self.tell.send(request)),
+            Ok(()) => drop(self.sender.send(request)),
             Err(error) => request.fail(error),
         }
     }
@@ -183,12 +183,12 @@ impl NbdTarget {
             ..usual
         };
         // Bounded by the requests that its user has in flight.
-        let (flush, hear) = std::sync::mpsc::channel();
+        let (flush, receiver) = std::sync::mpsc::channel();
         let work = {
             // Weak: this thread must not keep the connection open after its user has dropped the
             // target.
             let client = Arc::downgrade(&client);
-            move || flush_each(&client, &hear)
+            move || flush_each(&client, &receiver)
         };
         thread::Builder::new().name("target".into()).spawn(work).map_err(failed)?;
         Ok(NbdTarget { geometry, client, flush })
@@ -197,8 +197,8 @@ impl NbdTarget {
 
 /// Flushes before it answers each request. It runs on a thread of its own, because the thread that
 /// receives answers must not wait for space to send a request.
-fn flush_each(client: &Weak<Client>, hear: &Receiver<Request>) {
-    for request in hear {
+fn flush_each(client: &Weak<Client>, receiver: &Receiver<Request>) {
+    for request in receiver {
         match client.upgrade() {
             Some(client) => client.submit_then(&Command::Flush, move |outcome| match outcome {
                 Ok(_) => request.done(),

@@ -26,7 +26,7 @@ fn check(fault: Fault, rule: Rule, images_max: usize) -> Report {
     let (subject, judge) = (Some(&subject as &dyn Subject), &Judge::Workload);
     let look = Look { recorded: &recorded, subject, rule, judge, folder: folder.path() };
     let campaign = recorded.campaign(&[Way::DiskKept], budget);
-    let report = campaign.run(|_, _| (), |remains| look.look(remains)).unwrap();
+    let report = campaign.run(|_, _| (), |remains| look.check(remains)).unwrap();
     println!(
         "{fault}: {} entries, {} legal cuts, {} points, {} images, {} findings; the first: {:?}",
         report.entries,

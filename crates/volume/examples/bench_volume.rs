@@ -158,7 +158,7 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
         live_bytes: live.iter().sum(),
         segments: (1..).zip(&live).map(entry).collect(),
         parts,
-        kept: sawmill_format::kept::KeptBlock::default(),
+        kept: sawmill_format::kept_block::KeptBlock::default(),
     };
     put(&checkpoint_key(volume_id, number), root.encode())?;
     println!("{extents} extents of {} GiB in {segments} segments", root.live_bytes >> 30);

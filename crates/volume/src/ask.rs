@@ -46,21 +46,21 @@ pub(crate) fn get_all(
     class: Class,
 ) -> Vec<Answer> {
     let count = wanted.len();
-    let (tell, hear) = sync_channel(count.max(1));
+    let (sender, receiver) = sync_channel(count.max(1));
     for (index, (key, range)) in wanted.into_iter().enumerate() {
-        let tell = tell.clone();
+        let sender = sender.clone();
         let done = Box::new(move |outcome| {
             // The caller waits for all answers, so the receiver still exists.
-            let _ = tell.send((index, outcome));
+            let _ = sender.send((index, outcome));
         });
         store.get(want(key, range, class), done);
     }
-    drop(tell);
+    drop(sender);
     let mut answers: Vec<Answer> = Vec::new();
     answers.resize_with(count, || {
         Err(Error::new(ErrorKind::Unavailable, "the store dropped a call without an answer"))
     });
-    for (index, outcome) in hear {
+    for (index, outcome) in receiver {
         answers[index] = found(outcome);
     }
     answers
@@ -80,21 +80,23 @@ pub(crate) fn put_as_made(
     objects: impl IntoIterator<Item = crate::Result<(String, Vec<u8>)>>,
 ) -> crate::Result<()> {
     // Bounded by the objects of one checkpoint.
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     for object in objects {
         let (key, body) = object?;
-        let tell = tell.clone();
+        let sender = sender.clone();
         let done = Box::new(move |outcome: sawmill_store::Result<PutOutcome>| {
             // The caller may have given up.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         });
         store.put(
             Put { key, body: Bytes::from(body), class: Class::Upload, bodies: Bodies::Whole },
             done,
         );
     }
-    drop(tell);
-    hear.into_iter().try_for_each(|outcome| outcome.map(drop).map_err(|error| store_error(&error)))
+    drop(sender);
+    receiver
+        .into_iter()
+        .try_for_each(|outcome| outcome.map(drop).map_err(|error| store_error(&error)))
 }
 
 /// Gets one object or a part of it.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
+use crate::counters::AtomicCounters;
 use crate::geometry::ResizableGeometry;
 use crate::state::State;
-use crate::tally::Tally;
 use crate::world::World;
 
 /// One opening of a volume, for writing or for reading only.
@@ -26,5 +26,5 @@ pub(crate) struct Attachment {
     pub(crate) world: Arc<dyn World>,
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) state: State,
-    pub(crate) tally: Tally,
+    pub(crate) counters: AtomicCounters,
 }

@@ -11,6 +11,7 @@ use sawmill_device::{Geometry, Operations};
 use sawmill_store::ObjectStore;
 
 use crate::attachment::Attachment;
+use crate::counters::AtomicCounters;
 use crate::engine::{self, Mailbox};
 use crate::geometry::ResizableGeometry;
 use crate::journal::Journal;
@@ -22,7 +23,6 @@ use crate::read::fetch::Fetcher;
 use crate::recovery::stored::StoredVolume;
 use crate::state::State;
 use crate::stored_data::{StoredData, VolumeCache};
-use crate::tally::Tally;
 use crate::threads::later::DeferredJobs;
 use crate::threads::pool::{Pool, Priority};
 use crate::unstored::AgeLimit;
@@ -72,7 +72,7 @@ impl Contexts {
             world,
             store,
             state: State::default(),
-            tally: Tally::default(),
+            counters: AtomicCounters::default(),
         });
         let mailbox = Arc::new(Mailbox::new(attachment.clone(), journal.clone()));
         let write = Arc::new(WriteContext::new(

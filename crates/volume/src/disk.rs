@@ -83,7 +83,7 @@ pub trait Disks: Send + Sync {
     /// there is no file, or if it is a device, which is locked by name alone.
     fn lock_file(&self, path: &Path) -> io::Result<Lock>;
     /// Returns what exists under this name.
-    fn look(&self, path: &Path) -> EntryKind;
+    fn entry_kind(&self, path: &Path) -> EntryKind;
     /// Opens what has this name.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
     /// Makes a file of zeroes, durably. Fails when the name is taken or space is short.
@@ -107,13 +107,13 @@ impl Disks for RealDisks {
     }
 
     fn lock_file(&self, path: &Path) -> io::Result<Lock> {
-        match self.look(path) {
+        match self.entry_kind(path) {
             EntryKind::File { .. } => Ok(Box::new(FileLock::take(path)?)),
             EntryKind::Absent | EntryKind::Device => Ok(Box::new(())),
         }
     }
 
-    fn look(&self, path: &Path) -> EntryKind {
+    fn entry_kind(&self, path: &Path) -> EntryKind {
         match std::fs::metadata(path) {
             Ok(meta) if meta.is_file() => EntryKind::File { len_bytes: meta.len() },
             Ok(_) => EntryKind::Device,

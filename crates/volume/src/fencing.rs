@@ -103,7 +103,7 @@ pub enum Fencing {
 }
 
 /// Refuses a store that cannot keep two writers apart, unless told to go on.
-pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
+pub(crate) fn require_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
     if no_fencing {
         return Ok(());
     }

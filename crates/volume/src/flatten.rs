@@ -9,7 +9,7 @@
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::ObjectStore;
 
-use crate::cuts::{Lineage, PinHolder, let_go};
+use crate::cuts::{Lineage, PinHolder, release_pins};
 use crate::names;
 use crate::recovery::checkpoint;
 use crate::status::Safety;
@@ -86,6 +86,7 @@ pub fn release_ancestors_in(
     if listed || !journaled.clean {
         return Ok(false);
     }
-    let gone = let_go(world, store, &PinHolder { clone_id: record.volume_id, lineage: &lineage });
+    let gone =
+        release_pins(world, store, &PinHolder { clone_id: record.volume_id, lineage: &lineage });
     gone.map(|_| true)
 }

@@ -12,7 +12,7 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{KeptBlock, Word};
+use sawmill_format::kept_block::{KeptBlock, Word};
 use sawmill_format::name_record::NameStep;
 use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::VolumeRecord;
@@ -20,8 +20,8 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
 use crate::cuts::words::{self, WordContent};
-use crate::cuts::{DeleteReport, PinHolder, let_go, remove_objects};
-use crate::fencing::{Claim, demand_fencing, fence};
+use crate::cuts::{DeleteReport, PinHolder, release_pins, remove_objects};
+use crate::fencing::{Claim, fence, require_fencing};
 use crate::options::CreateOptions;
 use crate::recovery::stored::{StoredVolume, end_of_log, stored_of};
 use crate::recovery::{Reporter, checkpoint};
@@ -64,8 +64,8 @@ pub fn create(
 ) -> Result<VolumeRecord> {
     check_name(name)?;
     check_options(options)?;
-    demand_free(store, name)?;
-    demand_fencing(store, options.no_fencing)?;
+    require_free(store, name)?;
+    require_fencing(store, options.no_fencing)?;
     create_in(&RealWorld::default(), store, name, options)
 }
 
@@ -122,7 +122,7 @@ pub fn create_in(
 /// Finds a volume.
 pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     check_name(name)?;
-    ledger::look(store, name)?.volume.ok_or_else(|| not_found(name))
+    ledger::read_state(store, name)?.volume.ok_or_else(|| not_found(name))
 }
 
 /// As [`find`], for a caller that goes on to write: no rename or delete that was abandoned before
@@ -138,7 +138,7 @@ pub(crate) fn find_for_good(
 
 /// Called after a writer has put its fence: a delete that did not meet the fence must be visible
 /// now.
-pub(crate) fn demand_undeleted(
+pub(crate) fn require_undeleted(
     world: &dyn World,
     store: &dyn ObjectStore,
     name: &str,
@@ -184,7 +184,7 @@ pub fn rename_in(
         if let Some(other) = other_name(store, &record)?.filter(|other| other != new) {
             return Err(two_names(old, &other));
         }
-        let to = ledger::look(store, new)?;
+        let to = ledger::read_state(store, new)?;
         let number = to.number + 1;
         let is_named = match to.volume {
             Some(there) if there.volume_id != record.volume_id => return Err(exists(new)),
@@ -225,8 +225,8 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
 }
 
 /// Deletes a volume. A writer that has it attached is fenced first, and that last fence is kept
-/// forever, so that the writer can never take its data for stored. What clones still need is deleted
-/// with the last of them.
+/// forever, so that the writer can never take its data for stored. What clones still need is
+/// deleted with the last of them.
 ///
 /// A record of the name announces the delete; the put of the word `Deleted` ends name and volume. A
 /// delete interrupted before that put leaves the volume; after one interrupted later, the same
@@ -349,7 +349,8 @@ fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Re
     };
     // A writer from before a fail-back may still resume: keep the fence that stops it.
     let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
-    let ancestors = let_go(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
+    let ancestors =
+        release_pins(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
     let mut deleted = remove_objects(world, store, volume_id, was_written)?;
     deleted.objects += ancestors.objects;
     deleted.bytes += ancestors.bytes;
@@ -387,8 +388,8 @@ fn two_names(name: &str, other: &str) -> Error {
 }
 
 /// Refuses a name that a volume already has.
-pub(crate) fn demand_free(store: &dyn ObjectStore, name: &str) -> Result<()> {
-    match ledger::look(store, name)?.volume {
+pub(crate) fn require_free(store: &dyn ObjectStore, name: &str) -> Result<()> {
+    match ledger::read_state(store, name)?.volume {
         Some(_) => Err(exists(name)),
         None => Ok(()),
     }

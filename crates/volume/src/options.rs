@@ -83,10 +83,10 @@ pub struct OpenOptions {
     pub accept_older_store: bool,
     /// Proceed although the store does not enforce conditional create.
     pub no_fencing: bool,
-    /// The store has just passed the probe of conditional create ([`replicate::demand_fencing`]):
+    /// The store has just passed the probe of conditional create ([`replicate::require_fencing`]):
     /// it is not repeated.
     ///
-    /// [`replicate::demand_fencing`]: crate::replicate::demand_fencing
+    /// [`replicate::require_fencing`]: crate::replicate::require_fencing
     pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,

@@ -9,7 +9,7 @@
 
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use sawmill_format::kept::Order;
+use sawmill_format::kept_block::Order;
 
 use crate::cuts::{Cut, entry_of, state_at};
 use crate::engine::OrderRequest;
@@ -117,13 +117,13 @@ impl Volume {
         if let Some(error) = self.attachment.state.refusal() {
             return Err(error);
         }
-        let (tell, hear) = sync_channel(1);
-        let tell = Box::new(move |outcome| {
+        let (sender, receiver) = sync_channel(1);
+        let callback = Box::new(move |outcome| {
             // The requester may have given up.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         });
         let position = journal.ring.next();
-        self.write.mailbox.push_order(OrderRequest { order, then, undo, position, callback: tell });
-        Ok(hear)
+        self.write.mailbox.push_order(OrderRequest { order, then, undo, position, callback });
+        Ok(receiver)
     }
 }

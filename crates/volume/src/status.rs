@@ -2,7 +2,7 @@
 //!
 //! Invariant: in [`Positions`], stored <= logged <= accepted.
 //!
-//! Not here: the counting (`tally`), and a volume that is not open (`inspect::at_rest`).
+//! Not here: the counting (`counters`), and a volume that is not open (`inspect::at_rest`).
 
 use std::time::Duration;
 

@@ -128,7 +128,7 @@ impl Threads {
     pub(crate) fn begin_close(&self) {
         if let Some(journal) = &self.write.journal {
             self.write.mailbox.intake.seal_through(journal.ring.next());
-            journal.wake.ring();
+            journal.wake.notify();
             self.write.mailbox.close();
         }
     }
@@ -165,9 +165,9 @@ impl Threads {
             let mut held = thread.lock();
             let Some(thread) = held.take() else { continue };
             if let Some(journal) = &self.write.journal {
-                journal.wake.ring();
+                journal.wake.notify();
             }
-            self.write.mailbox.wake.ring();
+            self.write.mailbox.wake.notify();
             if sawmill_sys::join_unless_own(thread).is_err() {
                 tracing::error!("a thread of volume {} panicked", self.write.attachment.name);
             }
@@ -278,7 +278,7 @@ impl JournalLoop {
         if let Some(error) = self.journal.failure().filter(|_| write.stalled.count() > 0) {
             write.stalled.fail(error);
         }
-        write.mailbox.wake.ring();
+        write.mailbox.wake.notify();
         Rest::Short
     }
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 /// Marks per limit: the age is known to within this fraction of it.
-const MARKS: u32 = 8;
+const MARKS_MAX: u32 = 8;
 
 /// See the head of this file.
 pub(crate) struct AgeLimit {
     age_max: Option<Duration>,
     /// Positions of the log and times, oldest first.
-    /// Bounded by [`MARKS`] and one more: writes wait once the oldest mark is too old.
+    /// Bounded by [`MARKS_MAX`] and one more: writes wait once the oldest mark is too old.
     marks: Mutex<VecDeque<(u64, Duration)>>,
 }
 
@@ -35,7 +35,7 @@ impl AgeLimit {
     pub(crate) fn note(&self, position: u64, now: Duration) {
         let Some(age_max) = self.age_max else { return };
         let mut marks = self.marks.lock();
-        if marks.back().is_none_or(|(_, at)| now.saturating_sub(*at) >= age_max / MARKS) {
+        if marks.back().is_none_or(|(_, at)| now.saturating_sub(*at) >= age_max / MARKS_MAX) {
             marks.push_back((position, now));
         }
     }

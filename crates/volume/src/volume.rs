@@ -249,7 +249,7 @@ impl Volume {
         let view = self.read.stored.view();
         let totals = view.segments.totals();
         let stored = self.write.mailbox.stored();
-        let mut counters = self.attachment.tally.counters();
+        let mut counters = self.attachment.counters.counters();
         let mut health = self.attachment.state.health(self.attachment.world.now());
         let mut positions = Positions { accepted: stored, logged: stored, stored };
         let (mut journal_bytes, mut unstored_records) = (0, 0);
@@ -315,10 +315,10 @@ impl Volume {
         if let Some(error) = self.attachment.state.refusal() {
             return Err(error);
         }
-        let (tell, hear) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let told = Box::new(move |outcome| {
             // The waiter may have given up.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         });
         let target = journal.ring.next();
         match safety {
@@ -329,7 +329,7 @@ impl Volume {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match hear.recv_timeout(left.map_or(WANTED_EVERY, |left| left.min(WANTED_EVERY))) {
+            match receiver.recv_timeout(left.map_or(WANTED_EVERY, |left| left.min(WANTED_EVERY))) {
                 Ok(outcome) => return outcome.map(|()| true),
                 Err(RecvTimeoutError::Disconnected) => return Err(closed()),
                 Err(RecvTimeoutError::Timeout) => {
@@ -347,32 +347,32 @@ impl Volume {
         if self.write.journal.is_none() {
             return true;
         }
-        let (tell, hear) = sync_channel(1);
-        self.write.mailbox.request_checkpoint(tell);
+        let (sender, receiver) = sync_channel(1);
+        self.write.mailbox.request_checkpoint(sender);
         // A volume that ended before this request was queued never answers it: withdraw it.
         if self.attachment.state.refusal().is_some() {
             drop(self.write.mailbox.take_checkpoint_requests());
         }
-        hear.recv_timeout(timeout).is_ok()
+        receiver.recv_timeout(timeout).is_ok()
     }
 
     /// Empties every segment whose share of live data is below `threshold` (1: every segment, so
     /// that the whole volume lies in address order), then deletes the dead ones. Blocks the caller;
     /// other requests continue.
     pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
-        let (tell, hear) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         // The requester waits for it.
-        self.request_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
-        hear.recv().map_err(|_| {
+        self.request_collection(threshold, Box::new(move |outcome| drop(sender.send(outcome))))?;
+        receiver.recv().map_err(|_| {
             Error::new(ErrorKind::Closed, "the volume was closed before this was done")
         })?
     }
 
-    /// As [`collect_garbage`](Self::collect_garbage); passes the result to `tell`.
+    /// As [`collect_garbage`](Self::collect_garbage); passes the result to `callback`.
     pub fn request_collection(
         &self,
         threshold: f64,
-        tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
+        callback: Box<dyn FnOnce(Result<GcReport>) + Send>,
     ) -> Result<()> {
         if !(0.0..=1.0).contains(&threshold) {
             let text =
@@ -388,7 +388,7 @@ impl Volume {
             threshold,
             through: 0,
             is_settling: false,
-            tell,
+            callback,
         });
         // A volume that ended before this request was queued never answers it: withdraw it.
         self.write.mailbox.fail_if_ended();
@@ -425,7 +425,7 @@ impl Volume {
             // Data in flight may lie beyond the new end.
             self.wait(Safety::Stored, None)?;
         }
-        self.ask_resize(size_bytes, current).recv().map_err(|_| {
+        self.request_resize(size_bytes, current).recv().map_err(|_| {
             Error::new(ErrorKind::Closed, "the volume was closed before this was done")
         })?
     }
@@ -439,17 +439,17 @@ impl Volume {
             let text = format!("the disk has {current} bytes: {size_bytes} would shrink it");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        Ok(self.ask_resize(size_bytes, current))
+        Ok(self.request_resize(size_bytes, current))
     }
 
-    fn ask_resize(&self, size_bytes: u64, from_bytes: u64) -> Receiver<Result<()>> {
-        let (tell, hear) = sync_channel(1);
+    fn request_resize(&self, size_bytes: u64, from_bytes: u64) -> Receiver<Result<()>> {
+        let (sender, receiver) = sync_channel(1);
         let told = Box::new(move |outcome| {
             // The requester may have given up.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         });
         self.write.mailbox.resize(Resize { size_bytes, from_bytes, callback: told });
-        hear
+        receiver
     }
 
     /// Preallocates the memory for the journal's newest part, so that a later [`open`](Self::open)
@@ -567,7 +567,7 @@ impl BlockDevice for Volume {
             && self.write.watch.is_woken_by_use(self.attachment.world.now())
         {
             // The engine sleeps while the volume is not in use.
-            self.write.mailbox.wake.ring();
+            self.write.mailbox.wake.notify();
         }
         match request.operation {
             Operation::Read => read::submit(&self.read, request),

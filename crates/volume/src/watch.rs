@@ -4,9 +4,9 @@
 //! A writer that takes the volume over puts a fence into the log. The owner meets it when it puts
 //! its next segment, but an owner that only reads and flushes puts none. So, while the volume is
 //! used, the engine checks where a fence would stand (`engine::fence_check`), and a flush needs a
-//! recent check: it waits for the next one, for [`PATIENCE`] at most. An unavailable store delays
-//! no flush for longer: logged data is on the local disk, whichever writer owns the volume, and the
-//! volume's health shows the outage.
+//! recent check: it waits for the next one, for [`STORE_ANSWER_TIME_MAX`] at most. An unavailable
+//! store delays no flush for longer: logged data is on the local disk, whichever writer owns the
+//! volume, and the volume's health shows the outage.
 //!
 //! Invariant: at the time that [`Watch::confirmed_at`] returns, this attachment was not fenced: it
 //! is the start of a check that found no fence, or the first put of a segment that was stored
@@ -29,7 +29,7 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A flush is answered without a wait if ownership was confirmed within this time.
 const CONFIRMED_FOR: Duration = Duration::from_secs(5);
 /// How long a flush waits for a confirmation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const STORE_ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A flush that waits for a check.
 struct CheckWaiter {
@@ -94,7 +94,7 @@ impl Watch {
 
     pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {
         let mut waiting = self.waiters.lock();
-        waiting.push(CheckWaiter { target, request, until: now + PATIENCE });
+        waiting.push(CheckWaiter { target, request, until: now + STORE_ANSWER_TIME_MAX });
         self.count.store(waiting.len(), Ordering::Release);
     }
 

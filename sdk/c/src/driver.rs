@@ -107,24 +107,23 @@ impl CDriver {
 
     fn read_into(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let read = self.table.read.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function can be called while `self` lives (head of this file); `into` is
-        // borrowed, so no one else has that memory until it returns.
-        told(unsafe { read(self.user, offset, into.as_mut_ptr(), into.len()) })
+        // SAFETY: the program's function, with memory that is its own meanwhile.
+        errno_result(unsafe { read(self.user, offset, into.as_mut_ptr(), into.len()) })
     }
 
     fn give_up(&self, offset: u64, length: u64) -> io::Result<()> {
         let discard = self.table.discard.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function can be called while `self` lives (head of this file).
-        told(unsafe { discard(self.user, offset, length) })
+        // SAFETY: the program's function.
+        errno_result(unsafe { discard(self.user, offset, length) })
     }
 
     fn zero(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         let write_zeroes = self.table.write_zeroes.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function can be called while `self` lives (head of this file).
-        told(unsafe { write_zeroes(self.user, offset, length, c_int::from(keep_space)) })
+        // SAFETY: the program's function.
+        errno_result(unsafe { write_zeroes(self.user, offset, length, c_int::from(keep_space)) })
     }
 
-    fn tell_attached(&self, device: &Device) {
+    fn notify_attached(&self, device: &Device) {
         let device = self.device.get_or_init(|| Box::new(device.clone()));
         if let Some(attached) = self.table.attached {
             // SAFETY: the function can be called while `self` lives (head of this file). The header
@@ -134,7 +133,7 @@ impl CDriver {
         }
     }
 
-    fn tell_ready(&self, doors: &[Door]) {
+    fn notify_ready(&self, doors: &[Door]) {
         let Some(ready) = self.table.ready else { return };
         let lines =
             doors.iter().map(|door| CString::new(format!("{} {}", door.kind, door.address)));
@@ -148,7 +147,7 @@ impl CDriver {
 }
 
 /// The result of a function: 0, or an errno of either sign.
-fn told(errno: c_int) -> io::Result<()> {
+fn errno_result(errno: c_int) -> io::Result<()> {
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno.saturating_abs())) }
 }
 
@@ -163,15 +162,16 @@ impl Driver for CDriver {
 
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
-        // borrowed, so they do not change until it returns.
-        told(unsafe { write(self.user, offset, bytes.as_ptr(), bytes.len(), c_int::from(fua)) })
+        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        errno_result(unsafe {
+            write(self.user, offset, bytes.as_ptr(), bytes.len(), c_int::from(fua))
+        })
     }
 
     fn flush(&self) -> io::Result<()> {
         let Some(flush) = self.table.flush else { return Ok(()) };
-        // SAFETY: the function can be called while `self` lives (head of this file).
-        told(unsafe { flush(self.user) })
+        // SAFETY: the program's function.
+        errno_result(unsafe { flush(self.user) })
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -183,11 +183,11 @@ impl Driver for CDriver {
     }
 
     fn attached(&self, device: &Device) {
-        self.tell_attached(device);
+        self.notify_attached(device);
     }
 
     fn ready(&self, doors: &[Door]) {
-        self.tell_ready(doors);
+        self.notify_ready(doors);
     }
 }
 
@@ -208,9 +208,8 @@ impl ChunkDriver for CDriver {
             queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
             again: u32::from(chunk.command.again),
         };
-        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
-        // borrowed, so they do not change until it returns.
-        told(unsafe { write_chunk(self.user, &told_of) })
+        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        errno_result(unsafe { write_chunk(self.user, &told_of) })
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -219,8 +218,8 @@ impl ChunkDriver for CDriver {
 
     fn flush(&self, queue: usize) -> io::Result<()> {
         let flush_queue = self.table.flush_queue.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function can be called while `self` lives (head of this file).
-        told(unsafe { flush_queue(self.user, u32::try_from(queue).unwrap_or(u32::MAX)) })
+        // SAFETY: the program's function.
+        errno_result(unsafe { flush_queue(self.user, u32::try_from(queue).unwrap_or(u32::MAX)) })
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -232,10 +231,10 @@ impl ChunkDriver for CDriver {
     }
 
     fn attached(&self, device: &Device) {
-        self.tell_attached(device);
+        self.notify_attached(device);
     }
 
     fn ready(&self, doors: &[Door]) {
-        self.tell_ready(doors);
+        self.notify_ready(doors);
     }
 }

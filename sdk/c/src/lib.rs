@@ -94,7 +94,7 @@ fn ended(outcome: Result<Outcome>) -> c_int {
 pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -> c_int {
     // SAFETY: strings, by the caller's promise.
     let (name, what) = unsafe { (borrowed(name), borrowed(what)) };
-    let asked = name.and_then(|name| client::ask(&client::find(name)?, what?));
+    let asked = name.and_then(|name| client::query(&client::find(name)?, what?));
     asked.map_or_else(|error| fail(&error), |_| 0)
 }
 

@@ -31,7 +31,7 @@ pub enum Fault {
     AnswerLost,
     /// The store did it; the answer comes after this time.
     Delayed(Duration),
-    /// The store did it; the answer comes when the test calls [`super::Proxy::let_go`].
+    /// The store did it; the answer comes when the test calls [`super::Proxy::release`].
     Held,
     /// The body and the connection end in the middle; the stated length is larger.
     Cut,

@@ -47,7 +47,7 @@ struct ProxyState {
     late: Mutex<Vec<LateRequest>>,
     memory: Mutex<Memory>,
     /// Increases each time the held answers are released.
-    let_go: watch::Sender<u64>,
+    release_turn: watch::Sender<u64>,
 }
 
 impl std::fmt::Debug for Proxy {
@@ -69,7 +69,7 @@ impl Proxy {
             counted: Condvar::new(),
             late: Mutex::default(),
             memory: Mutex::default(),
-            let_go: watch::Sender::new(0),
+            release_turn: watch::Sender::new(0),
         };
         let proxy = Proxy {
             address: ReservedAddress::new(),
@@ -107,12 +107,12 @@ impl Proxy {
     /// No more faults: no rules, good weather. Held answers are released; late puts stay late.
     pub fn calm(&self) {
         *lock(&self.shared.script) = Script::default();
-        self.let_go();
+        self.release();
     }
 
     /// Releases every held answer.
-    pub fn let_go(&self) {
-        self.shared.let_go.send_modify(|turn| *turn += 1);
+    pub fn release(&self) {
+        self.shared.release_turn.send_modify(|turn| *turn += 1);
     }
 
     /// Closes the door: connections are reset, new ones are refused by the kernel.

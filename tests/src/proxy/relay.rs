@@ -76,7 +76,7 @@ pub(super) struct Memory {
 }
 
 impl ProxyRequest {
-    async fn hear(request: Request<Incoming>) -> io::Result<Self> {
+    async fn receive(request: Request<Incoming>) -> io::Result<Self> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let query = parts.uri.query().unwrap_or_default();
@@ -105,7 +105,7 @@ pub(super) async fn relay(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> io::Result<Response<Body>> {
-    let asked = ProxyRequest::hear(request).await?;
+    let asked = ProxyRequest::receive(request).await?;
     lock(&shared.counts).requests += 1;
     let fault = lock(&shared.script).choose(asked.verb, &asked.key);
     bring_late(&shared);
@@ -166,8 +166,8 @@ async fn spoil(
             tokio::time::sleep(pause).await;
         }
         Fault::Held => {
-            // Before it is counted: a test that waits for the count may call `let_go` at once.
-            let mut turns = shared.let_go.subscribe();
+            // Before it is counted: a test that waits for the count may call `release` at once.
+            let mut turns = shared.release_turn.subscribe();
             turns.borrow_and_update();
             shared.count(fault.name());
             // The sender lives as long as the proxy.
@@ -216,7 +216,7 @@ async fn spoil(
 
 /// Passes the request to the store, over a connection of its own.
 async fn pass(shared: &ProxyState, asked: &ProxyRequest) -> io::Result<Answer> {
-    let answer = ask(shared.upstream, asked).await?;
+    let answer = forward(shared.upstream, asked).await?;
     let mut memory = lock(&shared.memory);
     let is_large = asked.body.len() >= REMEMBERED_BYTES_MIN;
     if asked.verb == Verb::Put && answer.parts.status.is_success() && is_large {
@@ -234,7 +234,7 @@ async fn pass(shared: &ProxyState, asked: &ProxyRequest) -> io::Result<Answer> {
     Ok(answer)
 }
 
-async fn ask(upstream: SocketAddr, asked: &ProxyRequest) -> io::Result<Answer> {
+async fn forward(upstream: SocketAddr, asked: &ProxyRequest) -> io::Result<Answer> {
     let stream = TcpStream::connect(upstream).await?;
     stream.set_nodelay(true)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;

@@ -43,8 +43,8 @@ impl Torture {
         let way = self.way(volume).unwrap_or_default();
         let Some(server) = self.start(volume, &way) else { return };
         let client = server.connect();
-        self.look(volume, &client);
-        self.see_the_past(volume, 3);
+        self.check_content(volume, &client);
+        self.check_past(volume, 3);
         self.wait_stored(volume);
         self.keep_a_moment(volume, &client);
         server.kill();

@@ -23,7 +23,7 @@ const READS_WAIT: Duration = Duration::from_secs(2);
 
 /// The requests, and their results.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct LoadCounts {
     /// Writes with a good answer.
     pub writes: u64,
     /// Flushes with a good answer, and writes with FUA.
@@ -51,8 +51,8 @@ pub(super) struct Commits {
     sessions: Vec<Session>,
     /// The content of each sector, as far as it is certain: the number of a write, or 0 for zeroes.
     known: Vec<Option<u64>>,
-    tell: Sender<CommitCompletion>,
-    hear: Receiver<CommitCompletion>,
+    sender: Sender<CommitCompletion>,
+    receiver: Receiver<CommitCompletion>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -94,11 +94,11 @@ impl Commits {
     #[must_use]
     pub(super) fn new(size_bytes: u64, mut dice: Dice) -> Self {
         let sectors = size_bytes / SECTOR_BYTES as u64;
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let log = Log::new(dice.word(), sectors);
         let sessions = vec![Session::default(); SESSIONS_MAX];
         let known = vec![Some(0); sectors as usize];
-        Commits { log, dice, may_be_refused: false, sessions, known, tell, hear }
+        Commits { log, dice, may_be_refused: false, sessions, known, sender, receiver }
     }
 
     /// A load of another history that continues from here; see [`Log::branch`].
@@ -130,7 +130,7 @@ impl Commits {
 
     /// Learns the volume's current content. `all_stored`: none of it can be lost any more, so the
     /// log starts over. Otherwise the loss of the journal may still restore an earlier state.
-    pub(super) fn see(&mut self, image: &[u8], all_stored: bool) {
+    pub(super) fn observe(&mut self, image: &[u8], all_stored: bool) {
         let seen = |bytes: &[u8]| match Sector::read(bytes) {
             Sector::Stamped(stamp) => stamp.write,
             Sector::Empty | Sector::Damaged => 0,
@@ -153,7 +153,12 @@ impl Commits {
     ///
     /// # Panics
     /// When an answer does not come for too long.
-    pub(super) fn drive(&mut self, clients: &[Client], groups: u64, cut: impl FnOnce()) -> Tally {
+    pub(super) fn drive(
+        &mut self,
+        clients: &[Client],
+        groups: u64,
+        cut: impl FnOnce(),
+    ) -> LoadCounts {
         self.drive_beside(clients, groups, || (), cut)
     }
 
@@ -166,27 +171,27 @@ impl Commits {
         groups: u64,
         give_back: impl Fn(),
         cut: impl FnOnce(),
-    ) -> Tally {
-        let mut tally = Tally::default();
+    ) -> LoadCounts {
+        let mut counts = LoadCounts::default();
         let count = clients.len().min(SESSIONS_MAX);
         self.sessions.fill(Session::default());
         let mut left = groups;
         for (session, client) in clients.iter().enumerate().take(count) {
-            self.go_on(session, client, &mut left);
+            self.step(session, client, &mut left);
         }
         while left > 0 && self.sessions[..count].iter().any(|session| !session.broken) {
-            let session = self.note_one(&mut tally, &give_back);
-            self.go_on(session, &clients[session], &mut left);
+            let session = self.note_one(&mut counts, &give_back);
+            self.step(session, &clients[session], &mut left);
         }
         cut();
         while self.sessions.iter().any(|session| session.in_flight > 0) {
-            self.note_one(&mut tally, &give_back);
+            self.note_one(&mut counts, &give_back);
         }
-        tally
+        counts
     }
 
     /// Takes a session's next step if it has nothing in flight.
-    fn go_on(&mut self, session: usize, client: &Client, left: &mut u64) {
+    fn step(&mut self, session: usize, client: &Client, left: &mut u64) {
         let state = &self.sessions[session];
         if state.in_flight > 0 || state.broken {
             return;
@@ -263,10 +268,11 @@ impl Commits {
     fn send(&mut self, session: usize, client: &Client, command: &Command, sent: CommitRequest) {
         self.sessions[session].in_flight += 1;
         self.sessions[session].is_reading = matches!(sent, CommitRequest::Read { .. });
-        let (tell, clock, since) = (self.tell.clone(), self.log.clock.clone(), Instant::now());
+        let (sender, clock, since) = (self.sender.clone(), self.log.clock.clone(), Instant::now());
         client.submit_then(command, move |outcome| {
             // The load may have ended.
-            let _ = tell.send(CommitCompletion { session, sent, since, at: clock.tick(), outcome });
+            let _ =
+                sender.send(CommitCompletion { session, sent, since, at: clock.tick(), outcome });
         });
     }
 
@@ -274,26 +280,26 @@ impl Commits {
         let only_reads =
             self.sessions.iter().all(|session| session.in_flight == 0 || session.is_reading);
         if only_reads {
-            if let Ok(ended) = self.hear.recv_timeout(READS_WAIT) {
+            if let Ok(ended) = self.receiver.recv_timeout(READS_WAIT) {
                 return ended;
             }
             give_back();
         }
-        let ended = self.hear.recv_timeout(PATIENCE);
+        let ended = self.receiver.recv_timeout(PATIENCE);
         ended.unwrap_or_else(|_| panic!("no answer for {} s", PATIENCE.as_secs()))
     }
 
-    fn note_one(&mut self, tally: &mut Tally, give_back: &impl Fn()) -> usize {
+    fn note_one(&mut self, counts: &mut LoadCounts, give_back: &impl Fn()) -> usize {
         let CommitCompletion { session, sent, since, at, outcome } = self.wait_for_one(give_back);
         self.sessions[session].in_flight -= 1;
         match (outcome, sent) {
             (Ok(_), CommitRequest::Write(place)) => {
                 let write = &mut self.log.writes[place];
                 write.completed = Some(at);
-                tally.writes += 1;
-                tally.commits += u64::from(write.fua);
+                counts.writes += 1;
+                counts.commits += u64::from(write.fua);
                 if write.fua {
-                    tally.last_commit = tally.last_commit.max(Some(since));
+                    counts.last_commit = counts.last_commit.max(Some(since));
                 }
                 let holds = if write.kind == Kind::Data { write.id } else { 0 };
                 let sectors = write.sector as usize..write.sector as usize + write.count as usize;
@@ -301,23 +307,23 @@ impl Commits {
             }
             (Ok(_), CommitRequest::Flush(place)) => {
                 self.log.flushes[place].completed = Some(at);
-                tally.commits += 1;
-                tally.last_commit = tally.last_commit.max(Some(since));
+                counts.commits += 1;
+                counts.last_commit = counts.last_commit.max(Some(since));
             }
             (Ok(reply), CommitRequest::Read { sector, count }) => {
                 match self.compare(sector, count, &reply.bytes) {
-                    Ok(()) => tally.reads += 1,
-                    Err(wrong) => tally.violations.push(wrong),
+                    Ok(()) => counts.reads += 1,
+                    Err(wrong) => counts.violations.push(wrong),
                 }
             }
-            (Err(Failure::Errno(_)), CommitRequest::Read { .. }) => tally.read_errors += 1,
+            (Err(Failure::Errno(_)), CommitRequest::Read { .. }) => counts.read_errors += 1,
             (Err(Failure::Errno(number)), CommitRequest::Write(_) | CommitRequest::Flush(_)) => {
                 self.sessions[session].broken = true;
                 if self.may_be_refused {
-                    tally.refused += 1;
+                    counts.refused += 1;
                     return session;
                 }
-                tally.violations.push(format!("a write or flush was refused with error {number}"));
+                counts.violations.push(format!("a write or flush was refused with error {number}"));
             }
             (Err(Failure::Gone), _) => self.sessions[session].broken = true,
         }

@@ -70,7 +70,7 @@ impl Torture {
         let (clock, proxy) = (volume.commits.log.clock.clone(), self.proxy.clone());
         let (mut told, mut stop) = (0, None);
         let place = &volume.place;
-        let tally = volume.commits.drive(clients, groups, || {
+        let counts = volume.commits.drive(clients, groups, || {
             if is_away {
                 proxy.shut();
             }
@@ -78,7 +78,7 @@ impl Torture {
             stop = Some(stop_with_grace(place, server));
             proxy.open();
         });
-        self.note(volume, tally);
+        self.note(volume, counts);
         volume.logged = told;
         match stop {
             Some(Stop::Orderly) => {

@@ -107,16 +107,16 @@ impl Torture {
         if let Err(violation) = volume.judge_stored(&image) {
             return self.violation(volume, &format!("a copied store: {violation}"));
         }
-        twin.see(&image, true);
-        let tally = twin.drive(&[client], 1 + self.dice.below(30), || server.kill());
-        self.note(volume, tally);
+        twin.observe(&image, true);
+        let counts = twin.drive(&[client], 1 + self.dice.below(30), || server.kill());
+        self.note(volume, counts);
         // In turn: the original finds the cache that the copy used.
         let way = self.way(volume).unwrap_or_default();
         let Some(original) = self.start(volume, &way) else { return };
         let client = original.connect();
-        self.look(volume, &client);
-        let tally = volume.commits.drive(&[client], 1 + self.dice.below(30), || ());
-        self.note(volume, tally);
+        self.check_content(volume, &client);
+        let counts = volume.commits.drive(&[client], 1 + self.dice.below(30), || ());
+        self.note(volume, counts);
         // Side by side.
         let server = volume.serve_beside(&url).start();
         let client = server.connect();
@@ -124,13 +124,13 @@ impl Torture {
         if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
             return self.violation(volume, &format!("the copy of a store: {violation}"));
         }
-        twin.see(&image, false);
-        let tally = twin.drive(&[client], 1 + self.dice.below(10), || ());
-        self.note(volume, tally);
-        let tally = volume
+        twin.observe(&image, false);
+        let counts = twin.drive(&[client], 1 + self.dice.below(10), || ());
+        self.note(volume, counts);
+        let counts = volume
             .commits
             .drive(&[original.connect()], 1 + self.dice.below(10), || original.kill());
-        self.note(volume, tally);
+        self.note(volume, counts);
         let image = server.connect().read_all().expect("readable");
         if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
             self.violation(volume, &format!("the copy of a store: {violation}"));

@@ -6,7 +6,7 @@
 
 use rustix::process::Signal;
 
-use super::commits::{SESSIONS_MAX, Tally};
+use super::commits::{LoadCounts, SESSIONS_MAX};
 use super::volume::{Loss, Volume, Way, digest};
 use super::{Deed, Torture};
 use crate::nbd::{Client, Failure};
@@ -39,11 +39,11 @@ impl Torture {
         self.report.lives += 1;
         let sessions = 1 + self.dice.below(SESSIONS_MAX as u64);
         let clients: Vec<Client> = (0..sessions).map(|_| server.connect()).collect();
-        self.look(volume, &clients[0]);
+        self.check_content(volume, &clients[0]);
         if self.dice.one_in(3) {
             let groups = 1 + self.dice.below(30);
-            let tally = volume.commits.drive(&clients, groups, || ());
-            self.note(volume, tally);
+            let counts = volume.commits.drive(&clients, groups, || ());
+            self.note(volume, counts);
             self.wait_stored(volume);
             self.keep_a_moment(volume, &clients[0]);
         }
@@ -79,7 +79,7 @@ impl Torture {
         }
         if self.dice.one_in(3) && self.report.violations.is_empty() {
             self.check(volume);
-            self.see_the_past(volume, 1);
+            self.check_past(volume, 1);
         }
     }
 
@@ -167,10 +167,10 @@ impl Torture {
     }
 
     /// Judges every byte, and continues from there.
-    pub(super) fn look(&mut self, volume: &mut Volume, client: &Client) {
+    pub(super) fn check_content(&mut self, volume: &mut Volume, client: &Client) {
         let mut image = client.read_all();
         if let Err(Failure::Errno(_)) = image {
-            self.report.tally.read_errors += 1;
+            self.report.counts.read_errors += 1;
             self.proxy.calm();
             image = client.read_all();
         }
@@ -195,7 +195,7 @@ impl Torture {
             self.wait_stored(volume);
         }
         // Without its journal, a volume has only what the store has.
-        volume.commits.see(&image, volume.loss != Loss::Nothing);
+        volume.commits.observe(&image, volume.loss != Loss::Nothing);
         if volume.loss != Loss::Nothing {
             volume.stored = 0;
         }
@@ -219,9 +219,9 @@ impl Torture {
         if volume.flush == "logged" && !volume.is_folder() && self.dice.one_in(6) {
             self.proxy.shut();
             let proxy = &self.proxy;
-            let tally = volume.commits.drive_beside(clients, 10, || proxy.open(), || ());
+            let counts = volume.commits.drive_beside(clients, 10, || proxy.open(), || ());
             self.proxy.open();
-            self.note(volume, tally);
+            self.note(volume, counts);
         }
     }
 
@@ -234,7 +234,7 @@ impl Torture {
         let groups = 1 + self.dice.below(60);
         let may_be_clean = volume.may_be_clean;
         let mut ended = None;
-        let tally = volume.commits.drive(clients, groups, || {
+        let counts = volume.commits.drive(clients, groups, || {
             if !server.is_running() {
                 ended = Some(server.stderr());
             }
@@ -247,7 +247,7 @@ impl Torture {
         if may_be_clean {
             self.report.did("told to stop, and killed at once");
         }
-        self.note(volume, tally);
+        self.note(volume, counts);
         if let Some(said) = ended {
             self.violation(volume, &format!("the server ended by itself: {said}"));
         }
@@ -277,7 +277,7 @@ impl Torture {
         let way = self.way(volume).unwrap_or_default();
         let Some(server) = self.start(volume, &way) else { return };
         let client = server.connect();
-        self.look(volume, &client);
+        self.check_content(volume, &client);
         let image = client.read_all();
         let stopped = server.stop();
         if stopped.code != Some(0) {
@@ -297,19 +297,19 @@ impl Torture {
             self.violation(volume, &format!("no orderly end elsewhere: {}", stopped.stderr));
         }
         let all = volume.past.len() as u64;
-        self.see_the_past(volume, all.min(4));
+        self.check_past(volume, all.min(4));
         self.check(volume);
         self.report.faults = self.proxy.counts();
     }
 
-    pub(super) fn note(&mut self, volume: &Volume, tally: Tally) {
-        let sum = &mut self.report.tally;
-        sum.writes += tally.writes;
-        sum.commits += tally.commits;
-        sum.reads += tally.reads;
-        sum.read_errors += tally.read_errors;
-        sum.refused += tally.refused;
-        for wrong in tally.violations {
+    pub(super) fn note(&mut self, volume: &Volume, counts: LoadCounts) {
+        let sum = &mut self.report.counts;
+        sum.writes += counts.writes;
+        sum.commits += counts.commits;
+        sum.reads += counts.reads;
+        sum.read_errors += counts.read_errors;
+        sum.refused += counts.refused;
+        for wrong in counts.violations {
             self.violation(volume, &wrong);
         }
     }

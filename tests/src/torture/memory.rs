@@ -71,7 +71,7 @@ impl Torture {
         let way = Way { staging: Some(volume.text("moved")), ..Way::default() };
         self.proxy.calm();
         let Some(server) = self.start(volume, &way) else { return };
-        self.look(volume, &server.connect());
+        self.check_content(volume, &server.connect());
         server.kill();
     }
 }

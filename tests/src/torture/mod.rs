@@ -95,19 +95,19 @@ impl Torture {
         Torture { seed, dice: Dice::new(seed), proxy, report: Report::default() }
     }
 
-    /// Runs for this long, and until each kind of deed occurred; calls `tell` after each life. Ends
-    /// early if a promise is broken.
-    pub fn run(&mut self, time: Duration, mut tell: impl FnMut(&Report)) {
+    /// Runs for this long, and until each kind of deed occurred; calls `callback` after each life.
+    /// Ends early if a promise is broken.
+    pub fn run(&mut self, time: Duration, mut callback: impl FnMut(&Report)) {
         let deadline = Instant::now() + time;
         for is_folder in [false, true] {
             let ordered: &[Deed] = if is_folder { &IN_A_FOLDER } else { &IN_A_BUCKET };
             let mut ordered = ordered.iter();
-            self.lives(is_folder, &mut tell, |_| ordered.next().copied());
+            self.lives(is_folder, &mut callback, |_| ordered.next().copied());
         }
         while Instant::now() < deadline && self.report.violations.is_empty() {
             let is_folder = self.dice.one_in(3);
             let mut left = LIVES_MAX;
-            self.lives(is_folder, &mut tell, |dice| {
+            self.lives(is_folder, &mut callback, |dice| {
                 left = left.checked_sub(1)?;
                 (Instant::now() < deadline).then(|| choose(dice, is_folder))
             });
@@ -118,7 +118,7 @@ impl Torture {
     fn lives(
         &mut self,
         is_folder: bool,
-        tell: &mut impl FnMut(&Report),
+        callback: &mut impl FnMut(&Report),
         mut next: impl FnMut(&mut Dice) -> Option<Deed>,
     ) {
         if !self.report.violations.is_empty() {
@@ -131,7 +131,7 @@ impl Torture {
             self.life(&mut volume, deed);
             self.report.slowest_life = self.report.slowest_life.max(began.elapsed());
             self.report.faults = self.proxy.counts();
-            tell(&self.report);
+            callback(&self.report);
             if !self.report.violations.is_empty() {
                 return;
             }

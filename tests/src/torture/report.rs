@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::commits::Tally;
+use super::commits::LoadCounts;
 use crate::proxy::Counts;
 use crate::stamp::Verdict;
 
@@ -26,7 +26,7 @@ pub struct Report {
     /// The output of starts that were refused, not only failed: a user would ask why.
     pub refusals: Vec<String>,
     /// The load.
-    pub tally: Tally,
+    pub counts: LoadCounts,
     /// Over all judgments: writes that had to survive, that did, and that were lost legally.
     pub verdict: Verdict,
     /// The longest life: a stall of the machine, or of the server under test.
@@ -58,7 +58,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { volumes, lives, kills, refused_starts, tally, verdict, .. } = self;
+        let Report { volumes, lives, kills, refused_starts, counts, verdict, .. } = self;
         writeln!(
             f,
             "{volumes} volumes, {lives} lives (the longest {} s), {kills} kills, refused starts by \
@@ -72,11 +72,11 @@ impl fmt::Display for Report {
             f,
             "{} writes, {} flushes and FUA, {} reads, {} read errors, {} refused to who was \
              fenced; judged: {} writes demanded, {} kept, {} lost rightly",
-            tally.writes,
-            tally.commits,
-            tally.reads,
-            tally.read_errors,
-            tally.refused,
+            counts.writes,
+            counts.commits,
+            counts.reads,
+            counts.read_errors,
+            counts.refused,
             verdict.demanded,
             verdict.kept,
             verdict.lost

@@ -125,7 +125,7 @@ impl Torture {
     }
 
     /// Looks at `count` states of the past, chosen by chance.
-    pub(super) fn see_the_past(&mut self, volume: &mut Volume, count: u64) {
+    pub(super) fn check_past(&mut self, volume: &mut Volume, count: u64) {
         for _ in 0..count {
             let known: Vec<SavedState> =
                 volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
@@ -174,9 +174,9 @@ impl Torture {
             let groups = 1 + self.dice.below(20);
             let (place, mut said) = (&volume.place, None);
             let words = ["handoff", "disk", "--json", "--timeout", "60s", "--stall-max", "30s"];
-            let tally =
+            let counts =
                 volume.commits.drive(clients, groups, || said = Some(place.sawmill(&words)));
-            self.note(volume, tally);
+            self.note(volume, counts);
             let Some(said) = said else { return };
             match said.code {
                 Some(0) => {

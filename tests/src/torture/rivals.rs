@@ -83,7 +83,7 @@ impl Torture {
             return self.violation(volume, "the winner cannot be read");
         };
         match check_nothing_accepted_lost(&volume.commits.log, &image) {
-            Ok(_) => volume.commits.see(&image, false),
+            Ok(_) => volume.commits.observe(&image, false),
             Err(violation) => self.violation(volume, &format!("the winner: {violation}")),
         }
         self.leave_the_winner(volume, second, &image);
@@ -106,7 +106,7 @@ impl Torture {
         let serve = volume.serve_elsewhere(elsewhere).with(&["--accept-journal-loss"]);
         let (mut second, mut image) = (None, None);
         volume.commits.may_be_refused = true;
-        let tally = volume.commits.drive(clients, 1 + self.dice.below(20), || {
+        let counts = volume.commits.drive(clients, 1 + self.dice.below(20), || {
             match meanwhile {
                 RivalFate::Used => {}
                 RivalFate::Stopped => first.signal(Signal::STOP),
@@ -130,7 +130,7 @@ impl Torture {
             RivalFate::CutOff => Instant::now() + KNOWS_AGAIN_WITHIN,
             _ => Instant::now() + KNOWS_WITHIN,
         };
-        self.note(volume, tally);
+        self.note(volume, counts);
         let (second, image) = match (second, image) {
             (Some(Ok(second)), Some(image)) => (second, image),
             (Some(Err(ended)), _) => {
@@ -149,15 +149,15 @@ impl Torture {
             self.violation(volume, &format!("at the take-over: {violation}"));
             return None;
         }
-        volume.commits.see(&image, true);
+        volume.commits.observe(&image, true);
         (volume.stored, volume.logged) = (0, 0);
         Some((second, since))
     }
 
     fn win(&mut self, volume: &mut Volume, clients: &[Client]) {
         let groups = 1 + self.dice.below(20);
-        let tally = volume.commits.drive(clients, groups, || ());
-        self.note(volume, tally);
+        let counts = volume.commits.drive(clients, groups, || ());
+        self.note(volume, counts);
     }
 
     /// Uses the fenced server until its door fails.
@@ -171,10 +171,10 @@ impl Torture {
         let deadline = Instant::now() + FAILS_WITHIN;
         stale.may_be_refused = true;
         loop {
-            let tally = stale.drive(clients, 5, || ());
-            let is_over = tally.refused > 0 || tally.writes + tally.commits + tally.reads == 0;
-            let last_commit = tally.last_commit;
-            self.note(volume, tally);
+            let counts = stale.drive(clients, 5, || ());
+            let is_over = counts.refused > 0 || counts.writes + counts.commits + counts.reads == 0;
+            let last_commit = counts.last_commit;
+            self.note(volume, counts);
             if last_commit.is_some_and(|asked| asked > knows) {
                 return self.violation(
                     volume,
@@ -204,7 +204,7 @@ impl Torture {
                 format!("the winner: no orderly end: {:?}: {}", stopped.code, stopped.stderr);
             return self.violation(volume, &what);
         }
-        volume.commits.see(image, true);
+        volume.commits.observe(image, true);
     }
 
     /// Starts a second server on the journal of a running one.

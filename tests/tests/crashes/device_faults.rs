@@ -113,10 +113,10 @@ fn after_a_failed_sync() -> (Scene, Server) {
     // Only a flush syncs: one in forty would leave some runs without any.
     let usual = scene.load.mix;
     scene.load.mix.flush_once_in = 8;
-    let tally = scene.load.drive(&[client], 100, || ());
+    let counts = scene.load.drive(&[client], 100, || ());
     scene.load.mix = usual;
-    assert!(tally.refused > 0, "no client received the failed sync: {tally:?}");
-    assert_eq!(tally.last_errno, Some(EIO));
+    assert!(counts.refused > 0, "no client received the failed sync: {counts:?}");
+    assert_eq!(counts.last_errno, Some(EIO));
     assert_eq!(scene.disk.struck(), 1);
     assert_eq!(
         scene.flush(&server),
@@ -184,9 +184,9 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
         scene.disk.trouble(DiskRequest::Write, skip, 1, Trouble::Fails);
         // However many requests share a write of the journal.
         let mut drive = || scene.load.drive(&[server.connect()], 1500, || ());
-        let tally = (0..50).map(|_| drive()).find(|tally| tally.refused > 0).unwrap_or_default();
-        assert_eq!(scene.disk.struck(), struck + 1, "write {skip} did not fail: {tally:?}");
-        assert!(tally.refused > 0 && tally.last_errno == Some(EIO), "{tally:?}");
+        let counts = (0..50).map(|_| drive()).find(|counts| counts.refused > 0).unwrap_or_default();
+        assert_eq!(scene.disk.struck(), struck + 1, "write {skip} did not fail: {counts:?}");
+        assert!(counts.refused > 0 && counts.last_errno == Some(EIO), "{counts:?}");
         wait_for("the server says why", || {
             server.stderr().contains("journal disk failed to").then_some(())
         });
@@ -229,7 +229,7 @@ fn a_flush_is_not_answered_before_the_disk_has_synced() {
     other.write(8192, &[8; 4096]).expect("accepted while the journal's disk hangs");
     assert_eq!(other.read(0, 4096), Ok(vec![7; 4096]));
     assert_eq!(client.in_flight(), 1, "the flush was answered and nothing was synced");
-    scene.disk.let_go();
+    scene.disk.release();
     flush.wait().expect("synced");
     let _ = server.stop().ok();
 }

@@ -146,7 +146,7 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
 }
 
 /// Fails when a store has objects that its copy lacks.
-fn see_nothing_new(live: &Path, copied: &Path) {
+fn check_nothing_new(live: &Path, copied: &Path) {
     let objects =
         |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
     let (now, then) = (objects(live), objects(copied));
@@ -193,7 +193,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
         fs::remove_file(entry.path()).expect("a staging file can be removed");
     }
-    see_nothing_new(live, &store);
+    check_nothing_new(live, &store);
     assert!(daemon.stop().success(), "qemu-storage-daemon ends in order: {}", daemon.said());
 
     let recording = Recording::open(&log).expect("QEMU's log can be read");

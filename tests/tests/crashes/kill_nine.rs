@@ -93,11 +93,11 @@ impl Disaster {
             }
             let server = self.serve(&place).start();
             let clients: Vec<Client> = (0..=load.dice.below(3)).map(|_| server.connect()).collect();
-            self.look(kill, &mut load, &clients[0], &mut sum);
+            self.check_content(kill, &mut load, &clients[0], &mut sum);
             self.die_under_load(&place, server, &clients, &mut load);
         }
         let server = self.serve(&place).start();
-        self.look(kills, &mut load, &server.connect(), &mut sum);
+        self.check_content(kills, &mut load, &server.connect(), &mut sum);
         let _ = server.stop().ok();
         let _ = place.sawmill(&["check", "disk"]).ok();
         let Disaster { name, .. } = self;
@@ -113,7 +113,7 @@ impl Disaster {
         if self.lose_journal { serve.with(&["--accept-journal-loss"]) } else { serve }
     }
 
-    fn look(&self, kill: u64, load: &mut Load, client: &Client, sum: &mut Verdict) {
+    fn check_content(&self, kill: u64, load: &mut Load, client: &Client, sum: &mut Verdict) {
         let image = client.read_all().expect("the whole volume can be read after a restart");
         match (self.check)(&load.log, &image) {
             Ok(verdict) => {

@@ -61,18 +61,18 @@ fn a_target_killed_under_a_load_comes_back_and_its_users_see_no_error() {
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("link_deaths"), Mix::default());
     for kill in 0..3 {
         let completions = 1 + load.dice.below(400);
-        let tally = load.drive(&clients, completions, || {
+        let counts = load.drive(&clients, completions, || {
             target.take().expect("it runs").kill();
             target = Some(scene.target());
         });
-        assert_eq!((tally.refused, tally.unanswered), (0, 0), "kill {kill}: {tally:?}");
+        assert_eq!((counts.refused, counts.unanswered), (0, 0), "kill {kill}: {counts:?}");
     }
     // In order, too: nobody hears of a device that was closed behind the target.
-    let tally = load.drive(&clients, 100, || {
+    let counts = load.drive(&clients, 100, || {
         let _ = target.take().expect("it runs").stop().ok();
         target = Some(scene.target());
     });
-    assert_eq!((tally.refused, tally.unanswered), (0, 0), "stopped: {tally:?}");
+    assert_eq!((counts.refused, counts.unanswered), (0, 0), "stopped: {counts:?}");
     let image = clients[0].read_all().expect("readable");
     let verdict = check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
@@ -156,13 +156,13 @@ fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
             let status = scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
             (status[0]["connections"][0]["pending"].as_u64() > Some(0)).then_some(())
         });
-        attached.ask_to_end();
+        attached.request_end();
         while attached.next_event().expect("it has not ended")["event"] != "stopping" {}
         // In order it cannot end: a door waits for the write, and the write for the target.
         wait_for("the log says what it waits for", || {
             attached.stderr().contains("stopping: waiting for the target to answer").then_some(())
         });
-        attached.ask_to_end();
+        attached.request_end();
         let ended = attached.finished();
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert!(writer.join().expect("it only writes").is_err(), "it is free");

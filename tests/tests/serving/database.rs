@@ -40,14 +40,14 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
         moment = run(command("date").args(["--utc", "+%Y-%m-%dT%H:%M:%S.%3NZ"])).trim().to_owned();
     });
     // The moment lies in the past when it is asked for, and everything was written anew meanwhile.
-    load.go_on();
+    load.resume();
     let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");
     let _ = place.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
     let there = place.neighbor();
     let (source, replica) = (format!("{}/disk", place.store_url()), second_store(store, &place));
     let follower = Follower::start(&there, &source, &replica);
-    load.go_on();
+    load.resume();
     drop(follower);
     let at_promotion = load.around(|| {
         let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
@@ -55,7 +55,7 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     });
     // The primary lives, and goes on.
     let _ = there.sawmill(&["promote", &replica]).ok();
-    load.go_on();
+    load.resume();
     let last = load.stop();
     assert!(
         at_snapshot.end() < at_moment.start() && *at_moment.end() < last,
@@ -201,18 +201,18 @@ impl<'a> Load<'a> {
     }
 
     /// Goes on until both have committed more.
-    fn go_on(&self) {
+    fn resume(&self) {
         let moved =
             || self.postgres.query("select count(*) from pgbench_history").parse::<u64>().ok();
         let wanted = moved().expect("a number") + 100;
         wait_for("pgbench commits more", || moved().filter(|&count| count >= wanted));
-        self.ledger.go_on(50);
+        self.ledger.resume(50);
     }
 
     /// Cuts under load: what may be the newest number in that cut. The upper end was under way at
     /// most.
     fn around(&self, cut: impl FnOnce()) -> RangeInclusive<u64> {
-        self.go_on();
+        self.resume();
         let least = self.ledger.acknowledged();
         cut();
         least..=self.ledger.acknowledged() + 1

@@ -31,7 +31,7 @@ fn served(place: &Place) -> (Server, Vec<Client>, Load) {
     (server, clients, load)
 }
 
-fn see_nothing_lost(load: &Load, client: &Client) {
+fn check_nothing_lost(load: &Load, client: &Client) {
     let image = client.read_all().expect("readable through the same connection");
     check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
@@ -42,13 +42,13 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     let (mut server, clients, mut load) = served(&place);
     let mut pids = vec![server.pid()];
     for _ in 0..3 {
-        let tally = load.drive(&clients, 400, || drop(server.hand_off(&place, "disk")));
-        assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");
+        let counts = load.drive(&clients, 400, || drop(server.hand_off(&place, "disk")));
+        assert_eq!((counts.refused, counts.unanswered), (0, 0), "a hand-off was felt: {counts:?}");
         pids.push(server.pid());
     }
     pids.dedup();
     assert_eq!(pids.len(), 4, "each time another process serves");
-    see_nothing_lost(&load, &clients[0]);
+    check_nothing_lost(&load, &clients[0]);
     // New clients come in by the same door, and what happens next is as if nothing had been.
     let newcomer = server.connect();
     load.run(&[newcomer], 200);
@@ -83,10 +83,10 @@ fn refused_unfelt(
     let binary = binary.display().to_string();
     let mut line = vec!["handoff", "disk", "--binary", &binary];
     line.extend(more);
-    let tally =
+    let counts =
         load.drive(clients, 200, || place.sawmill(&line).refused(refusal.code, refusal.words));
-    assert_eq!((tally.refused, tally.unanswered), (0, 0), "{binary} was felt: {tally:?}");
-    see_nothing_lost(load, &clients[0]);
+    assert_eq!((counts.refused, counts.unanswered), (0, 0), "{binary} was felt: {counts:?}");
+    check_nothing_lost(load, &clients[0]);
 }
 
 /// A successor that fails: what it does, how long it may, and what the refusal says.
@@ -165,9 +165,9 @@ fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTe
     refused(&impostor(&place, &ready), &[], &refusal(7, &["still serves"]));
     assert!(!spare.exists(), "memory that no process will use");
     // After all that, one that can.
-    let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
-    assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");
-    see_nothing_lost(&load, &clients[0]);
+    let counts = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
+    assert_eq!((counts.refused, counts.unanswered), (0, 0), "a hand-off was felt: {counts:?}");
+    check_nothing_lost(&load, &clients[0]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let _ = place.sawmill(&["check", "disk"]).ok();
@@ -178,7 +178,7 @@ fn of_two_hand_offs_at_once_one_is_refused() {
     let place = Place::new(&store::folder());
     let (mut server, clients, mut load) = served(&place);
     let slow = impostor(&place, "signal.pause()\n").display().to_string();
-    let tally = load.drive(&clients, 200, || {
+    let counts = load.drive(&clients, 200, || {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| {
                 place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"])
@@ -191,9 +191,9 @@ fn of_two_hand_offs_at_once_one_is_refused() {
             first.join().expect("no panic").refused(7, &["still serves"]);
         });
     });
-    assert_eq!((tally.refused, tally.unanswered), (0, 0), "{tally:?}");
+    assert_eq!((counts.refused, counts.unanswered), (0, 0), "{counts:?}");
     server.hand_off(&place, "disk");
-    see_nothing_lost(&load, &clients[0]);
+    check_nothing_lost(&load, &clients[0]);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     let ready = ready.display().to_string();
     let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
     refused.refused(7, &["still serves"]);
-    minio.go_on();
+    minio.resume();
     for (n, pending) in asked.into_iter().enumerate() {
         pending
             .wait()

@@ -127,7 +127,7 @@ fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(ash.in_flight(), 1, "neither answered nor failed");
     assert_eq!(health(&place, "ash").0, "closed");
-    held.go_on();
+    held.resume();
     assert_eq!(waiting.wait().map(|reply| reply.bytes), Ok(vec![2; 512]));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -176,7 +176,7 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
         })
     };
     assert!(stored("oak", true) && stored("ash", false), "{}", ended.stdout);
-    held.go_on();
+    held.resume();
     let server = wait_for("the lock is free", || place.serve("oak").and("ash").attempt().ok());
     let read = |n, at| {
         Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512)
@@ -194,7 +194,7 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
         let held = reached(&place, "switch");
         server.signal(Signal::TERM);
         let waiting = oak.submit(&Command::Write { offset: 0, bytes: vec![3; 512], fua: false });
-        held.go_on();
+        held.resume();
         asked.join().expect("no panic").refused(7, &["still serves"]);
         waiting
     });
@@ -219,7 +219,7 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
         let asked = scope.spawn(|| hand_off_to(&place, "oak", &program));
         let held = reached(&place, "start");
         server.signal(Signal::TERM);
-        held.go_on();
+        held.resume();
         asked.join().expect("no panic").json()
     });
     server.follow(&said);
@@ -238,7 +238,7 @@ fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_the_serving_
             let asked = scope.spawn(|| hand_off_to(&place, "oak", program));
             let held = reached(&place, hold);
             server.signal(Signal::USR1);
-            held.go_on();
+            held.resume();
             asked.join().expect("no panic")
         })
     };
@@ -361,7 +361,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         let held = reached(&place, "start");
         add("third.sock").refused(11, &["a hand-off is in progress"]);
         let _ = remove(&first).ok();
-        held.go_on();
+        held.resume();
         asked.join().expect("no panic").json()
     });
     server.follow(&said);
@@ -380,7 +380,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         let added = scope.spawn(|| add("third.sock"));
         let removed = scope.spawn(|| remove(&second));
         let info = scope.spawn(|| health(&place, "oak"));
-        held.go_on();
+        held.resume();
         asked.join().expect("no panic").refused(7, &["still serves"]);
         let added = added.join().expect("no panic");
         let _ = removed.join().expect("no panic").ok();

@@ -26,7 +26,7 @@ fn end_memory(place: &Place) {
     }
 }
 
-fn see_written(server: &Server) {
+fn wait_until_written(server: &Server) {
     assert_eq!(server.connect().read(8192, 4096).expect("readable"), WRITTEN);
 }
 
@@ -41,7 +41,7 @@ fn memory_that_went_with_its_container_is_missed() {
     let refusal = place.serve("disk").attempt().err().expect("refused");
     refusal.refused(REFUSED, &["memory", "--accept-memory-loss"]);
     let server = place.serve("disk").with(&["--accept-memory-loss"]).start();
-    see_written(&server);
+    wait_until_written(&server);
     let _ = server.stop().ok();
     let _ = place.serve("disk").start().stop().ok();
 }
@@ -52,7 +52,7 @@ fn a_planned_hand_off_needs_no_memory_of_before() {
     let mut server = written(&place);
     end_memory(&place);
     server.hand_off(&place, "disk");
-    see_written(&server);
+    wait_until_written(&server);
 }
 
 #[test]
@@ -75,10 +75,10 @@ fn a_server_killed_soon_after_sigterm_loses_nothing_with_the_memory() {
         (records.unwrap_or(0) > 0).then_some(())
     });
     server.kill();
-    minio.go_on();
+    minio.resume();
     end_memory(&place);
     let server = place.serve("disk").with(&["--accept-memory-loss"]).start();
-    see_written(&server);
+    wait_until_written(&server);
     assert!(before <= logged());
 }
 
@@ -89,8 +89,8 @@ fn a_command_at_rest_finds_the_memory_that_a_server_left() {
     // It has no option for the folder: the journal says where it is.
     let _ = place.sawmill(&["snapshot", "create", "disk", "noon"]).ok();
     let server = place.serve("disk").start();
-    see_written(&server);
+    wait_until_written(&server);
     let _ = server.stop().ok();
     let server = place.serve("disk@noon").with(&["--read-only"]).start();
-    see_written(&server);
+    wait_until_written(&server);
 }

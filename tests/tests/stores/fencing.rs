@@ -3,7 +3,7 @@
 
 use rustix::process::Signal;
 use sawmill_testkit::Dice;
-use sawmill_tests::load::{Load, Mix, Tally};
+use sawmill_tests::load::{Load, LoadCounts, Mix};
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Client, Command, Failure};
 use sawmill_tests::on_each_store;
@@ -35,11 +35,11 @@ fn take_over(elsewhere: &Place) -> Server {
 }
 
 /// Keeps writing until the door fails.
-fn write_until_refused(load: &mut Load, clients: &[Client]) -> Tally {
+fn write_until_refused(load: &mut Load, clients: &[Client]) -> LoadCounts {
     for _ in 0..500 {
-        let tally = load.drive(clients, 200, || ());
-        if tally.refused > 0 || tally.unanswered > 0 {
-            return tally;
+        let counts = load.drive(clients, 200, || ());
+        if counts.refused > 0 || counts.unanswered > 0 {
+            return counts;
         }
     }
     panic!("100000 requests later the stale writer has not learned that it is fenced");
@@ -59,8 +59,8 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     check_cut(&load.log, &at_takeover)
         .unwrap_or_else(|violation| panic!("at the takeover: {violation}"));
 
-    let tally = write_until_refused(&mut load, &clients);
-    println!("the first writer met the fence: {tally:?}");
+    let counts = write_until_refused(&mut load, &clients);
+    println!("the first writer met the fence: {counts:?}");
     // From the fence on the door stays shut.
     assert!(clients[0].write(0, &[1; 512]).is_err());
     assert!(

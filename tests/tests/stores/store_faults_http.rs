@@ -298,7 +298,7 @@ fn an_answer_that_never_comes_is_given_up_and_the_put_is_not_taken_for_a_fence()
     // The engine gives the held puts up by itself, and finds that they were done.
     scene.wait_stored();
     scene.load.run(&clients, 200);
-    scene.proxy.let_go();
+    scene.proxy.release();
     scene.wait_stored();
     scene.judge(&clients[0].read_all().expect("readable"));
     server.kill();
@@ -315,7 +315,7 @@ fn a_read_whose_answer_is_held_comes_when_it_is_let_go() {
     let image = std::thread::scope(|scope| {
         let reading = scope.spawn(|| client.read_all());
         scene.proxy.wait_for(Fault::Held.name(), 3);
-        scene.proxy.let_go();
+        scene.proxy.release();
         reading.join().expect("the reader does not panic")
     });
     scene.judge(&image.expect("readable"));
@@ -328,7 +328,7 @@ fn a_stop_that_is_asked_for_while_serving_starts_ends_it_in_order() {
     let server = scene.place.serve("disk").launch();
     scene.proxy.wait_for(Fault::Held.name(), 1);
     server.signal(rustix::process::Signal::TERM);
-    scene.proxy.let_go();
+    scene.proxy.release();
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }

@@ -81,7 +81,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
         server.stderr().contains("writes wait: the journal is full").then_some(())
     });
 
-    minio.go_on();
+    minio.resume();
     for (n, pending) in asked.into_iter().enumerate() {
         pending
             .wait()
@@ -114,7 +114,7 @@ fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
         minio.pause();
         // 64 MiB of journal hold this much, so that no request has to wait.
         load.run(&clients, 300);
-        minio.go_on();
+        minio.resume();
     }
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let image = clients[0].read_all().expect("readable");
@@ -154,7 +154,7 @@ fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
         "not everything was stored, and the exit code says so: {}",
         ended.stderr
     );
-    minio.go_on();
+    minio.resume();
     let server = place.serve("disk").start();
     assert_eq!(server.connect().read(0, 4096), Ok(vec![3; 4096]), "an accepted write is lost");
 }

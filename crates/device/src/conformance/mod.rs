@@ -99,26 +99,26 @@ pub fn read_only(make: &dyn Fn() -> Device) {
 
 /// D1: every kind of request is answered once, also one submitted from within an answer.
 pub fn d1_every_request_is_answered_exactly_once(device: Device) {
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let mut submitted = 0;
     for round in 0..50 {
         for operation in Operation::ALL {
             let (address, length) =
                 if operation == Operation::Flush { (0, 0) } else { (round * 1000, 4096) };
-            device.submit(probe(operation, address, length, 4096, &tell));
+            device.submit(probe(operation, address, length, 4096, &sender));
             submitted += 1;
         }
     }
     for _ in 0..submitted {
-        let _ = answer(&hear, "D1");
+        let _ = answer(&receiver, "D1");
     }
-    drop(tell);
-    assert!(hear.try_recv().is_err(), "D1: more answers than requests");
+    drop(sender);
+    assert!(receiver.try_recv().is_err(), "D1: more answers than requests");
 
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let holders = Arc::strong_count(&device);
-    submit_chain(Arc::clone(&device), 64, tell);
-    let outcome = answer(&hear, "D1, submitted from within an answer");
+    submit_chain(Arc::clone(&device), 64, sender);
+    let outcome = answer(&receiver, "D1, submitted from within an answer");
     // The chain drops its references on the device's own threads; wait for them, so that the test
     // drops the last one.
     while Arc::strong_count(&device) > holders {
@@ -129,35 +129,35 @@ pub fn d1_every_request_is_answered_exactly_once(device: Device) {
 
 /// D2: a dropped request answers itself, and a dropped device answers all submitted requests.
 pub fn d2_no_request_is_lost(device: Device) {
-    let (tell, hear) = channel();
-    drop(probe(Operation::Write, 0, 512, 512, &tell));
-    let kind = answer(&hear, "D2").err().map(|error| error.kind());
+    let (sender, receiver) = channel();
+    drop(probe(Operation::Write, 0, 512, 512, &sender));
+    let kind = answer(&receiver, "D2").err().map(|error| error.kind());
     assert_eq!(kind, Some(ErrorKind::Internal), "D2: a dropped request answers with Internal");
 
     for number in 0..64 {
-        device.submit(probe(Operation::Write, number * 5000, 5000, 5000, &tell));
-        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &tell));
+        device.submit(probe(Operation::Write, number * 5000, 5000, 5000, &sender));
+        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &sender));
     }
-    device.submit(probe(Operation::Flush, 0, 0, 0, &tell));
+    device.submit(probe(Operation::Flush, 0, 0, 0, &sender));
     drop(device);
     for _ in 0..129 {
-        let _ = answer(&hear, "D2, the device was dropped with requests under way");
+        let _ = answer(&receiver, "D2, the device was dropped with requests under way");
     }
 }
 
 /// D2: an answer may hold the last reference to a device, and drop it on the thread that delivers
 /// the answer.
 pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     for number in 0..32 {
-        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &tell));
+        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &sender));
     }
     let (dropped, wait) = channel();
-    submit_last_holder(Arc::clone(&device), wait, tell);
+    submit_last_holder(Arc::clone(&device), wait, sender);
     drop(device);
     drop(dropped);
     for _ in 0..33 {
-        let _ = answer(&hear, "D2, an answer dropped the device");
+        let _ = answer(&receiver, "D2, an answer dropped the device");
     }
 }
 
@@ -425,15 +425,16 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     let longest = u64::from(device.geometry().request_bytes_max.min(40_000));
     let mut random = Dice::new(8);
     for round in 0..20 {
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let ranges: Vec<_> =
             (0..8).map(|_| (random.below(30_000), 1 + random.below(longest))).collect();
         let before = read(&device, base, 70_000);
         thread::scope(|scope| {
             for (writer, (start, length)) in ranges.iter().enumerate() {
-                let (device, tell, fill) = (&device, tell.clone(), value(round, writer));
+                let (device, sender, fill) = (&device, sender.clone(), value(round, writer));
                 scope.spawn(move || {
-                    let exchange = Probe { bytes: vec![fill; *length as usize], tell: Some(tell) };
+                    let exchange =
+                        Probe { bytes: vec![fill; *length as usize], sender: Some(sender) };
                     let (operation, flags) = (Operation::Write, Flags::default());
                     device.submit(Request::new(
                         operation,
@@ -445,7 +446,9 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
                 });
             }
         });
-        ranges.iter().for_each(|_| drop(expect(answer(&hear, "D8"), "D8: an overlapping write")));
+        ranges
+            .iter()
+            .for_each(|_| drop(expect(answer(&receiver, "D8"), "D8: an overlapping write")));
         let whole = read(&device, base, 70_000);
         for (offset, byte) in whole.iter().enumerate() {
             let mut written = false;

@@ -25,14 +25,14 @@ const NEVER_ANSWERED: &str = "an exchange was dropped without an outcome";
 /// An exchange that reports its outcome, or that it was dropped without one, once.
 pub(super) struct Probe {
     pub(super) bytes: Vec<u8>,
-    pub(super) tell: Option<Sender<Outcome>>,
+    pub(super) sender: Option<Sender<Outcome>>,
 }
 
 impl Probe {
     fn report(&mut self, outcome: Outcome) {
-        if let Some(tell) = self.tell.take() {
+        if let Some(sender) = self.sender.take() {
             // The receiver is gone if the test has failed already.
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         }
     }
 }
@@ -62,15 +62,15 @@ pub(super) fn probe(
     address: u64,
     length: u64,
     buffer: usize,
-    tell: &Sender<Outcome>,
+    sender: &Sender<Outcome>,
 ) -> Request {
-    let exchange = Probe { bytes: vec![1; buffer], tell: Some(tell.clone()) };
+    let exchange = Probe { bytes: vec![1; buffer], sender: Some(sender.clone()) };
     Request::new(operation, address, length, Flags::default(), Box::new(exchange))
 }
 
 /// Waits for one answer of a [`Probe`].
-pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
-    match hear.recv_timeout(LOST_AFTER) {
+pub(super) fn answer(receiver: &Receiver<Outcome>, clause: &str) -> Outcome {
+    match receiver.recv_timeout(LOST_AFTER) {
         Ok(Err(error)) if error.to_string() == NEVER_ANSWERED => panic!("{clause}: {error}"),
         Ok(outcome) => outcome,
         Err(_) => panic!("{clause}: a request was not answered"),
@@ -78,14 +78,14 @@ pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
 }
 
 /// Submits a read whose answer submits the next one, `left` times. The last outcome is sent to
-/// `tell`.
-pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
+/// `sender`.
+pub(super) fn submit_chain(device: Device, left: u32, sender: Sender<Outcome>) {
     let next = Arc::clone(&device);
-    let hear = move |outcome: Outcome, _| {
+    let receiver = move |outcome: Outcome, _| {
         if outcome.is_ok() && left > 0 {
-            submit_chain(next, left - 1, tell);
+            submit_chain(next, left - 1, sender);
         } else {
-            let _ = tell.send(outcome);
+            let _ = sender.send(outcome);
         }
     };
     device.submit(Request::with_bytes(
@@ -93,17 +93,17 @@ pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
         1000,
         Flags::default(),
         vec![0; 3000],
-        hear,
+        receiver,
     ));
 }
 
 /// Submits a read whose answer drops its reference to the device. On another thread than the
 /// caller's, the answer first waits until the caller, which drops its own reference at once, closes
 /// `dropped`; so the answer drops the last reference.
-pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Sender<Outcome>) {
+pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, sender: Sender<Outcome>) {
     let caller = thread::current().id();
     let held = Arc::clone(&device);
-    let last = probe(Operation::Read, 1000, 3000, 3000, &tell).then(move |outcome, asker| {
+    let last = probe(Operation::Read, 1000, 3000, 3000, &sender).then(move |outcome, asker| {
         if thread::current().id() != caller {
             // The wait is limited, so that a device that breaks the contract fails the test and
             // does not hang it.

@@ -6,7 +6,7 @@
 //!
 //! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
 //! no counter. The `Arc` of a lane's [`InFlightGuard`] counts the requests inside, and its last
-//! holder rings the bell.
+//! holder notifies the waiter.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
 //! that was replaced. Not here: whether two devices are the same disk, which the caller of
@@ -27,7 +27,7 @@ const STRIPES: usize = 16;
 pub struct Gate {
     stripes: [Stripe; STRIPES],
     line: Mutex<Line>,
-    bell: Arc<Bell>,
+    in_flight: Arc<InFlightCount>,
 }
 
 /// A stripe has a cache line of its own (two, as CPUs fetch them).
@@ -37,16 +37,16 @@ struct Stripe(RwLock<Option<Arc<Way>>>);
 
 /// The way to the device while the gate is open, one for each stripe.
 struct Way {
-    // Dropped first, so that the bell rings only after that.
+    // Dropped first, so that the waiter is notified only after that.
     device: Arc<dyn BlockDevice>,
     guard: Arc<InFlightGuard>,
 }
 
 /// Held by every request inside, and by its submitter.
-struct InFlightGuard(Arc<Bell>);
+struct InFlightGuard(Arc<InFlightCount>);
 
 #[derive(Default)]
-struct Bell {
+struct InFlightCount {
     /// How many [`InFlightGuard`] are left.
     left: Mutex<usize>,
     none_left: Condvar,
@@ -69,7 +69,7 @@ impl Gate {
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         let geometry = device.geometry();
         let line = Mutex::new(Line { device, geometry, way: None, waiting: Vec::new() });
-        let gate = Gate { stripes: Default::default(), line, bell: Arc::default() };
+        let gate = Gate { stripes: Default::default(), line, in_flight: Arc::default() };
         gate.open();
         gate
     }
@@ -85,9 +85,9 @@ impl Gate {
             self.stripes.iter().for_each(|stripe| *stripe.0.write() = None);
         }
         let deadline = Instant::now() + patience;
-        let mut left = self.bell.left.lock();
+        let mut left = self.in_flight.left.lock();
         while *left > 0 {
-            if self.bell.none_left.wait_until(&mut left, deadline).timed_out() && *left > 0 {
+            if self.in_flight.none_left.wait_until(&mut left, deadline).timed_out() && *left > 0 {
                 drop(left);
                 self.open();
                 let text = format!(
@@ -107,7 +107,7 @@ impl Gate {
     pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let mut line = self.line.lock();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
-        if line.way.is_some() || *self.bell.left.lock() > 0 {
+        if line.way.is_some() || *self.in_flight.left.lock() > 0 {
             return invalid("a device is replaced behind a shut gate only".into());
         }
         if let Some(reason) = unfit(line.geometry, device.geometry()) {
@@ -127,7 +127,7 @@ impl Gate {
             let ways: [Arc<Way>; STRIPES] = std::array::from_fn(|_| {
                 Arc::new(Way {
                     device: line.device.clone(),
-                    guard: Arc::new(InFlightGuard::new(&self.bell)),
+                    guard: Arc::new(InFlightGuard::new(&self.in_flight)),
                 })
             });
             let first = ways[0].clone();
@@ -194,16 +194,16 @@ impl Way {
         let inside = self.guard.clone();
         self.device.submit(request.then(move |outcome, asker| {
             asker.complete(outcome);
-            // The bell rings only after the answer was delivered.
+            // The waiter is notified only after the answer was delivered.
             drop(inside);
         }));
     }
 }
 
 impl InFlightGuard {
-    fn new(bell: &Arc<Bell>) -> Self {
-        *bell.left.lock() += 1;
-        InFlightGuard(bell.clone())
+    fn new(in_flight: &Arc<InFlightCount>) -> Self {
+        *in_flight.left.lock() += 1;
+        InFlightGuard(in_flight.clone())
     }
 }
 

@@ -111,7 +111,7 @@ impl Backend for Batch {
 
     fn pause(&self) {
         self.life.pause();
-        self.ring();
+        self.notify();
     }
 
     fn recover(&self) -> Result<()> {

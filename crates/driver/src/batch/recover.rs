@@ -28,7 +28,7 @@ impl Batch {
     /// `InUse` if there is a driver already, `Closed` if the device has ended.
     pub fn start(&self) -> Result<()> {
         self.life.start()?;
-        self.ring();
+        self.notify();
         Ok(())
     }
 
@@ -37,7 +37,7 @@ impl Batch {
     /// `batch`).
     pub fn recover(&self) {
         self.life.pause();
-        self.ring();
+        self.notify();
         // All queues at once: the newer bytes may be in a chunk of another queue than the older
         // write.
         let mut all: Vec<_> = self.queues.iter().map(|queue| queue.writes.lock()).collect();
@@ -85,7 +85,7 @@ impl Batch {
         for (number, queue) in self.queues.iter().enumerate() {
             self.close(number, &mut queue.writes.lock());
         }
-        self.ring();
+        self.notify();
     }
 
     /// Whether everything accepted was acknowledged.
@@ -115,7 +115,7 @@ impl Batch {
             writes.ready.clear();
             writes.fetched.clear();
         }
-        self.ring();
+        self.notify();
     }
 
     /// Fails every request that waits. Completed writes stay, because a driver may connect for
@@ -152,7 +152,7 @@ impl Batch {
     }
 
     /// Wakes all threads that wait for work.
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         for queue in &self.queues {
             // Under the lock, so that no thread is between checking and waiting.
             let writes = queue.writes.lock();

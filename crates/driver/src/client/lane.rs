@@ -31,7 +31,7 @@ pub(super) struct Lane {
     has_ended: AtomicBool,
     /// Commands that were taken and are not done, by arrival.
     open: Mutex<BTreeSet<u64>>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl Lane {
             more: Condvar::new(),
             has_ended: AtomicBool::new(false),
             open: Mutex::default(),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
         }
     }
 
@@ -190,13 +190,13 @@ impl Lane {
         // Other threads may still be writing chunks that were taken before the flush, and it must
         // cover them.
         while open.first().is_some_and(|first| *first < ticket) {
-            self.bell.wait(&mut open);
+            self.wakeup.wait(&mut open);
         }
     }
 
     fn close_ticket(&self, ticket: u64) {
         self.open.lock().remove(&ticket);
-        self.bell.notify_all();
+        self.wakeup.notify_all();
     }
 
     /// Answers a command: soon, together with others.

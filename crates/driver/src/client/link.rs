@@ -71,7 +71,7 @@ impl Link {
             let facts = packet.facts;
             match packet.kind {
                 ControlKind::Welcome => {
-                    demand_protocol(facts.parsed("protocol")?)?;
+                    require_protocol(facts.parsed("protocol")?)?;
                     self.device.welcome = Arc::new(facts);
                 }
                 ControlKind::Queue => self.add_queue(&facts, files)?,
@@ -116,7 +116,7 @@ impl Link {
     }
 
     /// Waits for the next message of the host to an attached driver.
-    pub(super) fn hear(&mut self) -> Result<HostMessage> {
+    pub(super) fn receive_message(&mut self) -> Result<HostMessage> {
         let Some((packet, _)) = self.receive()? else { return Ok(HostMessage::End) };
         match packet.kind {
             ControlKind::Doors => Ok(HostMessage::Doors(doors(&packet.facts))),
@@ -149,12 +149,12 @@ fn doors(facts: &Facts) -> Vec<Door> {
 ///
 /// # Errors
 /// `NotFound` if there is no host; the error of the host.
-pub fn ask(socket: &Path, what: &str) -> Result<Facts> {
-    ask_on(&PacketSocket::connect(socket)?, what)
+pub fn query(socket: &Path, what: &str) -> Result<Facts> {
+    query_on(&PacketSocket::connect(socket)?, what)
 }
 
 /// As [`ask`], on a connection that carried no message yet.
-pub(super) fn ask_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
+pub(super) fn query_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
     let question = Control::new(ControlKind::Ask, Facts::default().with("ask", what));
     connection.send(&question.encode(), &[])?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
@@ -197,7 +197,7 @@ pub(super) fn odd(text: String) -> Error {
     Error::new(ErrorKind::Invalid, text)
 }
 
-fn demand_protocol(protocol: u32) -> Result<()> {
+fn require_protocol(protocol: u32) -> Result<()> {
     if protocol == PROTOCOL {
         return Ok(());
     }

@@ -23,7 +23,7 @@ mod work;
 pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
 pub use host::{DOORS_VARIABLE, PROGRAM_VARIABLE, find};
 pub use in_process::InProcess;
-pub use link::{ask, kind_of_refusal};
+pub use link::{kind_of_refusal, query};
 pub use options::{Options, parse_size};
 
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ impl Connection {
         // A host that somebody else has started is not this process's to end.
         if self.host.is_some() {
             // If the host is gone, that is what we want.
-            let _ = link::ask_on(&self.control, "fail");
+            let _ = link::query_on(&self.control, "fail");
         }
     }
 

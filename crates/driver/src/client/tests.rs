@@ -115,12 +115,12 @@ impl Host {
         answers[0].errno
     }
 
-    fn tell(&self, kind: ControlKind, facts: Facts) {
+    fn send(&self, kind: ControlKind, facts: Facts) {
         self.control.send(&Control::new(kind, facts).encode(), &[]).unwrap();
     }
 
     fn finish(&self, reason: &str) {
-        self.tell(ControlKind::Finish, Facts::default().with("reason", reason));
+        self.send(ControlKind::Finish, Facts::default().with("reason", reason));
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         for (socket, ..) in &self.lanes {
             socket.send(&Command::new(CommandKind::End, 0).encode(), &[]).unwrap();
@@ -154,7 +154,7 @@ fn host(
         assert_eq!(hello.kind, ControlKind::Hello);
         let is_batch = facts.get("mode") == Some("batch");
         let mut host = Host { control, lanes: Vec::new(), hello: hello.facts };
-        host.tell(ControlKind::Welcome, facts);
+        host.send(ControlKind::Welcome, facts);
         for queue in 0..queues {
             let mut files = Vec::new();
             let mut facts = Facts::default().with("queue", queue);
@@ -174,7 +174,7 @@ fn host(
                 files.iter().flat_map(|(socket, file)| [socket.as_fd(), file.as_fd()]).collect();
             host.control.send(&Control::new(ControlKind::Queue, facts).encode(), &fds).unwrap();
         }
-        host.tell(ControlKind::Attached, Facts::default());
+        host.send(ControlKind::Attached, Facts::default());
         script(&mut host);
     };
     (path, thread::spawn(work))
@@ -235,7 +235,7 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
                 }
                 if round == 0 {
                     let doors = Facts::default().with("door", "nbd nbd+unix:///?socket=/a b");
-                    host.tell(ControlKind::Doors, doors);
+                    host.send(ControlKind::Doors, doors);
                 }
             }
             host.finish("ended");
@@ -257,7 +257,7 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
 fn many_commands_of_one_packet_are_all_answered() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 4), |host| {
-        host.tell(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, Facts::default());
         let commands = (0..200)
             .map(|n| Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) });
         let packet: Vec<u8> = commands.flat_map(|command| command.encode()).collect();
@@ -289,7 +289,7 @@ impl Driver for BarrierDriver {
 fn as_many_commands_as_threads_are_in_work_at_once() {
     let driver = BarrierDriver(std::sync::Barrier::new(4));
     let outcome = run(&driver, plain(), (1, 4), |host| {
-        host.tell(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, Facts::default());
         let read = |n: u64| {
             Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) }.encode()
         };
@@ -337,7 +337,7 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
         for threads in [1, 2] {
             let driver = Ram::new();
             let told = run(&driver, plain(), (1, threads), move |host| {
-                host.tell(ControlKind::Doors, Facts::default());
+                host.send(ControlKind::Doors, Facts::default());
                 host.command(0, Command { offset, ..command(CommandKind::Write, 1, 0, length) });
                 assert!(host.lanes[0].0.receive(&mut [0; 100]).unwrap().is_none(), "no answer");
             });
@@ -359,7 +359,7 @@ fn a_host_that_goes_or_makes_no_sense_ends_the_driver() {
         });
         assert_eq!(told.unwrap_err().kind(), ErrorKind::Invalid);
         let told = run(&driver, plain(), (1, threads), |host| {
-            host.tell(ControlKind::Hello, Facts::default());
+            host.send(ControlKind::Hello, Facts::default());
             assert!(host.control.receive(&mut [0; 100]).unwrap().is_none());
         });
         assert!(told.unwrap_err().to_string().contains("Hello"));
@@ -452,19 +452,19 @@ impl ChunkDriver for Slow {
 #[test]
 fn a_flush_of_chunks_waits_for_those_before_it_and_reads_do_not() {
     let folder = tempfile::tempdir().unwrap();
-    let (began, hear) = channel();
-    let (tell, go_on) = channel();
+    let (began, receiver) = channel();
+    let (sender, go_on) = channel();
     let (path, host) = host(folder.path(), batch(), 1, move |host| {
-        host.tell(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, Facts::default());
         let command_of_chunk = chunk(host, 0, (0, 512, 1), 5);
         host.command(0, command_of_chunk);
         host.command(0, Command::new(CommandKind::Flush, 2));
-        assert_eq!(hear.recv().unwrap(), "write");
+        assert_eq!(receiver.recv().unwrap(), "write");
         assert_eq!(host.errno(1, command(CommandKind::Read, 1, 0, 512)), 0);
-        assert_eq!(hear.recv().unwrap(), "read");
-        tell.send(()).unwrap();
+        assert_eq!(receiver.recv().unwrap(), "read");
+        sender.send(()).unwrap();
         assert_eq!(host.answers(0, 2).iter().map(|answer| answer.errno).sum::<i32>(), 0);
-        assert_eq!([hear.recv().unwrap(), hear.recv().unwrap()], ["written", "flush"]);
+        assert_eq!([receiver.recv().unwrap(), receiver.recv().unwrap()], ["written", "flush"]);
         host.finish("ended");
     });
     let driver = Slow { began, go_on: Mutex::new(go_on) };

@@ -53,7 +53,7 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
             answers.send(lane)?;
         }
         let (told, ready) = wait(link)?;
-        let heard = if told { link.hear()? } else { HostMessage::News };
+        let heard = if told { link.receive_message()? } else { HostMessage::News };
         match heard {
             HostMessage::Doors(doors) => {
                 handler.ready(&doors);
@@ -132,7 +132,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
             }
         }
         loop {
-            match link.hear() {
+            match link.receive_message() {
                 Ok(HostMessage::Doors(doors)) => handler.ready(&doors),
                 Ok(HostMessage::News) => {}
                 Ok(HostMessage::End) => break,
@@ -179,5 +179,5 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
 /// Reads why there are no more commands: the host has sent that before.
 fn finish(link: &mut Link) {
     Link::break_off(&link.device, &link.lanes);
-    while link.hear().is_ok_and(|heard| heard != HostMessage::End) {}
+    while link.receive_message().is_ok_and(|heard| heard != HostMessage::End) {}
 }

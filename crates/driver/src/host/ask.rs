@@ -34,18 +34,18 @@ impl Host {
                 None => Err((ENODEV, "no driver has declared the device yet".to_owned())),
             },
             "end" => {
-                (self.tell)(Event::EndAsked(None));
+                (self.on_event)(Event::EndAsked(None));
                 self.wait_for_end().map(|()| Facts::default()).map_err(|why| (EIO, why.to_string()))
             }
             "fail" => {
-                (self.tell)(Event::EndAsked(Some("it was requested".to_owned())));
+                (self.on_event)(Event::EndAsked(Some("it was requested".to_owned())));
                 // Whoever asks for a failure expects one; the answer only says that the device has
                 // ended.
                 let _ = self.wait_for_end();
                 Ok(Facts::default())
             }
             "replace" => {
-                (self.tell)(Event::ReplaceAsked);
+                (self.on_event)(Event::ReplaceAsked);
                 Ok(Facts::default())
             }
             _ => Err((

@@ -40,7 +40,7 @@ impl Host {
                 // one finds what there is.
                 Err(error) => {
                     self.stay_alone(&error);
-                    return self.say_gone(0, pid, false, error.to_string());
+                    return self.report_gone(0, pid, false, error.to_string());
                 }
             },
             Err(error) => {
@@ -48,13 +48,13 @@ impl Host {
                 return refuse(&control, refused_errno(error.kind()), &error.to_string());
             }
         };
-        (self.tell)(Event::Attached { generation: session.generation, pid });
+        (self.on_event)(Event::Attached { generation: session.generation, pid });
         if session.generation == 1 {
-            (self.tell)(Event::Declared);
+            (self.on_event)(Event::Declared);
         }
         drop(attaching);
         self.listen_to(&session);
-        self.take_leave(&session, threads);
+        self.wait_until_left(&session, threads);
     }
 
     /// Checks whether the driver may connect, lets the current one finish, and sends the new one
@@ -71,7 +71,7 @@ impl Host {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let served = self.declare(hello)?;
-        self.let_the_last_finish(served, hello)?;
+        self.finish_predecessor(served, hello)?;
         if served.backend.state() == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
         }
@@ -114,7 +114,7 @@ impl Host {
         Ok(self.device.get_or_init(|| DeclaredDevice { options, backend, policy, device }))
     }
 
-    fn let_the_last_finish(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
+    fn finish_predecessor(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
         let Some(last) = self.state.lock().session.clone() else { return Ok(()) };
         let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
         // A driver that died a moment ago does not count: its requests are being recovered.
@@ -127,13 +127,13 @@ impl Host {
                 return Err(Error::new(ErrorKind::InUse, text));
             }
             last.is_finishing.store(true, Ordering::SeqCst);
-            last.tell(ControlKind::Finish, Facts::default().with("reason", "replaced"));
+            last.send(ControlKind::Finish, Facts::default().with("reason", "replaced"));
             declared_device.backend.pause();
         }
         let mut done_since = None;
         let mut now = self.state.lock();
         while now.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
-            last.see_that_it_goes(declared_device.backend.oldest().is_none(), &mut done_since);
+            last.expect_disconnect(declared_device.backend.oldest().is_none(), &mut done_since);
             self.changed.wait_for(&mut now, LOOK_EVERY);
         }
         Ok(())
@@ -171,9 +171,9 @@ impl Host {
             return Err(error);
         }
         self.generation.store(generation, Ordering::SeqCst);
-        session.tell(ControlKind::Attached, Facts::default());
+        session.send(ControlKind::Attached, Facts::default());
         if let Some(doors) = self.doors.get() {
-            session.tell_doors(doors);
+            session.send_doors(doors);
         }
         session.begin(true);
         Ok((session, threads))
@@ -183,12 +183,12 @@ impl Host {
     fn listen_to(&self, session: &Session) {
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         loop {
-            match session.hear(&mut buffer) {
+            match session.receive_message(&mut buffer) {
                 Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
                     let failed = packet.facts.get("outcome") == Some("failed");
                     let why = packet.facts.get("message");
                     let why = why.unwrap_or("its driver reported a failure").to_owned();
-                    (self.tell)(Event::EndAsked(failed.then_some(why)));
+                    (self.on_event)(Event::EndAsked(failed.then_some(why)));
                 }
                 Ok(Some(packet)) => {
                     return session
@@ -201,7 +201,7 @@ impl Host {
     }
 
     /// The driver is gone: its requests wait for the next one, or fail.
-    fn take_leave(&self, session: &Arc<Session>, threads: Threads) {
+    fn wait_until_left(&self, session: &Arc<Session>, threads: Threads) {
         let Some(served) = self.device.get() else { return };
         served.backend.pause();
         session.close();
@@ -224,7 +224,7 @@ impl Host {
         }
         // Last: the next driver may start as soon as the place is free.
         self.forget(session);
-        self.say_gone(session.generation, session.pid, in_order, why);
+        self.report_gone(session.generation, session.pid, in_order, why);
     }
 
     /// The new driver failed to connect.
@@ -242,7 +242,7 @@ impl Host {
         };
         if !declared_device.options.recoverable {
             let error = died("the device has failed");
-            (self.tell)(Event::EndAsked(Some(error.to_string())));
+            (self.on_event)(Event::EndAsked(Some(error.to_string())));
             declared_device.policy.refuse(error);
         } else if declared_device.options.on_death == OnDeath::Fail {
             declared_device.policy.refuse(died("the device has no driver now"));
@@ -259,8 +259,8 @@ impl Host {
         self.changed.notify_all();
     }
 
-    fn say_gone(&self, generation: u64, pid: u32, in_order: bool, why: String) {
-        (self.tell)(Event::Gone { generation, pid, in_order, why });
+    fn report_gone(&self, generation: u64, pid: u32, in_order: bool, why: String) {
+        (self.on_event)(Event::Gone { generation, pid, in_order, why });
     }
 }
 

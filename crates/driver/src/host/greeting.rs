@@ -21,7 +21,7 @@ const SILENT_MAX: usize = 32;
 /// The most connections: the driver, the next one, questions being answered, and silent ones.
 const CONNECTIONS_MAX: usize = 128;
 /// Time for a connection to send its first packet.
-pub(super) const WITHIN: Duration = Duration::from_secs(10);
+pub(super) const FIRST_PACKET_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The silent connections of a host, and the count of all its connections.
 #[derive(Default)]
@@ -33,12 +33,12 @@ pub(super) struct Greeting {
 }
 
 /// A connection's place, until dropped.
-pub(super) struct Place<'a>(&'a Greeting);
+pub(super) struct ConnectionSlot<'a>(&'a Greeting);
 
 impl Greeting {
     /// Reserves a place for one more connection.
-    pub(super) fn enter(&self) -> Option<Place<'_>> {
-        let place = Place(self);
+    pub(super) fn enter(&self) -> Option<ConnectionSlot<'_>> {
+        let place = ConnectionSlot(self);
         // If there is no place, `place` is dropped here, and its drop takes the count back.
         (self.connections.fetch_add(1, Ordering::AcqRel) < CONNECTIONS_MAX).then_some(place)
     }
@@ -87,7 +87,7 @@ impl Drop for SilentConnection {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }

@@ -95,7 +95,7 @@ pub struct Host {
     path: PathBuf,
     /// Options that override what a driver says.
     given: Facts,
-    tell: Listener,
+    on_event: Listener,
     socket: OwnedFd,
     _claim: FileLock,
     device: OnceLock<DeclaredDevice>,
@@ -135,7 +135,7 @@ impl Host {
     ///
     /// # Errors
     /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
-    pub fn start(name: &str, path: &Path, given: Facts, tell: Listener) -> Result<Arc<Self>> {
+    pub fn start(name: &str, path: &Path, given: Facts, on_event: Listener) -> Result<Arc<Self>> {
         // Tried now: a wrong option of the host would otherwise be blamed on the first driver that
         // connects.
         let mut trial = DeviceOptions::default();
@@ -155,7 +155,7 @@ impl Host {
             name: name.to_owned(),
             path: path.to_path_buf(),
             given,
-            tell,
+            on_event,
             socket,
             _claim: claim,
             device: OnceLock::new(),
@@ -204,7 +204,7 @@ impl Host {
         let doors = self.doors.get_or_init(|| doors);
         let session = self.state.lock().session.clone();
         if let Some(session) = session {
-            session.tell_doors(doors);
+            session.send_doors(doors);
         }
     }
 
@@ -238,7 +238,7 @@ impl Host {
         // Before the end, because an ending device accepts no flush.
         let flushed = served.device.flush();
         served.backend.end();
-        self.see_off(served);
+        self.wait_until_gone(served);
         // After the driver: what came in behind the end must be answered, too (P77).
         served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         self.ended(flushed.clone());
@@ -246,14 +246,14 @@ impl Host {
     }
 
     /// Waits until the driver has answered everything and disconnected.
-    fn see_off(&self, device: &DeclaredDevice) {
+    fn wait_until_gone(&self, device: &DeclaredDevice) {
         let mut done_since = None;
         let mut now = self.state.lock();
         while now.outcome.is_none() {
             let is_drained = device.backend.is_drained();
             match now.session.clone() {
                 None if is_drained => return,
-                Some(session) => session.see_that_it_goes(is_drained, &mut done_since),
+                Some(session) => session.expect_disconnect(is_drained, &mut done_since),
                 None => done_since = None,
             }
             self.changed.wait_for(&mut now, LOOK_EVERY);
@@ -287,7 +287,7 @@ impl Host {
     }
 
     /// After the end of the device, waits a short time until open questions have their answers.
-    pub fn see_askers_off(&self) {
+    pub fn wait_for_askers(&self) {
         let until = Instant::now() + GOES_WITHIN;
         let mut now = self.state.lock();
         while now.asked > 0 && !self.changed.wait_until(&mut now, until).timed_out() {}
@@ -343,7 +343,7 @@ impl Host {
         let wait_at_most = |time| set_socket_timeout(&control, Timeout::Recv, time);
         // For the first packet only: an attached driver may be silent for as long as there is
         // nothing to do (P193).
-        let bounded = wait_at_most(Some(greeting::WITHIN));
+        let bounded = wait_at_most(Some(greeting::FIRST_PACKET_TIME_MAX));
         let first = attach::first_packet(&control);
         if !silent_connection.spoke() || bounded.is_err() || wait_at_most(None).is_err() {
             return;

@@ -70,7 +70,7 @@ pub(super) fn watch(host: &Weak<Host>) {
         if host.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        host.look();
+        host.check();
         // Not held during the sleep: otherwise the host would outlive its owner by that time.
         drop(host);
         std::thread::sleep(LOOK_EVERY);
@@ -78,7 +78,7 @@ pub(super) fn watch(host: &Weak<Host>) {
 }
 
 impl Host {
-    fn look(&self) {
+    fn check(&self) {
         let Some(served) = self.device.get() else { return };
         if served.backend.state() == State::Ended {
             // Requests that arrived while it ended.
@@ -87,12 +87,12 @@ impl Host {
         let session = self.state.lock().session.clone();
         match session {
             // Also while another driver waits for this one to finish.
-            Some(session) => self.look_at(served, &session),
-            None => self.look_without_driver(served),
+            Some(session) => self.check_driver(served, &session),
+            None => self.check_without_driver(served),
         }
     }
 
-    fn look_without_driver(&self, device: &DeclaredDevice) {
+    fn check_without_driver(&self, device: &DeclaredDevice) {
         // A driver that connects just now must not find its requests failed.
         let Some(_no_driver_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
@@ -112,14 +112,14 @@ impl Host {
         }
     }
 
-    fn look_at(&self, device: &DeclaredDevice, session: &Session) {
+    fn check_driver(&self, device: &DeclaredDevice, session: &Session) {
         let patience = device.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero() && device.backend.oldest().is_some_and(is_late) && !session.is_cut()
         {
             // Report the reason first: after the cut, another thread reports that the driver is
             // gone.
-            (self.tell)(Event::Hung { pid: session.pid });
+            (self.on_event)(Event::Hung { pid: session.pid });
             session
                 .cut(&format!("it did not answer a command within {} s", patience.as_secs_f64()));
         }

@@ -113,20 +113,20 @@ impl Session {
     }
 
     /// Sends a message on the control connection.
-    pub(super) fn tell(&self, kind: ControlKind, facts: Facts) {
+    pub(super) fn send(&self, kind: ControlKind, facts: Facts) {
         // If the driver is gone, the next read detects it.
         let _ = self.control.send(&Control::new(kind, facts).encode(), &[]);
     }
 
     /// Sends the doors of the device once.
-    pub(super) fn tell_doors(&self, doors: &Facts) {
+    pub(super) fn send_doors(&self, doors: &Facts) {
         if !self.knows_doors.swap(true, Ordering::SeqCst) {
-            self.tell(ControlKind::Doors, doors.clone());
+            self.send(ControlKind::Doors, doors.clone());
         }
     }
 
     /// The next message of the driver on the control connection; `None` if it is gone.
-    pub(super) fn hear(&self, buffer: &mut [u8]) -> Result<Option<Control>> {
+    pub(super) fn receive_message(&self, buffer: &mut [u8]) -> Result<Option<Control>> {
         match self.control.receive(buffer)? {
             Some(packet) => Control::decode(packet.bytes).map(Some),
             None => Ok(None),
@@ -147,7 +147,7 @@ impl Session {
     }
 
     /// Treats a driver as gone if it was told to finish, has done everything, and stays.
-    pub(super) fn see_that_it_goes(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
+    pub(super) fn expect_disconnect(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
         if !has_done_all {
             *done_since = None;
         } else if done_since.get_or_insert_with(Instant::now).elapsed() > GOES_WITHIN {

@@ -36,9 +36,9 @@ pub struct Stage {
 impl Stage {
     pub fn new(given: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let (tell, events) = channel();
-        let tell = Box::new(move |event| drop(tell.send(event)));
-        let host = Host::start("disk", &folder.path().join("sock"), facts(given), tell)
+        let (sender, events) = channel();
+        let sender = Box::new(move |event| drop(sender.send(event)));
+        let host = Host::start("disk", &folder.path().join("sock"), facts(given), sender)
             .expect("it listens");
         Stage { host, events, _folder: folder }
     }
@@ -48,7 +48,7 @@ impl Stage {
     }
 
     /// Waits for the next event that is `wanted`, and returns its value.
-    pub fn hear<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
+    pub fn wait_for<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         loop {
             let event = self.events.recv_timeout(PATIENCE).expect("it is told");
             if let Some(found) = wanted(&event) {
@@ -59,7 +59,7 @@ impl Stage {
 
     /// Waits until a driver is gone. Returns whether it left in order.
     pub fn gone(&self) -> bool {
-        self.hear(|event| match event {
+        self.wait_for(|event| match event {
             Event::Gone { in_order, .. } => Some(*in_order),
             _ => None,
         })
@@ -86,7 +86,7 @@ pub struct Puppet {
 
 impl Puppet {
     /// Connects to a host. Returns the host's message if it refuses.
-    pub fn come(path: &Path, hello: &str) -> Result<Puppet, String> {
+    pub fn connect(path: &Path, hello: &str) -> Result<Puppet, String> {
         let control = PacketSocket::connect(path).expect("a host listens");
         let hello = facts(&format!("protocol=1 {hello}"));
         control.send(&Control::new(ControlKind::Hello, hello).encode(), &[]).expect("it listens");
@@ -166,7 +166,7 @@ impl Puppet {
         self.lanes[lane].socket.close_both_ways();
     }
 
-    pub fn say(&self, kind: ControlKind, text: &str) {
+    pub fn send(&self, kind: ControlKind, text: &str) {
         self.control
             .send(&Control::new(kind, facts(text)).encode(), &[])
             .expect("the host listens");
@@ -202,9 +202,9 @@ pub fn submit_with(
     bytes: Vec<u8>,
     flags: Flags,
 ) -> PendingOutcome {
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     // A test that has failed no longer receives.
-    let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
+    let listen = move |outcome, bytes| drop(sender.send((outcome, bytes)));
     device.submit(Request::with_bytes(operation, address, flags, bytes, listen));
-    PendingOutcome(hear)
+    PendingOutcome(receiver)
 }

@@ -21,7 +21,7 @@ impl Image {
         Image { length, parts, read: Cell::new(0) }
     }
 
-    fn look(&self, format: Format) -> Result<Option<BackingFile>, Refusal> {
+    fn backing_of(&self, format: Format) -> Result<Option<BackingFile>, Refusal> {
         self.read.set(0);
         let found = layer_below(self, format);
         assert!(self.read.get() <= READ_BYTES_MAX, "{} bytes were read", self.read.get());
@@ -29,7 +29,7 @@ impl Image {
     }
 
     fn refused(&self, format: Format, words: &str) {
-        let what = self.look(format).expect_err("it is refused").to_string();
+        let what = self.backing_of(format).expect_err("it is refused").to_string();
         assert!(what.contains(words), "{what}");
         assert!(!what.contains(char::is_control), "{what:?}");
     }
@@ -82,12 +82,12 @@ fn below(name: &str, format: &str) -> Option<BackingFile> {
 
 #[test]
 fn the_list_of_extensions_ends_where_qemu_ends_it() {
-    assert_eq!(over(b"base", &[]).look(Format::Qcow2).unwrap(), below("base", "qcow2"));
+    assert_eq!(over(b"base", &[]).backing_of(Format::Qcow2).unwrap(), below("base", "qcow2"));
     // Read on, the name would be an extension of 0x20202020 bytes, followed by another format.
     let far = 128 + 0x2020_2020;
     let raw: &[u8] = b"\xe2\x79\x2a\xca\0\0\0\x03raw\0\0\0\0\0";
     let image = over(b"./ab    ", &[(far, raw)]);
-    assert_eq!(image.look(Format::Qcow2).unwrap(), below("./ab    ", "qcow2"));
+    assert_eq!(image.backing_of(Format::Qcow2).unwrap(), below("./ab    ", "qcow2"));
     let longer = over(b"base", &[(108, &[0, 0, 0, 9])]);
     longer.refused(Format::Qcow2, "an extension of 9 bytes");
 }
@@ -128,7 +128,7 @@ fn a_vhdx_image_that_repeats_its_metadata_is_not_read_forever() {
     let place = 512u64 << 10;
     let region = [&METADATA[..], &place.to_le_bytes(), &[0; 8]].concat();
     let table: &[(u64, &[u8])] = &[(place, b"metadata"), (place + 10, &2048u16.to_le_bytes())];
-    assert_eq!(vhdx(1, &region, table).look(Format::Vhdx).unwrap(), None);
+    assert_eq!(vhdx(1, &region, table).backing_of(Format::Vhdx).unwrap(), None);
     vhdx(2048, &region.repeat(2048), table).refused(Format::Vhdx, "its headers exceed");
 }
 
@@ -148,6 +148,6 @@ fn what_a_description_says_is_shown_in_part_and_without_control_characters() {
         [(0, b"KDMV"), (12, &[8]), (28, &[1]), (36, &[20]), (512, text.as_bytes())];
     let image = Image::new(1 << 20, &header);
     image.refused(Format::Vmdk, "is of the kind");
-    let Err(Refusal::Other(what)) = image.look(Format::Vmdk) else { panic!("it is refused") };
+    let Err(Refusal::Other(what)) = image.backing_of(Format::Vmdk) else { panic!("it is refused") };
     assert!(what.len() < 200, "{what}");
 }

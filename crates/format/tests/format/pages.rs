@@ -6,7 +6,7 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record,
+    cache_index, checkpoint, export_state, journal, kept_block, link, map_part, name_record,
     newest_state, packed_write, preamble, role, segment, staging, transfer, volume_record,
     write_log,
 };
@@ -36,12 +36,12 @@ const PAGES: [(&str, &[Table]); 17] = [
     (
         "kept.md",
         &[
-            kept::kept_at::TABLE,
-            kept::cut_at::TABLE,
-            kept::lineage_at::TABLE,
-            kept::dead_at::TABLE,
-            kept::order_at::TABLE,
-            kept::pin_at::TABLE,
+            kept_block::kept_at::TABLE,
+            kept_block::cut_at::TABLE,
+            kept_block::lineage_at::TABLE,
+            kept_block::dead_at::TABLE,
+            kept_block::order_at::TABLE,
+            kept_block::pin_at::TABLE,
         ],
     ),
     ("map_part.md", &[map_part::at::TABLE]),
@@ -173,10 +173,10 @@ fn the_overview_shows_keys_as_the_code_makes_them() {
         segment::segment_key(VOLUME, SEGMENT.sequence),
         checkpoint::checkpoint_key(VOLUME, CHECKPOINT.number),
         checkpoint::kept_key(VOLUME, 8, PUT),
-        kept::pin_key(VOLUME, 3),
-        kept::released_key(VOLUME, 3),
-        kept::word_key(VOLUME, 1),
-        kept::tombstone_key(VOLUME),
+        kept_block::pin_key(VOLUME, 3),
+        kept_block::released_key(VOLUME, 3),
+        kept_block::word_key(VOLUME, 1),
+        kept_block::tombstone_key(VOLUME),
         role::role_key(VOLUME, 1),
         part_key(&PART),
     ];

@@ -10,7 +10,9 @@ use sawmill_format::crc::{Crc32c, crc32c, payload_check};
 use sawmill_format::export_state::ExportState;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
-use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin};
+use sawmill_format::kept_block::{
+    CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin,
+};
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
 use sawmill_format::newest_state::NewestState;
 use sawmill_format::packed_write::PackedWrite;

@@ -5,7 +5,7 @@ mod local;
 
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{
+use sawmill_format::kept_block::{
     self, CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin,
 };
 use sawmill_format::layout::Table;
@@ -354,7 +354,7 @@ fn pin_case() -> Case {
         name: "pin/v1-clone",
         bytes: value.encode(),
         value: format!("{value:#?}"),
-        table: kept::pin_at::TABLE,
+        table: kept_block::pin_at::TABLE,
         decode: Box::new(move |bytes| Ok(Pin::decode(bytes, VOLUME, 3)? == value)),
     }
 }

@@ -171,13 +171,13 @@ fn prepared(path: &Path) -> Result<PathBuf> {
 /// Asks a mount's server, from a thread that may block forever; `None` if it blocks. The kernel may
 /// cache attributes, but not the free space, so this asks for the latter.
 fn probe(path: &Path) -> Option<Result<(), Errno>> {
-    let (tell, hear) = sync_channel(1);
+    let (sender, receiver) = sync_channel(1);
     let path = path.to_owned();
     let ask = move || {
-        let _ = tell.send(rustix::fs::statvfs(path).map(drop));
+        let _ = sender.send(rustix::fs::statvfs(path).map(drop));
     };
     std::thread::Builder::new().name("fuse-probe".into()).spawn(ask).ok()?;
-    hear.recv_timeout(PROBE_TIME_MAX).ok()
+    receiver.recv_timeout(PROBE_TIME_MAX).ok()
 }
 
 impl Mount {

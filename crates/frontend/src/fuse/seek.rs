@@ -44,7 +44,7 @@ impl Window {
         *self.answer.lock() = Some(outcome);
         if self.came.fetch_add(1, AcqRel) == 1 {
             match self.judged() {
-                Some(next) => self.seek.clone().look(next),
+                Some(next) => self.seek.clone().query_window(next),
                 None => self.seek.link.end(0),
             }
         }
@@ -63,11 +63,11 @@ impl Seek {
         self.link.begin(0);
         // Counted as in flight, though it holds no bytes: a door must not be handed over while a
         // seek waits for its answer.
-        Arc::new(self).look(offset);
+        Arc::new(self).query_window(offset);
     }
 
     /// Queries the window at `offset`, and further windows as long as the answers are immediate.
-    fn look(self: Arc<Self>, mut offset: u64) {
+    fn query_window(self: Arc<Self>, mut offset: u64) {
         loop {
             let window = Arc::new(Window {
                 seek: self.clone(),
@@ -77,13 +77,13 @@ impl Seek {
             });
             let length = SEEK_BYTES.min(self.size_bytes - offset);
             let heard = window.clone();
-            let hear = |outcome| heard.answered(outcome);
+            let on_outcome = |outcome| heard.answered(outcome);
             self.device.submit(Request::bare(
                 Operation::Allocation,
                 offset,
                 length,
                 Flags::default(),
-                hear,
+                on_outcome,
             ));
             // A loop and no recursion: a device that answers inside `submit` would otherwise use
             // stack for each window of an empty disk.

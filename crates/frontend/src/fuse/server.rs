@@ -19,7 +19,7 @@ use sawmill_sys::{LoopAccess, LoopDevice};
 use super::answer::{self, InitParameters};
 use super::greeting::greet;
 use super::handover::{MountHandOver, handed};
-use super::kept::HolderWatch;
+use super::holder_watch::HolderWatch;
 use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, Wish};
@@ -66,7 +66,7 @@ impl FuseDoor {
         {
             let mountpoint = options.mountpoint.display();
             tracing::info!(%mountpoint, "fuse: a mount holder holds the mount; resuming it");
-            return Self::go_on(&options, device, handed, Some(mount_holder));
+            return Self::start_serving(&options, device, handed, Some(mount_holder));
         }
         let geometry = device.geometry();
         let bytes_max = request_bytes_max(&*device);
@@ -113,10 +113,10 @@ impl FuseDoor {
                 })
                 .ok(),
         });
-        Self::go_on(&options, device, handed, mount_holder)
+        Self::start_serving(&options, device, handed, mount_holder)
     }
 
-    fn go_on(
+    fn start_serving(
         options: &FuseOptions,
         device: Arc<dyn BlockDevice>,
         piece: DoorPiece,
@@ -151,7 +151,7 @@ impl FuseDoor {
         *door.mounted.loop_device.lock() = device;
         // Users wait behind this door, so a missing part is logged and does not close the door.
         let mounted = &door.mounted;
-        let known = if resized { mounted.resized() } else { mounted.tell_mount_holder() };
+        let known = if resized { mounted.resized() } else { mounted.notify_mount_holder() };
         let whole = known.and_then(|()| mounted.attach(options));
         if let Err(error) = whole {
             tracing::error!(mountpoint = %mounted.mount.path.display(), "fuse: the mount resumes, \
@@ -268,10 +268,10 @@ impl MountService {
         *slot = Some(device);
         drop(slot);
         // `handed` takes this lock, too.
-        self.tell_mount_holder()
+        self.notify_mount_holder()
     }
 
-    fn tell_mount_holder(&self) -> Result<()> {
+    fn notify_mount_holder(&self) -> Result<()> {
         let handed = self.handed()?;
         self.mount_holder.lock().as_ref().map_or(Ok(()), |mount_holder| mount_holder.update(handed))
     }
@@ -308,7 +308,7 @@ impl MountService {
                 Error::caused(ErrorKind::Unavailable, what, error)
             })?;
         }
-        self.tell_mount_holder()
+        self.notify_mount_holder()
     }
 
     fn detach_loop(&self) {
@@ -369,7 +369,7 @@ impl MountService {
         Ok(vec![self.handed()?])
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         if !self.over.swap(true, SeqCst) {
             self.link.finish();
             self.join();
@@ -531,8 +531,8 @@ impl QuietDoor for Quiet {
         self.0.hand_over()
     }
 
-    fn let_go(self: Box<Self>) {
-        self.0.let_go();
+    fn release(self: Box<Self>) {
+        self.0.release();
     }
 
     fn resume(self: Box<Self>) {

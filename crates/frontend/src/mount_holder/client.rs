@@ -142,7 +142,7 @@ impl MountHolder {
         let descriptors =
             descriptors.map_err(|error| failed(path, "no descriptor is left", error))?;
         let (what, facts, bytes) = (piece.what.clone(), piece.facts.clone(), piece.bytes.clone());
-        match self.ask(&Packet::Hold(DoorPiece { what, facts, bytes, descriptors }))? {
+        match self.query(&Packet::Hold(DoorPiece { what, facts, bytes, descriptors }))? {
             Packet::Done => Ok(()),
             other => Err(astray(path, "does not hold the mount", other)),
         }
@@ -157,7 +157,7 @@ impl MountHolder {
         }
     }
 
-    fn ask(&self, packet: &Packet) -> Result<Packet> {
+    fn query(&self, packet: &Packet) -> Result<Packet> {
         Ok(self.converse(packet)?.0)
     }
 
@@ -176,7 +176,7 @@ impl MountHolder {
 
     /// Ends it.
     pub fn end(&self) {
-        if let Err(error) = self.ask(&Packet::End) {
+        if let Err(error) = self.query(&Packet::End) {
             tracing::debug!(%error, "the mount holder exited by itself");
         }
         self.reap();

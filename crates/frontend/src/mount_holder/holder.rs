@@ -40,7 +40,7 @@ pub fn keep() -> std::io::Result<()> {
     let listener = UnixListener::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
     let mut holder = Holder { listener, path, held: None, watchers: Vec::new() };
-    while holder.hear() {}
+    while holder.receive() {}
     holder.vanish();
     Ok(())
 }
@@ -65,7 +65,7 @@ pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
 
 impl Holder {
     /// Waits for a client, and handles its message. Returns `false` when it is time to end.
-    fn hear(&mut self) -> bool {
+    fn receive(&mut self) -> bool {
         let mut asked = [PollFd::new(&self.listener, PollFlags::IN)];
         let came = poll(&mut asked, Some(&LOOK_EVERY));
         // Before any message: a mount that is gone must not be given to the next server.

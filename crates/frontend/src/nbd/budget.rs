@@ -118,14 +118,14 @@ impl Budget {
 
     /// The part of one more connection; `None` if all parts are assigned. A connection from another
     /// process was admitted there, and gets its part in any case.
-    pub(super) fn enter(&self, in_any_case: bool) -> Option<Arc<Tally>> {
+    pub(super) fn enter(&self, in_any_case: bool) -> Option<Arc<ConnectionBudget>> {
         let mut state = self.0.state.lock();
         let room = self.0.bytes_max - self.pool_bytes_max();
         if !in_any_case && (state.connections + 1) * SURE_BYTES > room {
             return None;
         }
         state.connections += 1;
-        Some(Arc::new(Tally {
+        Some(Arc::new(ConnectionBudget {
             budget: self.clone(),
             bytes: AtomicU64::new(0),
             granted: AtomicU64::new(0),
@@ -166,7 +166,7 @@ impl fmt::Debug for Budget {
 }
 
 /// The memory of one connection. It is returned with the last of its buffers.
-pub(super) struct Tally {
+pub(super) struct ConnectionBudget {
     budget: Budget,
     /// Bytes allocated now.
     bytes: AtomicU64,
@@ -174,13 +174,13 @@ pub(super) struct Tally {
     granted: AtomicU64,
 }
 
-impl Tally {
+impl ConnectionBudget {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 }
 
-impl Drop for Tally {
+impl Drop for ConnectionBudget {
     fn drop(&mut self) {
         // The last buffer may be dropped by a thread of the device, long after the connection has
         // ended; until then its memory is in use and must not be granted to others.
@@ -222,36 +222,44 @@ impl Bytes {
 pub(super) struct BudgetBuffer {
     bytes: Bytes,
     counted: u64,
-    tally: Arc<Tally>,
+    connection_budget: Arc<ConnectionBudget>,
 }
 
 impl BudgetBuffer {
     /// A buffer of zeroes.
-    pub(super) fn zeroed(tally: &Arc<Tally>, length: usize) -> Self {
-        Self::headed(tally, 0, length)
+    pub(super) fn zeroed(connection_budget: &Arc<ConnectionBudget>, length: usize) -> Self {
+        Self::headed(connection_budget, 0, length)
     }
 
     /// A buffer of zeroes, with `head_bytes` before the data. A long one has its data in the middle
     /// of a page: files and sockets have theirs at the start of one, and a copy between places with
     /// slightly different offsets in their pages takes three times as long (a load waits for a
     /// store with the same lowest twelve address bits).
-    pub(super) fn headed(tally: &Arc<Tally>, head_bytes: usize, length: usize) -> Self {
-        Self::of(tally, length as u64, || Bytes::zeroed(length, head_bytes))
+    pub(super) fn headed(
+        connection_budget: &Arc<ConnectionBudget>,
+        head_bytes: usize,
+        length: usize,
+    ) -> Self {
+        Self::of(connection_budget, length as u64, || Bytes::zeroed(length, head_bytes))
     }
 
     /// A buffer with these bytes.
-    pub(super) fn from(tally: &Arc<Tally>, bytes: Vec<u8>) -> Self {
-        Self::of(tally, bytes.len() as u64, || Bytes::Heap(bytes.into()))
+    pub(super) fn from(connection_budget: &Arc<ConnectionBudget>, bytes: Vec<u8>) -> Self {
+        Self::of(connection_budget, bytes.len() as u64, || Bytes::Heap(bytes.into()))
     }
 
     /// Room that the device will allocate.
-    pub(super) fn room(tally: &Arc<Tally>, length: u64) -> Self {
-        Self::of(tally, length, || Bytes::Heap(Box::default()))
+    pub(super) fn room(connection_budget: &Arc<ConnectionBudget>, length: u64) -> Self {
+        Self::of(connection_budget, length, || Bytes::Heap(Box::default()))
     }
 
-    fn of(tally: &Arc<Tally>, counted: u64, bytes: impl FnOnce() -> Bytes) -> Self {
-        tally.bytes.fetch_add(counted, Relaxed);
-        BudgetBuffer { bytes: bytes(), counted, tally: tally.clone() }
+    fn of(
+        connection_budget: &Arc<ConnectionBudget>,
+        counted: u64,
+        bytes: impl FnOnce() -> Bytes,
+    ) -> Self {
+        connection_budget.bytes.fetch_add(counted, Relaxed);
+        BudgetBuffer { bytes: bytes(), counted, connection_budget: connection_budget.clone() }
     }
 }
 
@@ -259,7 +267,7 @@ impl Drop for BudgetBuffer {
     fn drop(&mut self) {
         // The buffer must be free when others are granted its memory.
         self.bytes = Bytes::Heap(Box::default());
-        self.tally.bytes.fetch_sub(self.counted, Relaxed);
+        self.connection_budget.bytes.fetch_sub(self.counted, Relaxed);
     }
 }
 
@@ -285,7 +293,7 @@ impl DerefMut for BudgetBuffer {
 
 /// The right of one connection to memory, used by its thread.
 pub(super) struct Account {
-    tally: Arc<Tally>,
+    connection_budget: Arc<ConnectionBudget>,
     wake: Wake,
     /// The number under which it waits for the pool.
     asked: Option<u64>,
@@ -294,20 +302,20 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(tally: Arc<Tally>, wake: Wake) -> Self {
-        Account { tally, wake, asked: None, small_bytes: 0 }
+    pub(super) fn new(connection_budget: Arc<ConnectionBudget>, wake: Wake) -> Self {
+        Account { connection_budget, wake, asked: None, small_bytes: 0 }
     }
 
-    pub(super) fn tally(&self) -> &Arc<Tally> {
-        &self.tally
+    pub(super) fn connection_budget(&self) -> &Arc<ConnectionBudget> {
+        &self.connection_budget
     }
 
     fn granted(&self) -> u64 {
-        self.tally.granted.load(Relaxed)
+        self.connection_budget.granted.load(Relaxed)
     }
 
     fn memory_bytes(&self) -> u64 {
-        self.tally.bytes() + self.small_bytes
+        self.connection_budget.bytes() + self.small_bytes
     }
 
     /// Whether it holds memory of the pool.
@@ -317,7 +325,7 @@ impl Account {
 
     /// Whether others wait for the pool.
     pub(super) fn is_wanted(&self) -> bool {
-        self.tally.budget.0.waiting.load(Relaxed) > u64::from(self.asked.is_some())
+        self.connection_budget.budget.0.waiting.load(Relaxed) > u64::from(self.asked.is_some())
     }
 
     /// A small reply is about to be queued.
@@ -337,10 +345,10 @@ impl Account {
         }
         // If more is in use than was granted, that counts too, and others have to wait for it:
         // replies were longer than expected, or the connection brought much from another process.
-        let budget = &self.tally.budget;
+        let budget = &self.connection_budget.budget;
         let mut state = budget.0.state.lock();
         state.pool_bytes = state.pool_bytes - granted + over;
-        self.tally.granted.store(over, Relaxed);
+        self.connection_budget.granted.store(over, Relaxed);
         if let Some(order) = self.asked
             && let Some(waiting) = state.waiters.iter_mut().find(|waiting| waiting.order == order)
         {
@@ -358,11 +366,11 @@ impl Account {
         if self.asked.is_none() && needed <= SURE_BYTES + self.granted() {
             return true;
         }
-        self.ask(needed)
+        self.request(needed)
     }
 
-    fn ask(&mut self, needed: u64) -> bool {
-        let budget = self.tally.budget.clone();
+    fn request(&mut self, needed: u64) -> bool {
+        let budget = self.connection_budget.budget.clone();
         let mut state = budget.0.state.lock();
         self.collect(&mut state);
         let granted = self.granted();
@@ -396,7 +404,7 @@ impl Account {
     /// Stops waiting: nothing is missing any more.
     pub(super) fn withdraw(&mut self) {
         if self.asked.is_some() {
-            let budget = self.tally.budget.clone();
+            let budget = self.connection_budget.budget.clone();
             let mut state = budget.0.state.lock();
             self.collect(&mut state);
             budget.serve(&mut state);
@@ -411,7 +419,7 @@ impl Account {
         };
         let waiting = state.waiters.swap_remove(at);
         if waiting.granted {
-            self.tally.granted.fetch_add(waiting.wants, Relaxed);
+            self.connection_budget.granted.fetch_add(waiting.wants, Relaxed);
         }
     }
 }

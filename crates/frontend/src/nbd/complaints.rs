@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The most messages in one [`PERIOD`].
-const COUNT_MAX: u32 = 5;
-const PERIOD: Duration = Duration::from_secs(1);
+/// The most messages in one [`MESSAGES_PERIOD`].
+const MESSAGES_PER_PERIOD_MAX: u32 = 5;
+const MESSAGES_PERIOD: Duration = Duration::from_secs(1);
 
 /// Limits the log lines that clients can cause, so that a hostile one does not fill a disk with
 /// them.
@@ -24,21 +24,21 @@ struct State {
 }
 
 impl Complaints {
-    /// Logs a message unless there were too many. `tell` gets the number of omitted messages before
-    /// it.
-    pub(super) fn say(&self, tell: impl FnOnce(u64)) {
+    /// Logs a message unless there were too many. `callback` gets the number of omitted messages
+    /// before it.
+    pub(super) fn log(&self, callback: impl FnOnce(u64)) {
         if let Some(left_out) = self.0.lock().next(Instant::now()) {
-            tell(left_out);
+            callback(left_out);
         }
     }
 }
 
 impl State {
     fn next(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.duration_since(since) >= PERIOD) {
+        if self.since.is_none_or(|since| now.duration_since(since) >= MESSAGES_PERIOD) {
             (self.since, self.count) = (Some(now), 0);
         }
-        if self.count == COUNT_MAX {
+        if self.count == MESSAGES_PER_PERIOD_MAX {
             self.left_out += 1;
             return None;
         }
@@ -56,8 +56,8 @@ mod tests {
         let mut state = State::default();
         let start = Instant::now();
         let told: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();
-        assert_eq!(told, [0; COUNT_MAX as usize]);
-        let later: Vec<_> = (0..10).filter_map(|_| state.next(start + PERIOD)).collect();
-        assert_eq!(later, [1000 - u64::from(COUNT_MAX), 0, 0, 0, 0]);
+        assert_eq!(told, [0; MESSAGES_PER_PERIOD_MAX as usize]);
+        let later: Vec<_> = (0..10).filter_map(|_| state.next(start + MESSAGES_PERIOD)).collect();
+        assert_eq!(later, [1000 - u64::from(MESSAGES_PER_PERIOD_MAX), 0, 0, 0, 0]);
     }
 }

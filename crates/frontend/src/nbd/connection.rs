@@ -16,7 +16,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Operation, Request};
 
-use super::budget::{Account, BudgetBuffer, Tally};
+use super::budget::{Account, BudgetBuffer, ConnectionBudget};
 use super::intake::{Intake, Payload};
 use super::limits::{
     DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES_MAX,
@@ -62,7 +62,7 @@ const PAYLOAD_TRIES_MAX: u32 = 12;
 
 /// The thread waits for a client inside `recv` this long, which takes one system call per batch;
 /// then in `poll`, which can be woken. A quiescing door does not wait longer for a client.
-const SILENCE: Duration = Duration::from_millis(4);
+const RECEIVE_WAIT_MAX: Duration = Duration::from_millis(4);
 
 /// Interval at which a connection with memory of the pool checks whether others wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -79,7 +79,7 @@ pub(super) struct Connection {
     shared: Arc<NbdState>,
     link: Arc<Link>,
     session: Session,
-    /// The socket ends a `recv` after [`SILENCE`].
+    /// The socket ends a `recv` after [`RECEIVE_WAIT_MAX`].
     timed: bool,
     intake: Intake,
     /// The write whose payload goes into a buffer of its own.
@@ -106,18 +106,18 @@ impl Connection {
         link: Arc<Link>,
         session: Session,
         backlog: InputBacklog,
-        tally: Arc<Tally>,
+        connection_budget: Arc<ConnectionBudget>,
     ) -> Self {
         let woken = link.clone();
-        let account = Account::new(tally, Arc::new(move || woken.waker.wake()));
-        let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(SILENCE)).is_ok();
+        let account = Account::new(connection_budget, Arc::new(move || woken.waker.wake()));
+        let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
         Connection {
             id,
             shared,
             link,
             session,
             timed,
-            intake: Intake::with(&backlog.received, account.tally()),
+            intake: Intake::with(&backlog.received, account.connection_budget()),
             filling: None,
             draining: backlog.draining,
             spare_reads: Vec::new(),
@@ -217,11 +217,11 @@ impl Connection {
     /// Returns why this one ends, if it does.
     fn rest(&mut self) -> Option<End> {
         let mut room = false;
-        while self.shared.is_pausing() && !self.link.is_let_go() {
+        while self.shared.is_pausing() && !self.link.is_released() {
             // Nothing was taken yet, and another process may still send unsent replies.
             if self.shared.on_trial.load(Relaxed) {
                 self.shared.hold(self.id, &self.link, self.held());
-                if self.link.is_stopping() && !self.link.is_let_go() {
+                if self.link.is_stopping() && !self.link.is_released() {
                     return Some(End::Stopping);
                 }
                 continue;
@@ -243,7 +243,7 @@ impl Connection {
                     self.wait(Directions { read: false, write: standing.socket_full }, None).write;
             }
         }
-        self.link.is_let_go().then_some(End::LetGo)
+        self.link.is_released().then_some(End::LetGo)
     }
 
     fn held(&self) -> PausedConnection {
@@ -287,7 +287,7 @@ impl Connection {
                 let left = linger_time_max.saturating_sub(last.1.elapsed());
                 if left.is_zero() {
                     let bytes = standing.queued_bytes;
-                    self.shared.complaints.say(|left_out| {
+                    self.shared.complaints.log(|left_out| {
                         tracing::warn!(
                             bytes,
                             left_out,
@@ -502,7 +502,7 @@ impl Connection {
             }
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
-                let room = BudgetBuffer::room(self.account.tally(), STATUS_BYTES_MAX);
+                let room = BudgetBuffer::room(self.account.connection_budget(), STATUS_BYTES_MAX);
                 (
                     STATUS_BYTES_MAX,
                     Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room },

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::budget::{BudgetBuffer, Tally};
+use super::budget::{BudgetBuffer, ConnectionBudget};
 use super::handover::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
@@ -114,8 +114,8 @@ impl NbdServer {
             }
         };
         // The other process has admitted it.
-        let Some(tally) = self.shared.options.budget.enter(true) else { return };
-        link.queue_unsent(BudgetBuffer::from(&tally, unsent));
+        let Some(connection_budget) = self.shared.options.budget.enter(true) else { return };
+        link.queue_unsent(BudgetBuffer::from(&connection_budget, unsent));
         let origin = Origin::of(&link.socket);
         let entry = Entry {
             link: link.clone(),
@@ -125,12 +125,12 @@ impl NbdServer {
             connection: None,
         };
         let id = self.shared.registry.lock().enter(entry);
-        self.shared.spawn(id, peer, link, Some((session, held.backlog, tally)));
+        self.shared.spawn(id, peer, link, Some((session, held.backlog, connection_budget)));
     }
 }
 
 /// How a connection starts: with a handshake, or in the middle.
-pub(super) type ResumeState = Option<(Session, InputBacklog, Arc<Tally>)>;
+pub(super) type ResumeState = Option<(Session, InputBacklog, Arc<ConnectionBudget>)>;
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::Invalid, format!("nbd hand-over: {text}"))
@@ -175,8 +175,8 @@ impl Door for NbdServer {
 
     /// A client that does not read its replies does not delay this: they stay unsent. A client in
     /// its handshake has 20 ms to finish and be included. Otherwise it continues after
-    /// [`QuietDoor::resume`], or [`QuietDoor::let_go`] closes it and it must reconnect. New clients
-    /// wait in the system's queue.
+    /// [`QuietDoor::resume`], or [`QuietDoor::release`] closes it and it must reconnect. New
+    /// clients wait in the system's queue.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         self.shared.quiesce(patience)?;
         Ok(Box::new(Quiet(Arc::clone(&self.shared))))
@@ -224,8 +224,8 @@ impl QuietDoor for Quiet {
     }
 
     /// Closes the connections of clients that were not handed over (in their handshake, or ending).
-    fn let_go(self: Box<Self>) {
-        self.0.let_go();
+    fn release(self: Box<Self>) {
+        self.0.release();
     }
 
     fn resume(self: Box<Self>) {
@@ -236,8 +236,8 @@ impl QuietDoor for Quiet {
 }
 
 impl NbdState {
-    /// See [`QuietDoor::let_go`].
-    pub(super) fn let_go(&self) {
+    /// See [`QuietDoor::release`].
+    pub(super) fn release(&self) {
         {
             let mut registry = self.registry.lock();
             // A thread that has just finished its handshake is on its way to its pause.
@@ -253,7 +253,7 @@ impl NbdState {
                 return;
             }
             self.stopping.store(true, Relaxed);
-            registry.entries.values().for_each(|entry| entry.link.let_go());
+            registry.entries.values().for_each(|entry| entry.link.release());
         }
         self.waker.wake();
         self.nudge();

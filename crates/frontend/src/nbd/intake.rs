@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::budget::{BudgetBuffer, Tally};
+use super::budget::{BudgetBuffer, ConnectionBudget};
 use super::limits::{RECEIVE_BYTES_MAX, SPARE_BYTES_MAX};
 
 type Buffer = Arc<BudgetBuffer>;
@@ -27,7 +27,7 @@ impl Payload {
 
 /// Buffers that may be free again, because no request holds them any more.
 struct Spares {
-    tally: Arc<Tally>,
+    connection_budget: Arc<ConnectionBudget>,
     buffers: Vec<Buffer>,
     bytes: usize,
 }
@@ -42,7 +42,7 @@ impl Spares {
                 buffer
             }
             None => Arc::new(BudgetBuffer::zeroed(
-                &self.tally,
+                &self.connection_budget,
                 length.next_multiple_of(RECEIVE_BYTES_MAX),
             )),
         }
@@ -79,8 +79,9 @@ pub(super) struct Intake {
 
 impl Intake {
     /// Starts with bytes that arrived before; usually none.
-    pub(super) fn with(received: &[u8], tally: &Arc<Tally>) -> Self {
-        let mut spares = Spares { tally: tally.clone(), buffers: Vec::new(), bytes: 0 };
+    pub(super) fn with(received: &[u8], connection_budget: &Arc<ConnectionBudget>) -> Self {
+        let mut spares =
+            Spares { connection_budget: connection_budget.clone(), buffers: Vec::new(), bytes: 0 };
         let mut current = spares.take(received.len().max(RECEIVE_BYTES_MAX));
         if let Some(into) = Arc::get_mut(&mut current) {
             into[..received.len()].copy_from_slice(received);
@@ -202,7 +203,7 @@ impl Intake {
         self.drop_spares();
         if !self.is_partial() {
             (self.start, self.end) = (0, 0);
-            self.current = Arc::new(BudgetBuffer::zeroed(&self.spares.tally, 0));
+            self.current = Arc::new(BudgetBuffer::zeroed(&self.spares.connection_budget, 0));
         }
     }
 

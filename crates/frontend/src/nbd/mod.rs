@@ -2,7 +2,7 @@
 //!
 //! Fixed newstyle only. Modules: [`options`](NbdOptions), `limits`, `listener` (the socket),
 //! [`server`](NbdServer) (exports and connections), `reception` (new connections), `origin` and
-//! `places` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
+//! `slots` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
 //! `connection` (the loop of one client), `budget` (memory of all clients), `intake` (received
 //! bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the codec,
 //! pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause` (quiescing),
@@ -28,11 +28,11 @@ mod options;
 mod origin;
 mod outbox;
 mod pause;
-mod places;
 mod protocol;
 mod reception;
 mod server;
 mod session;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod ticket;

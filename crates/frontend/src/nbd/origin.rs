@@ -6,7 +6,7 @@
 //! one peer.
 //!
 //! Invariant: at most one question to the kernel for each connection, without waiting for an
-//! answer. Not here: a peer's share (`places`).
+//! answer. Not here: a peer's share (`slots`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;

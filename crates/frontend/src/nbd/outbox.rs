@@ -217,15 +217,15 @@ pub(super) struct Link {
     outbox: Mutex<Outbox>,
     stopping: AtomicBool,
     /// The socket belongs to another process now.
-    let_go: AtomicBool,
+    released: AtomicBool,
 }
 
 impl Link {
     pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
         let waker = Waker::new()?;
         let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
-        let (stopping, let_go) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Link { socket, waker, counters: Counters::default(), outbox, stopping, let_go })
+        let (stopping, released) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Link { socket, waker, counters: Counters::default(), outbox, stopping, released })
     }
 
     /// Queues replies that another process left unsent, before everything else.
@@ -338,7 +338,7 @@ impl Link {
         outbox.sender.iter_mut().for_each(|sender| sender.queue.clear());
         outbox.queued_bytes = 0;
         // It would also end the connection for the process that owns it now.
-        if !self.let_go.load(Relaxed) {
+        if !self.released.load(Relaxed) {
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
     }
@@ -426,13 +426,13 @@ impl Link {
 
     /// Leaves the socket to another process: nothing is sent or received here, and closing it ends
     /// nothing.
-    pub(super) fn let_go(&self) {
-        self.let_go.store(true, Relaxed);
+    pub(super) fn release(&self) {
+        self.released.store(true, Relaxed);
         self.stopping.store(true, Relaxed);
         self.waker.wake();
     }
 
-    pub(super) fn is_let_go(&self) -> bool {
-        self.let_go.load(Relaxed)
+    pub(super) fn is_released(&self) -> bool {
+        self.released.load(Relaxed)
     }
 }

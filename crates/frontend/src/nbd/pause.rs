@@ -125,16 +125,16 @@ impl NbdState {
         }
         // The obstacle is named before the release: afterwards its requests may be answered.
         let error = obstacle(&registry, patience);
-        self.release(&mut registry);
+        self.end_pause(&mut registry);
         Err(error)
     }
 
     /// See [`crate::QuietDoor::resume`].
     pub(super) fn resume(&self) {
-        self.release(&mut self.registry.lock());
+        self.end_pause(&mut self.registry.lock());
     }
 
-    fn release(&self, _registry: &mut Registry) {
+    fn end_pause(&self, _registry: &mut Registry) {
         self.pausing.store(false, Relaxed);
         self.released.notify_all();
     }

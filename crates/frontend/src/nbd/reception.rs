@@ -1,6 +1,6 @@
-//! New connections: accepted, given a slot for the handshake, then a place and memory, or refused.
+//! New connections: accepted, given a slot for the handshake, then a slot and memory, or refused.
 //!
-//! Invariants: a handshake takes no place of a client, and a client takes no slot of a handshake.
+//! Invariants: a handshake takes no slot of a client, and a client takes no slot of a handshake.
 //! No peer can take all of either. However many bad connections there are, the log gets only a few
 //! lines per second. Not here: the handshake itself.
 
@@ -13,16 +13,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as OsError;
 use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 
-use super::budget::Tally;
+use super::budget::ConnectionBudget;
 use super::connection::Connection;
 use super::door::ResumeState;
 use super::handshake::negotiate;
 use super::options::Listen;
 use super::origin::Origin;
 use super::outbox::Link;
-use super::places;
 use super::server::{Entry, Leave, NbdState, Registry};
 use super::session::{End, InputBacklog, Session};
+use super::slots;
 
 /// Why a client is refused.
 const TOO_MANY: &str = "too many connections are open, in total or from this peer";
@@ -78,22 +78,22 @@ impl NbdState {
         let link = match Link::new(socket) {
             Ok(link) => Arc::new(link),
             Err(error) => {
-                self.complaints.say(|left_out| {
+                self.complaints.log(|left_out| {
                     tracing::warn!(%peer, %error, left_out, "nbd: cannot set up a connection");
                 });
                 return;
             }
         };
-        let Some(id) = self.let_in(&peer, origin, &link) else { return };
+        let Some(id) = self.admit(&peer, origin, &link) else { return };
         self.spawn(id, peer, link, None);
     }
 
     /// Gives a connection a slot for its handshake; the oldest one of the peer with most slots may
     /// be evicted. A peer that could not stay anyway is refused immediately.
-    fn let_in(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
+    fn admit(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
-        if !registry.has_place(origin, self.options.connections_max) {
+        if !registry.has_slot(origin, self.options.connections_max) {
             registry.past.connections_refused += 1;
             drop(registry);
             // The log may be slow, and every connection needs the registry.
@@ -113,7 +113,7 @@ impl NbdState {
             .collect();
         // Not counting those on their way out: they have been evicted already, and would be chosen
         // again.
-        let evicted = places::evicted(origin, &haggling, self.options.handshakes_max);
+        let evicted = slots::evicted(origin, &haggling, self.options.handshakes_max);
         if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
             entry.link.close();
             registry.past.connections_cut += 1;
@@ -144,18 +144,25 @@ impl NbdState {
 
     /// The life of one connection, on its own thread.
     fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: ResumeState) -> End {
-        let (session, unread, tally) = match opening {
+        let (session, unread, connection_budget) = match opening {
             Some(begun) => begun,
             None => match self.begin(id, peer, &link) {
-                Ok((session, tally)) => (session, InputBacklog::default(), tally),
+                Ok((session, connection_budget)) => {
+                    (session, InputBacklog::default(), connection_budget)
+                }
                 Err(end) => return end,
             },
         };
-        Connection::new(id, self.clone(), link, session, unread, tally).run()
+        Connection::new(id, self.clone(), link, session, unread, connection_budget).run()
     }
 
     /// The handshake of a connection.
-    fn begin(&self, id: u64, peer: &str, link: &Link) -> Result<(Session, Arc<Tally>), End> {
+    fn begin(
+        &self,
+        id: u64,
+        peer: &str,
+        link: &Link,
+    ) -> Result<(Session, Arc<ConnectionBudget>), End> {
         let (export, session) = negotiate(link, &self.exports, self.options.handshake_time_max)?;
         let mut registry = self.registry.lock();
         // The export may have been removed since the client found it.
@@ -167,16 +174,17 @@ impl NbdState {
         let Some(origin) = registry.entries.get(&id).map(|entry| entry.origin) else {
             return Err(End::Stopping);
         };
-        if !registry.has_place(origin, self.options.connections_max) {
+        if !registry.has_slot(origin, self.options.connections_max) {
             return Err(End::Refused(TOO_MANY));
         }
         // Only after the handshake: half-open connections must not use up the memory that is set
         // aside for clients.
-        let tally = self.options.budget.enter(false).ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
+        let connection_budget =
+            self.options.budget.enter(false).ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
         if let Some(entry) = registry.entries.get_mut(&id) {
             entry.export = Some(export);
         }
-        Ok((session, tally))
+        Ok((session, connection_budget))
     }
 
     fn count(&self, end: &End) {
@@ -192,10 +200,10 @@ impl NbdState {
     fn report(&self, peer: &str, end: &End) {
         match end {
             End::Violation(_) | End::Refused(_) | End::Stalled => self.complain(peer, end),
-            End::Broken(error) => self.complaints.say(|left_out| {
+            End::Broken(error) => self.complaints.log(|left_out| {
                 tracing::info!(peer, %error, left_out, "nbd: connection lost");
             }),
-            End::Died => self.complaints.say(|left_out| {
+            End::Died => self.complaints.log(|left_out| {
                 tracing::info!(
                     peer,
                     left_out,
@@ -209,7 +217,7 @@ impl NbdState {
     }
 
     fn complain(&self, peer: &str, end: &End) {
-        self.complaints.say(|left_out| match end {
+        self.complaints.log(|left_out| match end {
             End::Violation(violation) => {
                 let reason = &*violation.0;
                 tracing::warn!(
@@ -241,9 +249,9 @@ impl Registry {
         self.entries.iter().filter(move |(_, entry)| entry.export.is_none() && fits(entry))
     }
 
-    fn has_place(&self, newcomer: Origin, places: usize) -> bool {
+    fn has_slot(&self, newcomer: Origin, slots: usize) -> bool {
         let clients = self.entries.values().filter(|entry| entry.export.is_some());
-        places::has_place(newcomer, clients.map(|entry| entry.origin), places)
+        slots::has_slot(newcomer, clients.map(|entry| entry.origin), slots)
     }
 }
 

@@ -298,7 +298,7 @@ impl NbdState {
     pub(super) fn end(&self, how: impl Fn(&Link)) {
         // On trial, everything belongs to another process and must not be ended.
         if self.on_trial.load(Relaxed) {
-            return self.let_go();
+            return self.release();
         }
         self.stopping.store(true, Relaxed);
         self.waker.wake();

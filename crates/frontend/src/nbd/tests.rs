@@ -172,7 +172,7 @@ proptest! {
     fn intake_gives_every_byte_once_and_never_changes_a_payload_that_is_held(
         steps in vec((1usize..50_000, 1usize..60_000, any::<bool>()), 1..60),
     ) {
-        let mut intake = Intake::with(&[], &tally());
+        let mut intake = Intake::with(&[], &connection_budget());
         let (mut sent, mut taken) = (0u64, 0u64);
         let mut held = Vec::new();
         let pattern = |at: u64| (at.wrapping_mul(31) >> 3) as u8;
@@ -202,13 +202,13 @@ proptest! {
     }
 }
 
-fn tally() -> std::sync::Arc<super::budget::Tally> {
+fn connection_budget() -> std::sync::Arc<super::budget::ConnectionBudget> {
     super::budget::Budget::default().enter(false).expect("an empty budget")
 }
 
 #[test]
 fn a_payload_longer_than_the_receive_buffer_is_received_apart_and_exactly() {
-    let mut intake = Intake::with(&[], &tally());
+    let mut intake = Intake::with(&[], &connection_budget());
     let space = intake.space(0);
     space[..5].copy_from_slice(b"abcde");
     intake.received(5);

@@ -134,7 +134,7 @@ impl Inbox {
     }
 
     /// Returns whether there still is a thread to execute the message.
-    pub(super) fn tell(&self, message: Message) -> bool {
+    pub(super) fn send(&self, message: Message) -> bool {
         self.put(|waiting| {
             // An attach would never be answered by a thread that has ended, and its caller waits
             // for the answer.

@@ -41,7 +41,7 @@ pub(super) struct QueueState {
     to_tell: Option<u64>,
     /// Tags whose command the kernel has returned for good.
     gone: u16,
-    pub(super) let_go: bool,
+    pub(super) released: bool,
 }
 
 impl Queue {
@@ -164,7 +164,7 @@ impl Queue {
     }
 
     /// Call this when the kernel has all answers so far.
-    pub(super) fn tell_progress(&mut self) {
+    pub(super) fn notify_progress(&mut self) {
         if self.state.in_flight == 0
             && let Some(round) = self.state.to_tell.take()
         {

@@ -17,7 +17,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 use sawmill_sys::ublk::{Control, DeviceState, node_path};
 
-use super::limits::{LEAVE_TIME_MAX, LOOK_AGAIN};
+use super::limits::{CHECK_EVERY, LEAVE_TIME_MAX};
 use super::protocol::{is_ours, mark};
 
 /// Where the kernel lists the character devices of ublk.
@@ -329,7 +329,7 @@ impl Claim {
                 Err(error)
                     if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX =>
                 {
-                    std::thread::sleep(LOOK_AGAIN);
+                    std::thread::sleep(CHECK_EVERY);
                 }
                 taken => return taken,
             }

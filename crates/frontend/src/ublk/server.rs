@@ -15,7 +15,7 @@ use sawmill_sys::ublk::{
     CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path,
 };
 
-use super::limits::{LOOK_AGAIN, NODE_TIME_MAX};
+use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
 use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
@@ -105,7 +105,7 @@ impl UblkDoor {
         Ok(Self::new(id, options, device, features, serving))
     }
 
-    /// Takes over a device whose server is gone, after a crash or [`QuietDoor::let_go`]. Its users
+    /// Takes over a device whose server is gone, after a crash or [`QuietDoor::release`]. Its users
     /// wait until then, and requests that the old server had not answered are served now. The
     /// number of queues and the limits stay the same.
     ///
@@ -246,7 +246,7 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
                     error,
                 ));
             }
-            Err(_) => std::thread::sleep(LOOK_AGAIN),
+            Err(_) => std::thread::sleep(CHECK_EVERY),
         }
     }
 }
@@ -297,7 +297,7 @@ fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<
                     );
                     return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
                 }
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(CHECK_EVERY);
             }
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
                 return Err(lost(id).with_source(error));
@@ -355,7 +355,7 @@ impl UblkState {
             ));
         };
         let round = progress.begin_round();
-        self.tell_all(|link| Message::Quiesce(link, round));
+        self.send_all(|link| Message::Quiesce(link, round));
         if progress.wait_quiet(queues, patience) {
             *self.quiet.lock() = true;
             return Ok(());
@@ -368,7 +368,7 @@ impl UblkState {
 
     fn resume(&self) {
         *self.quiet.lock() = false;
-        self.tell_all(Message::Resume);
+        self.send_all(Message::Resume);
     }
 
     /// Takes the serving state, once.
@@ -379,16 +379,16 @@ impl UblkState {
         Some(serving)
     }
 
-    fn tell_all(&self, message: impl Fn(Arc<Link>) -> Message) {
+    fn send_all(&self, message: impl Fn(Arc<Link>) -> Message) {
         if let Some(serving) = &*self.serving.lock() {
             for link in &serving.links {
-                link.inbox.tell(message(link.clone()));
+                link.inbox.send(message(link.clone()));
             }
         }
     }
 
     fn stop(&self) {
-        self.tell_all(Message::Resume);
+        self.send_all(Message::Resume);
         // A quiet queue would hold the writes of the sync below back, and the sync would never end.
         let Some(serving) = self.end() else { return };
         let id = self.id;
@@ -488,7 +488,7 @@ impl QuietDoor for Quiet {
 
     /// With shared threads, the kernel notices this when all devices of a thread were released, or
     /// this process has exited.
-    fn let_go(self: Box<Self>) {
+    fn release(self: Box<Self>) {
         let id = self.0.id;
         if !*self.0.quiet.lock() {
             tracing::warn!(id, "ublk: releasing a device that is not quiet; waiting for it");

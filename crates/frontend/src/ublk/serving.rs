@@ -94,7 +94,7 @@ impl ServiceState {
         let queue =
             NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
         let (answer, answered) = sync_channel(1);
-        if !inbox.tell(Message::Attach(queue, answer)) {
+        if !inbox.send(Message::Attach(queue, answer)) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 "ublk: the thread of a queue has ended",
@@ -122,7 +122,7 @@ impl ServiceState {
         progress.wait_gone(links.len());
         drop(links);
         for worker in &mut workers {
-            worker.inbox.tell(Message::Stop);
+            worker.inbox.send(Message::Stop);
             worker.join();
         }
         // Before the caller deletes the device: afterwards, the number and so the file may be
@@ -134,10 +134,10 @@ impl ServiceState {
     pub(super) fn leave(self) {
         let ServiceState { links, progress, mut workers, claim, limiting: _ } = self;
         for link in &links {
-            link.inbox.tell(Message::LetGo(link.clone()));
+            link.inbox.send(Message::LetGo(link.clone()));
         }
         for worker in &workers {
-            worker.inbox.tell(Message::Stop);
+            worker.inbox.send(Message::Stop);
         }
         // Shared threads release the queues only when all their devices are let go, so waiting for
         // that here could last forever.

@@ -273,13 +273,13 @@ fn many_entries_cost_a_sleeping_thread_one_wake_up() {
     inbox.take(&mut dones, &mut messages);
     assert!(inbox.nothing_waits());
     (2..50).for_each(|tag| inbox.done(done(tag)));
-    assert!(inbox.tell(Message::Stop));
+    assert!(inbox.send(Message::Stop));
     assert_eq!(wakes(), 1);
     inbox.take(&mut dones, &mut messages);
     assert_eq!((dones.len(), messages.len()), (49, 1));
     inbox.close();
     assert!(
-        inbox.is_closed() && !inbox.tell(Message::Stop),
+        inbox.is_closed() && !inbox.send(Message::Stop),
         "no thread follows a message any more"
     );
 }

@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
-use super::limits::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
+use super::limits::{CHECK_EVERY, COMMANDS_PER_CALL_MAX, IDLE_TIME, SHARED_SLOTS_MAX};
 use super::link::{Completion, Inbox, Link, Message, NewQueue};
 use super::queue::{Queue, Spares};
 
@@ -87,7 +87,7 @@ fn close_after_end(ring: QueueRing) {
     let thread = PathBuf::from(format!("/proc/self/task/{}", gettid().as_raw_nonzero()));
     let close = move || {
         while thread.exists() {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(CHECK_EVERY);
         }
         drop(ring);
     };
@@ -162,7 +162,7 @@ impl std::fmt::Debug for UblkWorkers {
 impl Drop for Pool {
     fn drop(&mut self) {
         for worker in self.workers.get_mut() {
-            worker.inbox.tell(Message::Stop);
+            worker.inbox.send(Message::Stop);
         }
     }
 }
@@ -193,7 +193,7 @@ struct Loop {
 
 impl Loop {
     fn new(inbox: Arc<Inbox>, slots: u32) -> std::io::Result<Self> {
-        let mut ring = QueueRing::new(RING_ENTRIES, slots)?;
+        let mut ring = QueueRing::new(COMMANDS_PER_CALL_MAX, slots)?;
         ring.watch(inbox.descriptor())?;
         let served = WorkerQueues { inbox, queues: Vec::new() };
         Ok(Loop { ring, queues: served, spares: Spares::default(), quieting: false, stop: false })
@@ -213,7 +213,7 @@ impl Loop {
             self.ring.events(&mut events)?;
             let idle = events.is_empty();
             for event in events.drain(..) {
-                self.hear(event);
+                self.handle_event(event);
             }
             self.queues.inbox.take(&mut done, &mut messages);
             let idle = idle && done.is_empty() && messages.is_empty();
@@ -235,7 +235,7 @@ impl Loop {
             // Without sleeping, there is more to answer first: one call takes it all.
             if sleep {
                 if self.quieting {
-                    self.tell_progress()?;
+                    self.notify_progress()?;
                 }
                 self.ring.submit_and_wait(time_max)?;
             } else {
@@ -244,7 +244,7 @@ impl Loop {
         }
     }
 
-    fn hear(&mut self, event: RingEvent) {
+    fn handle_event(&mut self, event: RingEvent) {
         match event {
             RingEvent::Woken => (),
             RingEvent::Request { slot, tag } => {
@@ -288,7 +288,7 @@ impl Loop {
             }
             Message::LetGo(link) => {
                 if let Some(queue) = self.queues.queue_of(&link) {
-                    queue.state.let_go = true;
+                    queue.state.released = true;
                 }
             }
             Message::Stop => self.stop = true,
@@ -323,7 +323,7 @@ impl Loop {
             _ => None,
         });
         for event in events {
-            self.hear(event);
+            self.handle_event(event);
         }
         let _ = answer.send(match refused {
             None => Ok(()),
@@ -349,16 +349,16 @@ impl Loop {
     }
 
     /// Notifies the doors which queues are quiet, once the kernel has their answers.
-    fn tell_progress(&mut self) -> std::io::Result<()> {
+    fn notify_progress(&mut self) -> std::io::Result<()> {
         self.ring.submit()?;
-        self.queues.queues.iter_mut().flatten().for_each(Queue::tell_progress);
+        self.queues.queues.iter_mut().flatten().for_each(Queue::notify_progress);
         self.quieting = self.queues.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())
     }
 
     fn is_over(&self) -> bool {
         let mut queues = self.queues.queues.iter().flatten().peekable();
-        let left = queues.peek().is_some() && queues.all(|queue| queue.state.let_go);
+        let left = queues.peek().is_some() && queues.all(|queue| queue.state.released);
         left || (self.stop && self.queues.queues.iter().all(Option::is_none))
     }
 }

@@ -137,7 +137,7 @@ impl Queue {
         });
         // The call for an answer of an earlier process may be lost, so call once.
         queue.call();
-        queue.go()?;
+        queue.run()?;
         Ok(queue)
     }
 
@@ -147,7 +147,7 @@ impl Queue {
 
     /// Takes requests, at first or again after [`Queue::pause`]. No effect on a queue that is
     /// running.
-    pub(super) fn go(self: &Arc<Self>) -> Result<(), Violation> {
+    pub(super) fn run(self: &Arc<Self>) -> Result<(), Violation> {
         let mut running = self.thread.lock();
         if running.is_some() {
             return Ok(());
@@ -267,7 +267,7 @@ impl Queue {
 
     /// Takes what is there, or sleeps until something is.
     fn serve(self: &Arc<Self>, cursor: &mut Cursor) -> Result<(), Violation> {
-        self.setup.ring.ask_for_quiet()?;
+        self.setup.ring.suppress_kicks()?;
         self.answers.lock().batching = true;
         let taken = self.take_batch(cursor);
         self.settle();
@@ -285,7 +285,7 @@ impl Queue {
             return Ok(());
         }
         drop(answers);
-        if !self.setup.ring.ask_for_kick(cursor.next)? {
+        if !self.setup.ring.request_kick(cursor.next)? {
             self.sleep()?;
         }
         Ok(())

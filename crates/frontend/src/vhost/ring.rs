@@ -199,7 +199,7 @@ impl Ring {
     }
 
     /// Requests a kick for request number `next`. Returns whether it is there already.
-    pub(super) fn ask_for_kick(&self, next: u16) -> Result<bool, Violation> {
+    pub(super) fn request_kick(&self, next: u16) -> Result<bool, Violation> {
         if self.event_idx {
             self.store_used_event(next)?;
         } else {
@@ -211,7 +211,7 @@ impl Ring {
     }
 
     /// Requests no kicks while requests are being taken. With event indices, that is automatic.
-    pub(super) fn ask_for_quiet(&self) -> Result<(), Violation> {
+    pub(super) fn suppress_kicks(&self) -> Result<(), Violation> {
         if !self.event_idx {
             self.memory.store(self.used, NO_NOTIFY, Ordering::Relaxed)?;
             self.mark(self.used, 2);

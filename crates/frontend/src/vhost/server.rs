@@ -27,7 +27,7 @@ use crate::door::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
 
 /// The pause after a failure to accept a connection.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const ACCEPT_RETRY_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The state shared by the thread and the owner of the door.
 struct SessionState {
@@ -170,7 +170,7 @@ impl VhostState {
                 continue;
             }
             if ready(frontend) {
-                self.hear();
+                self.handle_message();
             } else if ready(newcomer) && socket.is_none() {
                 told_of_second = false;
                 pause = self.accept();
@@ -184,7 +184,7 @@ impl VhostState {
     }
 
     /// Handles one message.
-    fn hear(&self) {
+    fn handle_message(&self) {
         let mut inside = self.state.lock();
         if inside.held {
             return;
@@ -212,7 +212,7 @@ impl VhostState {
             Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => return None,
             Err(error) => {
                 tracing::warn!(%error, "vhost-user: cannot accept a connection");
-                return Some(PAUSE);
+                return Some(ACCEPT_RETRY_PAUSE);
             }
         };
         self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
@@ -241,7 +241,7 @@ impl VhostState {
         let lingering: Vec<_> = self.common.roster.lock().clone();
         if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
             if let Some(session) = &mut inside.session {
-                session.go();
+                session.start();
             }
             return Err(busy());
         }
@@ -257,7 +257,7 @@ impl VhostState {
             return;
         }
         if let Some(session) = &mut inside.session {
-            session.go();
+            session.start();
             // After a take-over, none is running yet.
             if let Err(violation) = session.run_what_can_run() {
                 self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
@@ -277,7 +277,7 @@ impl VhostState {
         handover::pack(&self.listener, inside.session.as_ref())
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         // First: `end_thread` removes the socket's file unless it belongs to another process.
         self.gone.store(true, Ordering::SeqCst);
         self.end_thread();
@@ -366,8 +366,8 @@ impl QuietDoor for Quiet {
         self.0.hand_over()
     }
 
-    fn let_go(self: Box<Self>) {
-        self.0.let_go();
+    fn release(self: Box<Self>) {
+        self.0.release();
     }
 
     fn resume(self: Box<Self>) {

@@ -501,15 +501,15 @@ impl Session {
             self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
         let quiet = running.iter().try_for_each(|queue| queue.pause(deadline));
         if quiet.is_err() {
-            self.go();
+            self.start();
         }
         quiet
     }
 
     /// Resumes paused queues.
-    pub(super) fn go(&mut self) {
+    pub(super) fn start(&mut self) {
         for queue in self.slots.iter().filter_map(|slot| slot.running.as_ref()) {
-            if let Err(violation) = queue.go() {
+            if let Err(violation) = queue.run() {
                 tracing::error!(%violation, "vhost-user: cannot resume a queue");
             }
         }

@@ -85,7 +85,7 @@ fn long_payloads_outlive_the_buffer_that_they_came_in() {
             scope.spawn(move || file.write_all_at(&pattern(n, 1 << 20), n << 20).expect("room"));
         }
         wait_until("all writes at the device", || device.count() == 6);
-        device.let_go();
+        device.stop_holding();
     });
     for n in 0..6 {
         assert!(device.inner().read_at(n << 20, 1 << 20).expect("in range") == pattern(n, 1 << 20));

@@ -110,7 +110,7 @@ fn a_stop_answers_what_is_in_flight() {
             !is_mounted(shown.folder.path()) || device.count() == 1
         });
         assert!(!stopping.is_finished(), "a request is in flight");
-        device.let_go();
+        device.stop_holding();
         writing.join().expect("no panic").expect("it was answered");
     });
     assert_eq!(device.inner().read_at(7, 14).expect("in range"), b"the last write");
@@ -140,7 +140,7 @@ fn stop_now_does_not_wait_for_the_device() {
         writing.join().expect("no panic").expect_err("no answer comes");
     });
     assert!(!is_mounted(shown.folder.path()));
-    device.let_go();
+    device.stop_holding();
 }
 
 #[test]
@@ -231,6 +231,6 @@ fn a_mountpoint_may_be_a_link() {
     let handed = quiet.hand_over().expect("quiet");
     let next =
         FuseDoor::take_over(FuseOptions::new(&link, "disk"), memory(), handed).expect("the same");
-    quiet.let_go();
+    quiet.release();
     assert_eq!(std::fs::metadata(next.file()).expect("served").len(), SIZE);
 }

@@ -115,7 +115,7 @@ impl Server {
     }
 
     /// Sends a line and returns the answer.
-    pub(crate) fn ask(&mut self, line: &str) -> String {
+    pub(crate) fn request(&mut self, line: &str) -> String {
         let input = self.input.as_mut().expect("open");
         writeln!(input, "{line}").expect("it listens");
         self.line()
@@ -123,7 +123,7 @@ impl Server {
 
     /// Opens the door of one that stood by.
     pub(crate) fn go(&mut self) {
-        self.address = self.ask("go");
+        self.address = self.request("go");
         assert!(self.address.starts_with('/'), "it opened nothing");
     }
 
@@ -135,13 +135,13 @@ impl Server {
 
     /// Stops it cleanly.
     pub(crate) fn stop(&mut self) {
-        assert_eq!(self.ask("stop"), "stopped");
+        assert_eq!(self.request("stop"), "stopped");
         assert!(self.child.wait().expect("it ends").success());
     }
 
     /// Leaves the mount to the mount holder.
-    pub(crate) fn let_go(&mut self) {
-        let said = self.ask("let-go");
+    pub(crate) fn release(&mut self) {
+        let said = self.request("let-go");
         assert!(said.starts_with("let go after"), "{said}");
     }
 }

@@ -50,7 +50,7 @@ fn a_door_that_cannot_be_quiet_in_time_resumes() {
         assert_eq!(stale.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
         // Others are served again.
         assert_eq!(std::fs::metadata(shown.path()).expect("answered").len(), SIZE);
-        device.let_go();
+        device.stop_holding();
         writing.join().expect("no panic").expect("answered");
     });
 }
@@ -60,7 +60,7 @@ fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>)
     let quiet = old.quiesce(PATIENCE).expect("it becomes quiet");
     let handed = quiet.hand_over().expect("it is quiet");
     let new = FuseDoor::take_over(options, device, handed).expect("all is there");
-    quiet.let_go();
+    quiet.release();
     new
 }
 
@@ -160,7 +160,7 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_the_next_ser
         Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
     let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
-    quiet.let_go();
+    quiet.release();
     assert!(!socket.exists(), "users would wait forever for what a dead server had taken");
     shown.open().write_all_at(b"served", 0).expect("by the next");
     new.stop(Stop::Drained);

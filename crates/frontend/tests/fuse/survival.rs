@@ -58,7 +58,7 @@ impl Drop for Load {
 
 /// How many requests a server has seen.
 fn seen(server: &mut Server) -> u64 {
-    number(&server.ask("counts"), "writes")
+    number(&server.request("counts"), "writes")
 }
 
 fn number(counts: &str, name: &str) -> u64 {
@@ -84,7 +84,7 @@ fn a_server_killed_under_load_on_a_loop_device_is_only_a_pause() {
         server = Server::start_kept(place.path(), &["--loop"]);
         assert_eq!(server.address, device, "the same loop device");
         wait_until("the load goes on", || seen(&mut server) > 100);
-        let counts = server.ask("counts");
+        let counts = server.request("counts");
         resent += number(&counts, "resent");
         assert_eq!(number(&counts, "errors"), 0);
         assert!(load.runs());
@@ -122,11 +122,11 @@ fn a_mount_handed_from_process_to_process_under_load_is_only_a_pause() {
     for _ in 0..10 {
         let mut next = Server::stand_by(place.path(), &["--loop"]);
         wait_until("some load", || seen(&mut server) > 500);
-        server.let_go();
+        server.release();
         next.go();
         server = next;
         assert_eq!(server.address, device, "the same loop device");
-        let counts = server.ask("counts");
+        let counts = server.request("counts");
         assert_eq!(
             (number(&counts, "resent"), number(&counts, "errors")),
             (0, 0),
@@ -251,7 +251,7 @@ fn a_mount_holder_that_dies_is_replaced_while_its_server_lives() {
     for hand_over in [false, true, false] {
         if hand_over {
             let mut next = Server::stand_by(place.path(), &["--loop"]);
-            server.let_go();
+            server.release();
             next.go();
             server = next;
         }
@@ -297,14 +297,14 @@ fn a_file_is_closed_and_programs_are_started_without_a_server() {
     let file = std::fs::OpenOptions::new().write(true).open(&server.address).expect("served");
     file.write_all_at(b"before", 0).expect("served");
     server.kill();
-    let (tell, hear) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let closing = std::thread::spawn(move || {
         // Executing a program first closes the descriptors that it must not inherit.
         run("true", &[]);
         drop(file);
-        tell.send(()).expect("a receiver waits");
+        sender.send(()).expect("a receiver waits");
     });
-    wait_until("the file is closed", || hear.try_recv().is_ok());
+    wait_until("the file is closed", || receiver.try_recv().is_ok());
     closing.join().expect("no panic");
     Server::start_kept(place.path(), &[]).stop();
 }

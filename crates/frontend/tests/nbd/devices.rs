@@ -29,7 +29,7 @@ impl HoldDevice {
     }
 
     /// Releases the requests held now, and holds none from now on.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn stop_holding(&self) {
         let batch = self.held.lock().expect("not poisoned").take();
         batch.into_iter().flatten().for_each(|request| self.inner.submit(request));
     }

@@ -59,7 +59,7 @@ pub(crate) fn replaced(served: TestServer, device: Arc<dyn BlockDevice>) -> Test
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let pieces = handed(&*quiet);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    quiet.let_go();
+    quiet.release();
     let TestServer { server: old, path, folder } = served;
     drop(old);
     TestServer { server, path, folder }
@@ -258,7 +258,7 @@ fn a_client_that_left_is_seen_off_by_the_next_server() {
     torn.send(b"half a request");
     drop(torn);
     let pieces = handed(&*quiet);
-    quiet.let_go();
+    quiet.release();
     let server = take_over(&served, device, pieces).expect("it goes on");
     assert_eq!(polite.answer().data, [0; 9]);
     polite.expect_closed();
@@ -293,7 +293,7 @@ fn a_connection_whose_export_is_gone_or_has_changed_is_given_up() {
         let pieces = handed(&*quiet);
         let server = NbdServer::take_over(options(&served), vec![export(name, device)], pieces);
         let server = server.expect("the listener goes on");
-        quiet.let_go();
+        quiet.release();
         client.expect_closed();
         assert_eq!(server.metrics().connections, 0);
         let mut client = served.raw();
@@ -380,7 +380,7 @@ fn facts_of_a_later_version_are_no_obstacle() {
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let pieces = handed(&*quiet).into_iter().map(|piece| piece.with("of a later version", "yes"));
     let server = take_over(&served, device, pieces.collect()).expect("it goes on");
-    quiet.let_go();
+    quiet.release();
     client.write_ok(0, b"on");
     server.stop(Stop::Drained);
 }

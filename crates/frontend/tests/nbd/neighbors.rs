@@ -116,7 +116,7 @@ fn memory_of_requests_that_outlive_their_client_is_counted_until_they_end() {
     client.expect_closed();
     served.wait_for_connections(0);
     assert!(budget.in_use().bytes >= 8 << 20, "{:?}", budget.in_use());
-    device.let_go();
+    device.stop_holding();
     wait_until("all memory is free", || budget.in_use().bytes == 0);
 }
 
@@ -188,7 +188,7 @@ fn a_connection_waiting_for_memory_is_handed_over_and_served_by_the_next() {
             device: memory(),
         };
         let next = NbdServer::take_over(options, vec![export], pieces).expect("taken over");
-        quiet.let_go();
+        quiet.release();
         assert_eq!(client.answer().error, 0);
         assert!(client.read_ok(0, 24 << 20) == data);
         drop(greedy);

@@ -34,7 +34,7 @@ fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
     assert!(text.contains("1 requests are not answered") && text.contains("\"disk\""), "{text}");
     client.write_ok(0, b"as if nothing was");
     served.raw().go("quick");
-    device.let_go();
+    device.stop_holding();
     assert_eq!(stuck.answer().cookie, cookie);
     drop(served.server.quiesce(PATIENCE).expect("now it can"));
 }
@@ -46,18 +46,18 @@ fn a_door_is_quiet_only_when_what_it_took_is_answered() {
     let mut client = served.client(Style::Simple);
     let cookies: Vec<u64> = (0..20).map(|at| client.request(0, READ, at * 512, 512)).collect();
     wait_until("the reads", || device.count() == 20);
-    let (tell, hear) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|threads| {
-        threads.spawn(|| tell.send(served.server.quiesce(PATIENCE)));
+        threads.spawn(|| sender.send(served.server.quiesce(PATIENCE)));
         // Another client is not accepted once the door has begun to quiesce.
         wait_until("the door to begin", || {
             let stream = UnixStream::connect(&served.path).expect("there is a queue");
             stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
             (&stream).read(&mut [0]).is_err()
         });
-        assert!(hear.try_recv().is_err(), "requests are in flight");
-        device.let_go();
-        drop(hear.recv().expect("it ends").expect("it is quiet"));
+        assert!(receiver.try_recv().is_err(), "requests are in flight");
+        device.stop_holding();
+        drop(receiver.recv().expect("it ends").expect("it is quiet"));
     });
     let answers: Vec<u64> = cookies.iter().map(|_| client.answer().cookie).collect();
     assert_eq!(answers, cookies, "replies were sent while the door was quiet");
@@ -112,7 +112,7 @@ fn a_door_that_is_not_quiet_is_neither_handed_over_nor_let_go() {
     };
     let quiet = stale();
     refused(&*quiet);
-    quiet.let_go();
+    quiet.release();
     client.write_ok(0, b"it goes on");
     refused(&*stale());
     client.write_ok(0, b"and on");
@@ -126,8 +126,8 @@ fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let again = served.server.quiesce(PATIENCE).expect("it stays quiet");
     let pieces = handed(&*quiet);
-    quiet.let_go();
-    again.let_go();
+    quiet.release();
+    again.release();
     served.server.stop(Stop::Drained);
     assert_eq!(served.server.metrics().connections, 0);
     let TestServer { server, path, folder } = served;
@@ -146,7 +146,7 @@ fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
 }
 
 /// Reads bytes until none arrive for a moment.
-fn take_what_came(client: &mut Client, into: &mut Vec<u8>) {
+fn read_available(client: &mut Client, into: &mut Vec<u8>) {
     let patience = client.stream.read_timeout().expect("a socket");
     client.stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
     let _ = client.stream.read_to_end(into);
@@ -166,7 +166,7 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     // After all sent bytes are read there is room for the rest of the reply, which must not be
     // sent.
     let mut reply = Vec::new();
-    take_what_came(&mut reader, &mut reply);
+    read_available(&mut reader, &mut reply);
     assert!(!reply.is_empty() && reply.len() < 16 << 20);
     for ending in ["dropped", "stopped", "let go", "failed"] {
         let pieces = handed(&*quiet);
@@ -181,14 +181,14 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
         match (ending, tried) {
             ("dropped", Ok((server, _))) => drop(server),
             ("stopped", Ok((server, _))) => server.stop(Stop::Drained),
-            ("let go", Ok((_server, quiet))) => quiet.let_go(),
+            ("let go", Ok((_server, quiet))) => quiet.release(),
             ("failed", Err(error)) => assert_eq!(error.kind(), ErrorKind::Invalid),
             (_, tried) => panic!("{ending}: {:?}", tried.map(drop)),
         }
         assert!(served.path.exists());
     }
     let before = reply.len();
-    take_what_came(&mut reader, &mut reply);
+    read_available(&mut reader, &mut reply);
     assert_eq!(reply.len(), before, "a server on trial sends nothing");
     quiet.resume();
     client.write_ok(20 << 20, b"as before");
@@ -215,7 +215,7 @@ fn a_client_in_its_handshake_is_no_obstacle() {
     assert_eq!(served.server.counts().reads, 0, "its first request waits");
     let pieces = handed(&*quiet);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    quiet.let_go();
+    quiet.release();
     assert_eq!(staying.answer().cookie, cookie);
     leaving.expect_closed();
     assert_eq!(server.metrics().connections, 1);

@@ -192,7 +192,7 @@ fn stop_answers_what_is_in_flight_and_takes_no_more() {
         idle.expect_closed();
         haggling.expect_closed();
         assert!(!stopping.is_finished(), "a request is in flight");
-        device.let_go();
+        device.stop_holding();
         assert_eq!(busy.answer().error, 0);
         busy.expect_closed();
     });
@@ -210,7 +210,7 @@ fn stop_now_does_not_wait_for_the_device() {
     wait_until("the flush at the device", || device.count() == 1);
     served.server.stop(Stop::Now);
     client.expect_closed();
-    device.let_go();
+    device.stop_holding();
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn requests_in_flight_outlive_their_client() {
     wait_until("three requests at the device", || device.count() == 3);
     assert_eq!(served.server.metrics().in_flight, 3);
     drop(client);
-    device.let_go();
+    device.stop_holding();
     served.wait_for_connections(0);
     assert_eq!(device.inner().read_at(50, 11).expect("in range"), b"left behind");
     served.client(Style::Simple).write_ok(0, b"others come");
@@ -216,7 +216,7 @@ fn no_more_is_taken_from_a_client_than_the_limits_allow() {
     client.send(&bytes);
     wait_until("the limit of bytes", || device.count() == 16);
     drop(client);
-    device.let_go();
+    device.stop_holding();
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn answers_to_block_status_count_against_the_limit() {
     let bytes: Vec<u8> = (0..500).flat_map(|_| client.header(0, BLOCK_STATUS, 0, SIZE)).collect();
     client.send(&bytes);
     wait_until("the limit", || device.count() == 128);
-    device.let_go();
+    device.stop_holding();
     (0..500).for_each(|_| assert_eq!(client.answer().runs, [(SIZE, 3)]));
 }
 
@@ -240,7 +240,7 @@ fn replies_flow_while_a_long_payload_is_on_its_way() {
     let write = client.write_bytes(0, 0, &pattern(1, 2 << 20));
     client.send(&write[..1 << 20]);
     wait_until("the read at the device", || device.count() == 1);
-    device.let_go();
+    device.stop_holding();
     assert_eq!(client.answer().cookie, read, "the answer does not wait for the payload");
     client.send(&write[1 << 20..]);
     assert_eq!(client.answer().error, 0);

@@ -36,7 +36,7 @@ impl PausableDevice {
     }
 
     /// Releases the held requests with these numbers; the oldest one is 0. The others stay held.
-    pub(crate) fn let_some_through(&self, numbers: &[usize]) {
+    pub(crate) fn release_some(&self, numbers: &[usize]) {
         let (some, others) = {
             let mut inside = self.inside.lock();
             let kept = std::mem::take(&mut inside.kept).into_iter().enumerate();
@@ -47,12 +47,12 @@ impl PausableDevice {
     }
 
     /// Passes new requests from now on; held ones stay held.
-    pub(crate) fn let_newer_through(&self) {
+    pub(crate) fn pass_newer(&self) {
         self.inside.lock().closed = false;
     }
 
     /// Releases all held requests, and passes all new ones.
-    pub(crate) fn let_through(&self) {
+    pub(crate) fn release_all(&self) {
         let kept = {
             let mut inside = self.inside.lock();
             inside.closed = false;

@@ -300,7 +300,7 @@ impl Guest {
     }
 
     /// Executes one request; returns its status and the data that it read.
-    pub(crate) fn ask(
+    pub(crate) fn execute(
         &mut self,
         queue: usize,
         kind: u32,

@@ -29,8 +29,8 @@ fn what_is_written_is_read_back_directly_and_by_indirect_tables() {
             // More than the queue has entries, so that every index wraps.
             for n in 0..200u64 {
                 let bytes: Vec<u8> = (0..4096).map(|at| (n + at) as u8).collect();
-                assert_eq!(guest.ask(queue, STORE, 8 * n, &bytes, 0).0, 0);
-                assert_eq!(guest.ask(queue, READ, 8 * n, &[], 4096), (0, bytes));
+                assert_eq!(guest.execute(queue, STORE, 8 * n, &bytes, 0).0, 0);
+                assert_eq!(guest.execute(queue, READ, 8 * n, &[], 4096), (0, bytes));
             }
         }
     }
@@ -75,11 +75,11 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
     let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    assert_eq!(guest.ask(0, STORE, 0, &[7; 8192], 0).0, 0);
-    assert_eq!(guest.ask(0, FLUSH, 0, &[], 0).0, 0);
-    assert_eq!(guest.ask(0, WRITE_ZEROES, 0, &range(1, 3, 1), 0).0, 0);
-    assert_eq!(guest.ask(0, WRITE_ZEROES, 0, &range(5, 1, 0), 0).0, 0);
-    assert_eq!(guest.ask(0, DISCARD, 0, &range(8, 8, 0), 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[7; 8192], 0).0, 0);
+    assert_eq!(guest.execute(0, FLUSH, 0, &[], 0).0, 0);
+    assert_eq!(guest.execute(0, WRITE_ZEROES, 0, &range(1, 3, 1), 0).0, 0);
+    assert_eq!(guest.execute(0, WRITE_ZEROES, 0, &range(5, 1, 0), 0).0, 0);
+    assert_eq!(guest.execute(0, DISCARD, 0, &range(8, 8, 0), 0).0, 0);
     let seen = pausable.seen(5);
     let operations: Vec<Operation> = seen.iter().map(|(operation, ..)| *operation).collect();
     use Operation::{Discard, Flush, Write, WriteZeroes};
@@ -120,10 +120,17 @@ fn what_cannot_be_done_fails_alone() {
         (WRITE_ZEROES, 0, vec![1; 15], 0, failed),
         (GET_ID, 0, vec![], 19, failed),
     ] {
-        assert_eq!(guest.ask(0, kind, sector, &data, read).0, status, "kind {kind} at {sector}");
+        assert_eq!(
+            guest.execute(0, kind, sector, &data, read).0,
+            status,
+            "kind {kind} at {sector}"
+        );
     }
-    assert_eq!(guest.ask(0, GET_ID, 0, &[], 20), (0, b"serial 1\0\0\0\0\0\0\0\0\0\0\0\0".to_vec()));
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0, "the queue goes on");
+    assert_eq!(
+        guest.execute(0, GET_ID, 0, &[], 20),
+        (0, b"serial 1\0\0\0\0\0\0\0\0\0\0\0\0".to_vec())
+    );
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0, "the queue goes on");
     assert_eq!((door.counts().errors, door.counts().protocol_violations), (14, 0));
 }
 
@@ -151,7 +158,7 @@ fn the_configuration_shows_the_device() {
     assert_eq!((number(20, 4), number(28, 4), number(34, 2)), (4096, 16, 4));
     let read_only = front.get_features().expect("an answer") & 1 << 5;
     assert_ne!(read_only, 0);
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 4096], 0).0, 1);
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 4096], 0).0, 1);
 }
 
 #[test]
@@ -161,8 +168,8 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
     let mut guest = Guest::new(1);
     guest.wants &= !F_FLUSH;
     let front = guest.connect(&place.path());
-    guest.ask(0, STORE, 0, &[1; 512], 0);
-    guest.ask(0, WRITE_ZEROES, 0, &range(0, 1, 1), 0);
+    guest.execute(0, STORE, 0, &[1; 512], 0);
+    guest.execute(0, WRITE_ZEROES, 0, &range(0, 1, 1), 0);
     assert!(pausable.seen(2).iter().all(|(.., flags)| flags.fua));
     drop(front);
     // And one that turns its cache off, and on.
@@ -170,7 +177,7 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
     let mut front = guest.connect(&place.path());
     for (cache, durable) in [(0, true), (1, false)] {
         front.set_config(32, VhostUserConfigFlags::WRITABLE, &[cache]).expect("it can be written");
-        guest.ask(0, STORE, 0, &[1; 512], 0);
+        guest.execute(0, STORE, 0, &[1; 512], 0);
         assert_eq!(pausable.seen(pausable.count()).last().expect("a write").2.fua, durable);
     }
 }
@@ -217,7 +224,7 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
     let (mut ours, theirs) = UnixStream::pair().expect("two sockets");
-    let mut hear = || {
+    let mut on_outcome = || {
         let mut said = [0; 12];
         ours.read_exact(&mut said).expect("a message");
         // The number of the message, version 1, no payload.
@@ -225,9 +232,9 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
     };
     front.set_backend_request_fd(&theirs).expect("the door takes it");
     // The frontend may have been disconnected while the device grew, and would not ask by itself.
-    hear();
+    on_outcome();
     door.resized();
-    hear();
+    on_outcome();
 }
 
 #[test]
@@ -252,7 +259,7 @@ fn writes_to_memory_are_logged_while_the_guest_migrates() {
         let is_set = |page: &u64| bits[(page / 8) as usize] & 1 << (page % 8) != 0;
         (0..MEMORY_BYTES / 4096).filter(is_set).collect::<Vec<u64>>()
     };
-    assert_eq!(guest.ask(0, READ, 0, &[], 8192).0, 0);
+    assert_eq!(guest.execute(0, READ, 0, &[], 8192).0, 0);
     let dirty = dirty();
     for written in [data_at(0), data_at(0) + 4096, status_at(0), ring(0, 0x2000)] {
         assert!(dirty.contains(&(written / 4096)), "the page of {written:#x} is not in {dirty:?}");

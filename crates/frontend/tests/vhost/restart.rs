@@ -45,13 +45,13 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     // Some traffic first, so that heads are not in order of time: these end at 62, and continue at
     // 1.
     for n in 0..103 {
-        assert_eq!(guest.ask(0, STORE, n, &[9; 512], 0).0, 0);
+        assert_eq!(guest.execute(0, STORE, n, &[9; 512], 0).0, 0);
     }
     first.close();
     let mut heads = offer_writes(&mut guest, &first, 0..7);
     assert!(!heads.is_sorted());
     // Some are answered, so that the requests in flight are no longer contiguous in the ring.
-    first.let_some_through(&[2, 5]);
+    first.release_some(&[2, 5]);
     let mut reap = |guest: &mut Guest| {
         let head = guest.wait(0);
         heads.retain(|waiting| *waiting != head);
@@ -72,7 +72,7 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     while reap(&mut guest) > 0 {}
     assert_eq!(guest.used(0), 110);
     assert_eq!(memory.read_at(6 * 512, 512).expect("in range"), [7; 512]);
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0, "and the queue goes on");
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0, "and the queue goes on");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn an_old_write_never_lands_after_a_newer_one() {
     // The frontend reconnects; the old write is still in the device, which would execute a new one
     // at once.
     drop(front);
-    pausable.let_newer_through();
+    pausable.pass_newer();
     let front = guest.connect(&place.path());
     let head = guest.prepare(0, STORE, 3, &[0x77; 512], 0);
     guest.offer(0, head);
@@ -94,7 +94,7 @@ fn an_old_write_never_lands_after_a_newer_one() {
     front.get_features().expect("an answer");
     // A door that fails to wait has the time to show it.
     (0..20_000).for_each(|_| std::thread::yield_now());
-    pausable.let_through();
+    pausable.release_all();
     guest.wait(0);
     guest.wait(0);
     assert_eq!(pausable.count(), 3, "the old one, the old one carried out again, and the new one");
@@ -117,7 +117,7 @@ fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
     while door.counts().connections > 0 {
         std::thread::yield_now();
     }
-    pausable.let_through();
+    pausable.release_all();
     while door.counts().in_flight > 0 {
         std::thread::yield_now();
     }
@@ -134,7 +134,7 @@ fn a_queue_is_stopped_only_when_all_is_answered() {
     offer_writes(&mut guest, &pausable, 0..3);
     let stopping = front.clone();
     let asked = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
-    pausable.let_through();
+    pausable.release_all();
     assert_eq!(asked.join().expect("no panic"), 3);
     assert_eq!(guest.used(0), 3, "a look finds all of it answered");
     // And it can be started again where it was.
@@ -142,7 +142,7 @@ fn a_queue_is_stopped_only_when_all_is_answered() {
     (0..3).for_each(|_| {
         guest.wait(0);
     });
-    assert_eq!(guest.ask(0, STORE, 9, &[1; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 9, &[1; 512], 0).0, 0);
 }
 
 #[test]
@@ -153,14 +153,14 @@ fn a_door_is_handed_over_with_its_connection() {
     let mut door = place.serve(memory.clone());
     let front = guest.connect(&place.path());
     for round in 0..5u8 {
-        assert_eq!(guest.ask(0, STORE, 0, &[round; 512], 0).0, 0);
+        assert_eq!(guest.execute(0, STORE, 0, &[round; 512], 0).0, 0);
         let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
         // Offered while no door serves the queue: the next door finds it.
         let head = guest.prepare(1, READ, 0, &[], 512);
         guest.offer(1, head);
         guest.kick(1);
         let pieces = quiet.hand_over().expect("it is quiet");
-        quiet.let_go();
+        quiet.release();
         let (next, quiet) =
             VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
         drop(door);
@@ -185,11 +185,11 @@ fn a_hand_over_can_be_taken_back() {
     let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
     let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
     drop(quiet.hand_over().expect("it is quiet"));
     quiet.resume();
-    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn a_door_that_cannot_be_quiet_goes_on() {
     offer_writes(&mut guest, &pausable, 0..2);
     let error = door.quiesce(Duration::ZERO).err().expect("two requests are in flight");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    pausable.let_through();
+    pausable.release_all();
     guest.wait(0);
     guest.wait(0);
-    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
     drop(door.quiesce(PATIENCE).expect("nothing is in flight"));
 }
 
@@ -240,11 +240,11 @@ fn pieces_that_are_not_whole_are_refused() {
     // An unknown fact comes from a newer version, and is ignored.
     let mut pieces = quiet.hand_over().expect("it is quiet");
     pieces[1].facts.insert("color".into(), "green".into());
-    quiet.let_go();
+    quiet.release();
     let (_next, quiet) =
         VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
     quiet.resume();
-    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
 #[test]
@@ -257,9 +257,9 @@ fn a_second_frontend_waits_for_the_first_to_go() {
     let second = std::thread::spawn(move || {
         let mut guest = Guest::new(1);
         let _front = guest.connect(&path);
-        guest.ask(0, STORE, 0, &[1; 512], 0).0
+        guest.execute(0, STORE, 0, &[1; 512], 0).0
     });
-    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
     assert_eq!(door.counts().connections, 1);
     drop(front);
     assert_eq!(second.join().expect("no panic"), 0);
@@ -275,7 +275,7 @@ fn stopping_a_door_answers_what_it_took() {
     let heads = offer_writes(&mut guest, &pausable, 0..3);
     let stopping = door.clone();
     let stopped = std::thread::spawn(move || stopping.stop(Stop::Drained));
-    pausable.let_through();
+    pausable.release_all();
     stopped.join().expect("no panic");
     assert_eq!(guest.used(0), 3);
     assert!(heads.iter().all(|head| guest.status(*head) == 0));
@@ -288,7 +288,7 @@ fn a_queue_starts_again_after_a_reset() {
     let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
-    assert_eq!(guest.ask(0, STORE, 9, &[1; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 9, &[1; 512], 0).0, 0);
     front.reset_device().expect("an answer");
     let head = guest.prepare(0, STORE, 9, &[2; 512], 0);
     guest.offer(0, head);

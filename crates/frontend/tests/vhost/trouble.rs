@@ -17,7 +17,7 @@ use crate::restart::PATIENCE;
 fn serves_another(place: &Place) {
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
 }
 
 #[test]
@@ -63,7 +63,11 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
         assert_eq!(guest.used(0), 0, "{what} is not answered");
         assert_eq!(pausable.count(), 0, "{what} does not reach the device");
         assert_eq!(door.counts().protocol_violations, 1, "{what}");
-        assert_eq!(guest.ask(1, STORE, 0, &[1; 512], 0).0, 0, "{what}: the other queue goes on");
+        assert_eq!(
+            guest.execute(1, STORE, 0, &[1; 512], 0).0,
+            0,
+            "{what}: the other queue goes on"
+        );
         drop(front);
         serves_another(&place);
     }
@@ -80,7 +84,7 @@ fn an_impossible_available_ring_stops_its_queue() {
         with(&mut guest);
         guest.kick(0);
         wait_for(&guest.drivers[0].error, what);
-        pausable.let_through();
+        pausable.release_all();
         drop(front);
         serves_another(&place);
     };
@@ -116,7 +120,7 @@ fn a_guest_cannot_have_more_in_flight_than_the_limit() {
     }
     guest.kick(0);
     assert_eq!(pausable.seen(16).len(), 16);
-    pausable.let_through();
+    pausable.release_all();
     for _ in 0..20 {
         guest.wait(0);
     }
@@ -188,7 +192,7 @@ fn rings_outside_the_guests_memory_are_refused() {
         assert!(front.set_vring_addr(0, &rings).is_err(), "a used ring {shift:#x} further on");
     }
     front.set_vring_addr(0, &good).expect("these are in memory");
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0, "and served again");
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0, "and served again");
 }
 
 #[test]
@@ -205,25 +209,25 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     let features = front.get_features().expect("an answer") & guest.wants;
     assert!(front.set_features(features).is_err(), "the first queue is no better than before");
     for queue in [1, 2] {
-        assert_eq!(guest.ask(queue, STORE, 0, &[1; 512], 0).0, 0, "queue {queue} goes on");
+        assert_eq!(guest.execute(queue, STORE, 0, &[1; 512], 0).0, 0, "queue {queue} goes on");
     }
     let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
     let pieces = quiet.hand_over().expect("it is quiet");
-    quiet.let_go();
+    quiet.release();
     let (next, quiet) =
         VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
     quiet.resume();
     assert_eq!(next.counts().protocol_violations, 1, "the status shows that a queue stands still");
     for queue in [1, 2] {
         assert_eq!(
-            guest.ask(queue, STORE, 0, &[2; 512], 0).0,
+            guest.execute(queue, STORE, 0, &[2; 512], 0).0,
             0,
             "queue {queue} goes on in the next one"
         );
     }
     front.set_vring_addr(0, &guest.rings(0)).expect("these are in memory");
     assert_eq!(
-        guest.ask(0, STORE, 0, &[3; 512], 0).0,
+        guest.execute(0, STORE, 0, &[3; 512], 0).0,
         0,
         "and the first one, once it is where it must be"
     );

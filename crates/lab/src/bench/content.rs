@@ -55,7 +55,7 @@ impl Content {
     }
 
     /// What is known of a range, in address order.
-    pub(super) fn told(&self, address: u64, length: u64) -> Vec<StretchWrite> {
+    pub(super) fn known_writes(&self, address: u64, length: u64) -> Vec<StretchWrite> {
         let end = address + length;
         let before = self.stretches.range(..address).next_back();
         let within = self.stretches.range(address..end);
@@ -68,12 +68,12 @@ impl Content {
 
     /// Everything that is known.
     pub(super) fn all(&self) -> Vec<StretchWrite> {
-        self.told(0, u64::MAX)
+        self.known_writes(0, u64::MAX)
     }
 
     fn set(&mut self, address: u64, length: u64, write: Option<u64>) {
         let end = address + length;
-        for StretchWrite { address: from, length, .. } in self.told(address, length) {
+        for StretchWrite { address: from, length, .. } in self.known_writes(address, length) {
             let Some((start, (stop, old))) =
                 self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
             else {
@@ -175,7 +175,7 @@ mod tests {
         let new = content.write(2000, 700);
         let mut read = old.clone();
         read[997..1697].copy_from_slice(&new);
-        let told = content.told(1003, 5000);
+        let told = content.known_writes(1003, 5000);
         assert_eq!(mismatch(7, &told, 1003, &read), None);
         assert_eq!(mismatch(7, &told, 1003, &old), Some((2000, 2)), "the write before");
         read[4321] ^= 1;
@@ -184,6 +184,8 @@ mod tests {
         assert!(mismatch(8, &told, 1003, &read).is_some(), "another replay");
         read.rotate_left(1);
         assert!(mismatch(7, &told, 1003, &read).is_some(), "another address");
-        assert!(content.told(0, 1003).is_empty() && content.told(6003, 99).is_empty());
+        assert!(
+            content.known_writes(0, 1003).is_empty() && content.known_writes(6003, 99).is_empty()
+        );
     }
 }

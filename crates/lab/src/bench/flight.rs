@@ -15,13 +15,13 @@ use super::content::{StretchWrite, mismatch};
 use crate::trace::Operation;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The operations, in the order of [`CompletionStats::times_ns`].
+/// The operations, in the order of [`CompletionCounts::times_ns`].
 pub(super) const OPERATIONS: [Operation; 5] =
     [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::Zero];
 
 /// The results of completed requests.
 #[derive(Default)]
-pub(super) struct CompletionStats {
+pub(super) struct CompletionCounts {
     /// The time each request took, by operation.
     pub(super) times_ns: [Vec<u64>; OPERATIONS.len()],
     pub(super) bytes: [u64; OPERATIONS.len()],
@@ -43,7 +43,7 @@ struct RequestInFlight {
 #[derive(Default)]
 struct State {
     flights: Vec<RequestInFlight>,
-    done: CompletionStats,
+    done: CompletionCounts,
     next_id: u64,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Flights<'a> {
     }
 
     /// Waits for everything in flight, and returns what has completed since the last call.
-    pub(super) fn land(&self) -> Result<CompletionStats> {
+    pub(super) fn land(&self) -> Result<CompletionCounts> {
         let mut state = lock(&self.shared);
         while !state.flights.is_empty() {
             state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -19,7 +19,7 @@ use sawmill_nbd_client::{Client, Style, flag};
 use serde::Serialize;
 
 use super::content::Content;
-use super::flight::{CompletionStats, Flight, Flights, OPERATIONS};
+use super::flight::{CompletionCounts, Flight, Flights, OPERATIONS};
 use crate::trace::{Format, Operation, ReadOptions, Request, Trace};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -286,7 +286,7 @@ impl Replay<'_> {
         let mut flight =
             Flight { operation, address, length, bytes: Vec::new(), writes: Vec::new() };
         match operation {
-            Operation::Read => flight.writes = self.content.told(address, length),
+            Operation::Read => flight.writes = self.content.known_writes(address, length),
             Operation::Write => flight.bytes = self.content.write(address, length),
             Operation::Zero => self.content.zero(address, length),
             Operation::Discard => self.content.discard(address, length),
@@ -313,7 +313,7 @@ impl Replay<'_> {
         &self,
         trace: &Trace,
         layout: &Layout,
-        done: &CompletionStats,
+        done: &CompletionCounts,
         took: Duration,
         read_back_bytes: u64,
     ) -> Document {

@@ -29,7 +29,7 @@ const BEHIND_MAX: usize = 1 << 20;
 /// Requests whose lines wait for their answers.
 const OPEN_MAX: usize = 1 << 16;
 /// The thread looks this often, or when this many events wait.
-const EVERY: Duration = Duration::from_millis(100);
+const WRITE_EVERY: Duration = Duration::from_millis(100);
 const EVENTS_AT_ONCE_MAX: usize = 4096;
 
 /// A device whose requests are recorded.
@@ -172,7 +172,7 @@ impl EventLog {
             length,
             flags,
         }));
-        self.ring(&pending);
+        self.notify_if_half_full(&pending);
         pending.asked += 1;
         Some(pending.asked - 1)
     }
@@ -181,10 +181,10 @@ impl EventLog {
         let at_ns = self.now_ns();
         let mut pending = self.pending.lock();
         pending.events.push(Event::Answered(number, at_ns, outcome));
-        self.ring(&pending);
+        self.notify_if_half_full(&pending);
     }
 
-    fn ring(&self, pending: &EventBuffer) {
+    fn notify_if_half_full(&self, pending: &EventBuffer) {
         if pending.events.len() == EVENTS_AT_ONCE_MAX {
             self.changed.notify_one();
         }
@@ -195,7 +195,7 @@ impl EventLog {
         loop {
             let mut pending = self.pending.lock();
             if pending.events.len() < EVENTS_AT_ONCE_MAX && !pending.is_closed {
-                self.changed.wait_for(&mut pending, EVERY);
+                self.changed.wait_for(&mut pending, WRITE_EVERY);
             }
             std::mem::swap(&mut events, &mut pending.events);
             let (missing, is_closed) = (pending.missing, pending.is_closed);

@@ -58,7 +58,7 @@ pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<TraceResult> {
     let mut survey = Survey::default();
     let mut progress = Progress::new("reading byte");
     while let Some(request) = trace.next()? {
-        survey.see(&widened(&request, widen).ok_or_else(|| too_far(path))?);
+        survey.observe(&widened(&request, widen).ok_or_else(|| too_far(path))?);
         if survey.requests.is_multiple_of(4096) {
             let (done, total) = trace.progress();
             progress.show(done, total);

@@ -52,7 +52,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub(super) fn see(&mut self, request: &Request) {
+    pub(super) fn observe(&mut self, request: &Request) {
         self.requests += 1;
         self.span_ns = self.span_ns.max(request.at_ns);
         if request.length == 0 {
@@ -126,7 +126,7 @@ impl Survey {
         }
         let end = self.disks.last_key_value().map_or(0, |(device, disk)| bases[device] + disk.end);
         let size_bytes = end.max(1).next_multiple_of(SLAB_BYTES);
-        Some(Layout { size_bytes, least_bytes: end, place: Place::SideBySide(bases) })
+        Some(Layout { size_bytes, least_bytes: end, place: DiskPlacement::SideBySide(bases) })
     }
 
     /// Only the parts in use, in order.
@@ -135,11 +135,11 @@ impl Survey {
         let used = disks.flat_map(|(device, disk)| disk.slabs.keys().map(|slab| (*device, *slab)));
         let slabs: BTreeMap<_, _> = used.zip(0..).collect();
         let size_bytes = (slabs.len() as u64).max(1).saturating_mul(SLAB_BYTES);
-        Layout { size_bytes, least_bytes: size_bytes, place: Place::Slabs(slabs) }
+        Layout { size_bytes, least_bytes: size_bytes, place: DiskPlacement::Slabs(slabs) }
     }
 }
 
-enum Place {
+enum DiskPlacement {
     SideBySide(HashMap<u64, u64>),
     Slabs(BTreeMap<(u64, u64), u64>),
 }
@@ -149,7 +149,7 @@ pub(super) struct Layout {
     pub(super) size_bytes: u64,
     /// The smallest size that holds the trace.
     least_bytes: u64,
-    place: Place,
+    place: DiskPlacement,
 }
 
 impl Layout {
@@ -162,11 +162,11 @@ impl Layout {
     ) -> Result<()> {
         let &Request { device, address, length, .. } = request;
         match &self.place {
-            Place::SideBySide(bases) => {
+            DiskPlacement::SideBySide(bases) => {
                 let base = bases.get(&device).copied().unwrap_or(0);
                 visit(base + address, length)
             }
-            Place::Slabs(slabs) => {
+            DiskPlacement::Slabs(slabs) => {
                 let end = address + length;
                 // Only slabs in use: a discard may span billions that are not.
                 let range = (device, address / SLAB_BYTES)..(device, end.div_ceil(SLAB_BYTES));
@@ -203,7 +203,7 @@ mod tests {
     fn disks_lie_side_by_side_and_never_share_a_place() {
         let mut survey = Survey::default();
         let (first, second) = (request(7, 1 << 20, 4096), request(9, 0, 512));
-        [&first, &second].into_iter().for_each(|request| survey.see(request));
+        [&first, &second].into_iter().for_each(|request| survey.observe(request));
         let layout = survey.lay_out(None).unwrap();
         assert_eq!(layout.size_bytes, 1 << 30);
         assert_eq!(places(&layout, &first), [(1 << 20, 4096)]);
@@ -224,7 +224,7 @@ mod tests {
         let mut survey = Survey::default();
         let far = request(1, (40 << 40) - 100, 200);
         let near = request(2, (30 << 40) + 5, 10);
-        [&far, &near].into_iter().for_each(|request| survey.see(request));
+        [&far, &near].into_iter().for_each(|request| survey.observe(request));
         let layout = survey.lay_out(None).unwrap();
         assert_eq!(layout.size_bytes, 3 << 30);
         assert_eq!(places(&layout, &far), [((1 << 30) - 100, 100), (1 << 30, 100)]);
@@ -241,14 +241,15 @@ mod tests {
         let mut survey = Survey::default();
         for (at_s, count) in [(0, 60), (61, 600), (200, 1)] {
             for _ in 0..count {
-                survey.see(&Request { at_ns: at_s * SECOND_NS, ..request(0, 0, 1000) });
+                survey.observe(&Request { at_ns: at_s * SECOND_NS, ..request(0, 0, 1000) });
             }
         }
         survey.close_minute();
         assert_eq!((survey.busiest.requests_per_s, survey.busiest.bytes_per_s), (10.0, 10_000.0));
         let mut short = Survey::default();
-        (0..30)
-            .for_each(|n| short.see(&Request { at_ns: n * SECOND_NS / 10, ..request(0, 0, 1000) }));
+        (0..30).for_each(|n| {
+            short.observe(&Request { at_ns: n * SECOND_NS / 10, ..request(0, 0, 1000) })
+        });
         short.close_minute();
         assert!((short.busiest.requests_per_s - 30.0 / 2.9).abs() < 1e-9);
     }

@@ -213,7 +213,7 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     if let (Some(command), Some(target)) = (&arguments.crash.crash, &arguments.subject.target) {
         return crash::run(console, arguments, command, target);
     }
-    let place = Place::new(arguments)?;
+    let place = WorkFolder::new(arguments)?;
     let subject = arguments.subject()?;
     let judge = arguments.judge()?;
     let (mut recorded, wrong) = obtain(arguments, subject.as_deref(), place.path())?;
@@ -226,14 +226,14 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
         Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
     // A single cut needs no plan and no report: it is how a finding is repeated.
     if let Some(cut) = &arguments.cut {
-        return look_again(console, &look, cut, arguments);
+        return check_again(console, &look, cut, arguments);
     }
     let ways = look.ways();
     let mut progress = Progress::new("images checked");
     let campaign = recorded.campaign(&ways, arguments.budget());
     let report = campaign.run(
         |done, total| progress.show(done as u64, total as u64),
-        |remains| look.look(remains),
+        |remains| look.check(remains),
     )?;
     drop(progress);
     let found = wrong.is_some() || !report.findings.is_empty();
@@ -288,7 +288,7 @@ fn is_uri(target: &str) -> bool {
 }
 
 /// Checks one cut of an existing recording.
-fn look_again(
+fn check_again(
     console: &Console,
     look: &Look<'_>,
     cut: &Cut,
@@ -306,13 +306,13 @@ fn look_again(
 }
 
 /// Where the recording, the images and the sockets are.
-struct Place {
+struct WorkFolder {
     folder: PathBuf,
     /// The folder is removed when this is dropped.
     temporary: Option<tempfile::TempDir>,
 }
 
-impl Place {
+impl WorkFolder {
     fn new(arguments: &Arguments) -> Result<Self> {
         // A restarted device finds its store beside its recording.
         let given = arguments.keep.as_ref().or(arguments
@@ -332,7 +332,10 @@ impl Place {
                     .tempdir()
                     .map_err(|error| Failure::io("cannot make a folder", &error))?,
             };
-            return Ok(Place { folder: temporary.path().to_owned(), temporary: Some(temporary) });
+            return Ok(WorkFolder {
+                folder: temporary.path().to_owned(),
+                temporary: Some(temporary),
+            });
         };
         let what = || format!("cannot use the folder {}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| Failure::io(what(), &error))?;
@@ -345,7 +348,7 @@ impl Place {
             let text = format!("{} is not empty; give --keep another folder", folder.display());
             return Err(Failure::new(Exit::Exists, text));
         }
-        Ok(Place { folder, temporary: None })
+        Ok(WorkFolder { folder, temporary: None })
     }
 
     fn path(&self) -> &Path {

@@ -84,5 +84,5 @@ fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
         seed: arguments.seed,
     };
     let campaign = recorded.campaign(&[Way::DiskKept], budget);
-    Ok(campaign.run(|_, _| (), |remains| look.look(remains))?)
+    Ok(campaign.run(|_, _| (), |remains| look.check(remains))?)
 }

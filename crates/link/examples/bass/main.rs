@@ -87,7 +87,7 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
     }
     let client: Arc<Mutex<Option<SocketAddr>>> = Arc::default();
     for (from, there) in [(&near, true), (&far, false)] {
-        let (tell, hear) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
+        let (sender, receiver) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
         let (from, near, far) = (Arc::clone(from), Arc::clone(&near), Arc::clone(&far));
         let clients = Arc::clone(&client);
         std::thread::spawn(move || {
@@ -97,12 +97,12 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
                 if there {
                     *clients.lock() = Some(peer);
                 }
-                let _ = tell.send((Instant::now() + delay, packet[..bytes].to_vec()));
+                let _ = sender.send((Instant::now() + delay, packet[..bytes].to_vec()));
             }
         });
         let clients = Arc::clone(&client);
         std::thread::spawn(move || {
-            for (due, packet) in hear {
+            for (due, packet) in receiver {
                 while let Some(left) = due.checked_duration_since(Instant::now()) {
                     std::thread::sleep(left);
                 }
@@ -125,7 +125,7 @@ fn attach(address: &LinkAddress) -> Result<(InitiatorThreads, RemoteDevice)> {
         Initiator::new(InitiatorOptions::default(), key(), 1, Arc::new(SteadyClock), unguessable());
     let attached = InitiatorThreads::new(initiator, std::slice::from_ref(address))?;
     let mode = OpenMode::default();
-    let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE)?;
+    let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE)?;
     let device = attached.initiator().opened("disk", mode, &answer)?;
     Ok((attached, device))
 }

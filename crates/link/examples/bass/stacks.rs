@@ -116,7 +116,7 @@ impl Stack for Bytes {
     }
 
     fn fetched(&self) -> u64 {
-        self.cache.stats().fetched_bytes.load(Ordering::Relaxed)
+        self.cache.counters().fetched_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -147,7 +147,7 @@ impl Pages {
     fn write_back(&mut self) -> Result {
         let dirty: Vec<u64> =
             self.pages.iter().filter(|(_, (_, dirty))| *dirty).map(|(page, _)| *page).collect();
-        let (tell, hear) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let mut under_way = 0;
         for run in dirty.chunk_by(|a, b| *b == *a + 1).flat_map(|run| run.chunks(64)) {
             let mut bytes = Vec::with_capacity(run.len() * PAGE as usize);
@@ -156,25 +156,25 @@ impl Pages {
                 bytes.extend_from_slice(page);
                 *dirty = false;
             }
-            let tell = tell.clone();
+            let sender = sender.clone();
             // The flush that sent it waits.
-            let tell_end = move |outcome, _| drop(tell.send(outcome));
+            let on_outcome = move |outcome, _| drop(sender.send(outcome));
             let (address, flags) = (run[0] * PAGE, Flags::default());
             self.device.submit(Request::with_bytes(
                 Operation::Write,
                 address,
                 flags,
                 bytes,
-                tell_end,
+                on_outcome,
             ));
             under_way += 1;
             if under_way == 64 {
-                hear.recv()??;
+                receiver.recv()??;
                 under_way -= 1;
             }
         }
         for _ in 0..under_way {
-            hear.recv()??;
+            receiver.recv()??;
         }
         self.dirty = 0;
         Ok(())

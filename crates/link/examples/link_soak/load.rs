@@ -17,7 +17,7 @@ use sawmill_link::threads::InitiatorThreads;
 use sawmill_sys::CountingAllocator;
 
 use crate::worker::{Counts, Worker};
-use crate::{Options, Result, key, say};
+use crate::{Options, Result, key, print_line};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Workers of one device.
@@ -79,7 +79,7 @@ fn open(attached: &InitiatorThreads, export: &str) -> Result<RemoteDevice> {
     let (mode, most) = (OpenMode::default(), Instant::now() + PATIENCE);
     loop {
         let initiator = attached.initiator();
-        match initiator.ask_open(export, mode).wait(PATIENCE) {
+        match initiator.request_open(export, mode).wait(PATIENCE) {
             Ok(answer) => return Ok(initiator.opened(export, mode, &answer)?),
             // The connection that we closed still has it, because the close may have been lost.
             Err(error) if error.kind() == ErrorKind::InUse && Instant::now() < most => {
@@ -112,7 +112,7 @@ pub(crate) fn load(options: &Options) -> Result<()> {
     let every = Duration::from_secs_f64(count / rate);
     let mut load = Load { ways: Vec::new(), addresses, exports, workers, every };
     load.attach()?;
-    say("\"ready\"");
+    print_line("\"ready\"");
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         match line.split_whitespace().collect::<Vec<_>>()[..] {
@@ -121,7 +121,7 @@ pub(crate) fn load(options: &Options) -> Result<()> {
             ["attach"] => load.attach()?,
             ["rest"] => {
                 load.ways.iter().try_for_each(Way::wait_for_links)?;
-                say(&load.told());
+                print_line(&load.told());
                 load.workers
                     .iter_mut()
                     .flatten()
@@ -131,7 +131,7 @@ pub(crate) fn load(options: &Options) -> Result<()> {
             }
             _ => return Err(format!("what is {line:?}?").into()),
         }
-        say("\"done\"");
+        print_line("\"done\"");
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ fn key() -> Security {
 }
 
 /// Prints a line for the script that runs us. When it no longer reads, our input ends too.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
@@ -95,18 +95,20 @@ fn target(options: &Options) -> Result<()> {
         Ok(Listener::new(target, &addresses, 1)?)
     };
     let mut listener = Some(listen()?);
-    say("\"ready\"");
+    print_line("\"ready\"");
     for line in std::io::stdin().lock().lines() {
         match line?.as_str() {
             "restart" => {
                 drop(listener.take());
                 listener = Some(listen()?);
-                say("\"done\"");
+                print_line("\"done\"");
             }
             "rest" => {
                 let connections = listener.as_ref().map_or(0, |each| each.target().status().len());
                 let bytes = CountingAllocator::bytes_in_use();
-                say(&format!("{{\"bytes_in_use\": {bytes}, \"connections\": {connections}}}"));
+                print_line(&format!(
+                    "{{\"bytes_in_use\": {bytes}, \"connections\": {connections}}}"
+                ));
             }
             other => return Err(format!("what is {other:?}?").into()),
         }

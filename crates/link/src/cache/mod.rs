@@ -2,7 +2,7 @@
 //! below, and only dirty bytes travel.
 //!
 //! Modules: `byte_set` (some bytes of a page), `page`, `table` (the existing pages), `state`
-//! (everything under the lock, with a module for each operation on it), `options`, `stats`.
+//! (everything under the lock, with a module for each operation on it), `options`, `counters`.
 //!
 //! Invariants:
 //!
@@ -24,10 +24,10 @@
 //! matters, pass an `Arc` and keep another.
 
 mod byte_set;
+mod counters;
 mod options;
 mod page;
 mod state;
-mod stats;
 mod table;
 
 use std::sync::{Arc, Weak};
@@ -36,12 +36,12 @@ use std::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{BlockDevice, Geometry, Request, Result};
 
+pub use self::counters::CacheCounters;
 pub use self::options::{Options, Policy};
-pub use self::stats::Stats;
 
 use self::options::Setup;
 use self::state::{State, Work};
-use crate::packed::PackedDevice;
+use crate::packed_device::PackedDevice;
 
 /// The unit of caching.
 const PAGE_BYTES: usize = 4096;
@@ -54,14 +54,14 @@ pub struct Cache<D>(Arc<Core<D>>);
 struct Core<D> {
     device: D,
     geometry: Geometry,
-    stats: Arc<Stats>,
+    counters: Arc<CacheCounters>,
     state: Mutex<State>,
 }
 
 /// Receives the outcomes of exchanges below.
 trait OutcomeListener: Send + Sync {
     /// Notes something under the lock, and does the work that follows.
-    fn hear(&self, note: &mut dyn FnMut(&mut State));
+    fn notify(&self, note: &mut dyn FnMut(&mut State));
 }
 
 impl<D: PackedDevice + 'static> Cache<D> {
@@ -72,10 +72,10 @@ impl<D: PackedDevice + 'static> Cache<D> {
     pub fn new(device: D, options: &Options) -> Result<Self> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
         let setup = Setup::new(options, &device.geometry(), packed, span)?;
-        let (geometry, stats) = (setup.geometry, Arc::<Stats>::default());
+        let (geometry, counters) = (setup.geometry, Arc::<CacheCounters>::default());
         let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
-            let state = Mutex::new(State::new(setup, stats.clone(), me.clone()));
-            Core { device, geometry, stats, state }
+            let state = Mutex::new(State::new(setup, counters.clone(), me.clone()));
+            Core { device, geometry, counters, state }
         });
         Ok(Cache(core))
     }
@@ -95,8 +95,8 @@ impl<D: PackedDevice + 'static> Cache<D> {
     }
 
     /// The counters so far.
-    pub fn stats(&self) -> &Stats {
-        &self.0.stats
+    pub fn counters(&self) -> &CacheCounters {
+        &self.0.counters
     }
 
     /// The device below.
@@ -159,7 +159,7 @@ impl<D: PackedDevice> Core<D> {
 }
 
 impl<D: PackedDevice> OutcomeListener for Core<D> {
-    fn hear(&self, note: &mut dyn FnMut(&mut State)) {
+    fn notify(&self, note: &mut dyn FnMut(&mut State)) {
         let mut state = self.state.lock();
         note(&mut state);
         self.act(state);

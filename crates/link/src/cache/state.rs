@@ -22,8 +22,8 @@ use self::push::Push;
 use self::read::PageRead;
 use self::write_back::Run;
 use super::OutcomeListener;
+use super::counters::CacheCounters;
 use super::options::{Policy, Setup};
-use super::stats::Stats;
 use super::table::PageTable;
 
 mod change;
@@ -77,7 +77,7 @@ struct WaitLists {
 
 pub(super) struct State {
     pub(super) setup: Setup,
-    stats: Arc<Stats>,
+    counters: Arc<CacheCounters>,
     me: Weak<dyn OutcomeListener>,
     table: PageTable,
     pub(super) dirty: Dirty,
@@ -96,11 +96,15 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(setup: Setup, stats: Arc<Stats>, me: Weak<dyn OutcomeListener>) -> Self {
-        let table = PageTable::new(&setup, stats.clone());
+    pub(super) fn new(
+        setup: Setup,
+        counters: Arc<CacheCounters>,
+        me: Weak<dyn OutcomeListener>,
+    ) -> Self {
+        let table = PageTable::new(&setup, counters.clone());
         State {
             setup,
-            stats,
+            counters,
             me,
             table,
             dirty: Dirty::default(),
@@ -129,7 +133,7 @@ impl State {
             }
             Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(request),
             Operation::Flush => self.flush(request),
-            Operation::Allocation => self.ask(request),
+            Operation::Allocation => self.start_query(request),
             Operation::Prefetch => self.work.push(Work::Below(request)),
         }
         None
@@ -163,6 +167,6 @@ impl State {
     }
 
     pub(super) fn note_unsaved(&self) {
-        self.stats.dirty_bytes.store(self.dirty.bytes, Relaxed);
+        self.counters.dirty_bytes.store(self.dirty.bytes, Relaxed);
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::PAGE_BYTES;
+use super::counters::CacheCounters;
 use super::options::Setup;
 use super::page::Page;
-use super::stats::Stats;
 
 /// A part of a range that lies in one page.
 pub(super) struct Piece {
@@ -53,18 +53,18 @@ pub(super) struct PageTable {
     pages_max: usize,
     /// The size of the device.
     size_bytes: u64,
-    stats: Arc<Stats>,
+    counters: Arc<CacheCounters>,
 }
 
 impl PageTable {
-    pub(super) fn new(setup: &Setup, stats: Arc<Stats>) -> Self {
+    pub(super) fn new(setup: &Setup, counters: Arc<CacheCounters>) -> Self {
         let (pages_max, size_bytes) = (setup.pages_max, setup.geometry.size_bytes);
         PageTable {
             pages: HashMap::default(),
             line_out: VecDeque::new(),
             pages_max,
             size_bytes,
-            stats,
+            counters,
         }
     }
 
@@ -106,8 +106,8 @@ impl PageTable {
     }
 
     fn count_pages(&self, pages: usize) {
-        let (pages, peak) = (pages as u64, &self.stats.pages_peak);
-        self.stats.pages.store(pages, Relaxed);
+        let (pages, peak) = (pages as u64, &self.counters.pages_peak);
+        self.counters.pages.store(pages, Relaxed);
         // Under the lock, so nothing else counts.
         if pages > peak.load(Relaxed) {
             peak.store(pages, Relaxed);
@@ -125,7 +125,7 @@ impl PageTable {
                 self.line_out.push_back(number);
             } else if let Some(mut page) = self.pages.remove(&number) {
                 page.reset();
-                self.stats.evictions.fetch_add(1, Relaxed);
+                self.counters.evictions.fetch_add(1, Relaxed);
                 return Some(page);
             }
         }

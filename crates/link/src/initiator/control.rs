@@ -162,10 +162,11 @@ impl Control {
 
     fn tick(&mut self, of: &Initiator, now: u64) {
         self.greet(of, now);
-        self.look_at_reopened(of);
+        self.check_reopened(of);
         if let Some(live) = of.live() {
             self.rekey(of, &live, now);
-            (0..live.connection.links.len()).for_each(|index| self.look_after(&live, index, now));
+            (0..live.connection.links.len())
+                .for_each(|index| self.maintain_link(&live, index, now));
         }
         self.give_up(of, now);
     }

@@ -69,14 +69,14 @@ impl Answer {
 impl Initiator {
     /// Queues a control command; it is sent with the next packets.
     fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
-        let (told, hear) = sync_channel(1);
+        let (told, receiver) = sync_channel(1);
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
         let exchange = Box::new(ControlExchange { payload, answer, told });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
         let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
-        Answer(hear)
+        Answer(receiver)
     }
 
     pub(super) fn queue_open(&self, export: &str, mode: OpenMode, reservation: u64) -> Answer {
@@ -86,16 +86,16 @@ impl Initiator {
     }
 
     /// Requests an export. The answer is for [`Initiator::opened`].
-    pub fn ask_open(&self, export: &str, mode: OpenMode) -> Answer {
+    pub fn request_open(&self, export: &str, mode: OpenMode) -> Answer {
         let answer = self.queue_open(export, mode, 0);
-        self.go_on(self.clock.now_ns());
+        self.progress(self.clock.now_ns());
         answer
     }
 
     /// Requests the list of exports; [`sawmill_format::link::control::exports`] parses the answer.
-    pub fn ask_list(&self) -> Answer {
+    pub fn request_list(&self) -> Answer {
         let answer = self.queue(control(Operation::List), Vec::new());
-        self.go_on(self.clock.now_ns());
+        self.progress(self.clock.now_ns());
         answer
     }
 
@@ -110,7 +110,7 @@ impl Initiator {
             open_exports.iter().for_each(|open_export| control.close_export(self, open_export));
             std::mem::take(&mut control.closing)
         });
-        self.go_on(self.clock.now_ns());
+        self.progress(self.clock.now_ns());
         closing
     }
 
@@ -124,7 +124,7 @@ impl Initiator {
         let opened = read_opened(answer)?;
         let open_export =
             self.change(|control| control.add_export(self, export, mode, opened, answer))?;
-        self.go_on(self.clock.now_ns());
+        self.progress(self.clock.now_ns());
         let geometry = Geometry {
             size_bytes: opened.size_bytes,
             block_bytes: opened.block_bytes,
@@ -195,7 +195,7 @@ impl RemoteDevice {
             bytes_max: self.open_export.answer.request_bytes_max.into(),
         };
         self.initiator.pendings.add(command, terms, request);
-        self.initiator.go_on(now);
+        self.initiator.progress(now);
     }
 }
 
@@ -289,6 +289,6 @@ impl Drop for RemoteDevice {
         let (initiator, open_export) = (&self.initiator, &self.open_export);
         open_export.flushed.store(initiator.pendings.changes(open_export.number), Ordering::SeqCst);
         initiator.change(|control| control.close_export(initiator, open_export));
-        self.initiator.go_on(self.initiator.clock.now_ns());
+        self.initiator.progress(self.initiator.clock.now_ns());
     }
 }

@@ -196,7 +196,7 @@ impl Initiator {
     fn act(&self, act: ControlAction) {
         match act {
             ControlAction::SayHello { path, link, message, cookie } => {
-                self.say_hello(&path, link, &message, cookie);
+                self.send_hello(&path, link, &message, cookie);
             }
             ControlAction::SayWord { connection, index, path, word, packet_bytes } => {
                 connection.send_word(index, &path, &word, packet_bytes);
@@ -208,7 +208,7 @@ impl Initiator {
             ControlAction::FailAll(requests, error) => {
                 requests.into_iter().for_each(|request| request.fail(error.clone()));
             }
-            ControlAction::GoOn => self.go_on(self.clock.now_ns()),
+            ControlAction::GoOn => self.progress(self.clock.now_ns()),
         }
     }
 
@@ -280,7 +280,7 @@ impl Initiator {
     }
 
     /// Something is in flight: the receiving threads must check the time often for a while.
-    fn be_lively(&self, now: u64) {
+    fn poll_often(&self, now: u64) {
         let until = self.lively_until_ns.load(Ordering::Relaxed);
         if now + LIVELY_NS / 2 < until {
             return;
@@ -303,8 +303,8 @@ impl Initiator {
     }
 
     /// Gives slots to waiting requests, and sends what is ready.
-    fn go_on(&self, now: u64) {
-        self.be_lively(now);
+    fn progress(&self, now: u64) {
+        self.poll_often(now);
         let shown = self.view.read();
         let Some(live) = shown.live.as_ref() else { return };
         let opened = live.opened;
@@ -314,7 +314,7 @@ impl Initiator {
             live.connection.pump(now);
         }
         drop(shown);
-        failed.into_iter().for_each(CompletedRequest::tell);
+        failed.into_iter().for_each(CompletedRequest::complete);
     }
 
     /// A thread starts to take packets: what they make ready is sent at the end of its batch, in
@@ -344,7 +344,7 @@ impl Initiator {
                 open_export.flushed_well(request.terms, self.clock.now_ns())
             });
         }
-        request.tell();
+        request.complete();
     }
 
     /// Drops the connection and makes another one; unanswered requests are repeated there.
@@ -363,7 +363,7 @@ impl Initiator {
         self.step(Event::Tick, now);
         if let Some(live) = self.live() {
             if self.pendings.count() > 0 {
-                self.go_on(now);
+                self.progress(now);
             }
             live.connection.tick(now);
         }

@@ -51,7 +51,7 @@ pub(crate) struct Terms {
 }
 
 /// The counters of an export, wherever its chunks are.
-struct Tally {
+struct ExportCounters {
     /// Its number on the newest connection.
     number: AtomicU8,
     /// Chunks of changes that succeeded at a target, and may be only in its memory.
@@ -73,7 +73,7 @@ pub(crate) struct CompletedRequest {
 pub(crate) struct PendingRequests {
     places: Box<[Mutex<PendingRequest>]>,
     lists: Mutex<Lists>,
-    tallies: Box<[Tally]>,
+    exports: Box<[ExportCounters]>,
 }
 
 struct Lists {
@@ -139,33 +139,36 @@ impl PendingRequests {
             waiting: VecDeque::with_capacity(PLACES_MAX),
             crowd: VecDeque::with_capacity(PLACES_MAX),
         };
-        let tally =
-            |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
+        let export = |number: u8| ExportCounters {
+            number: number.into(),
+            changes: 0.into(),
+            under_way: 0.into(),
+        };
         PendingRequests {
             places: (0..PLACES_MAX).map(pending).collect(),
             lists: Mutex::new(lists),
-            tallies: (0..=u8::MAX).map(tally).collect(),
+            exports: (0..=u8::MAX).map(export).collect(),
         }
     }
 
     /// The target's number of an export.
     pub(crate) fn number(&self, export: u8) -> u8 {
-        self.tallies[usize::from(export)].number.load(Ordering::SeqCst)
+        self.exports[usize::from(export)].number.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_number(&self, export: u8, number: u8) {
-        self.tallies[usize::from(export)].number.store(number, Ordering::SeqCst);
+        self.exports[usize::from(export)].number.store(number, Ordering::SeqCst);
     }
 
     /// The number of chunks of changes of an export that succeeded.
     pub(crate) fn changes(&self, export: u8) -> u64 {
-        self.tallies[usize::from(export)].changes.load(Ordering::SeqCst)
+        self.exports[usize::from(export)].changes.load(Ordering::SeqCst)
     }
 
     /// A chunk of a change succeeded. This is called before its slot counts as free, so that after
     /// a connection is abandoned, everything it did is counted.
     pub(crate) fn changed(&self, export: u8) {
-        self.tallies[usize::from(export)].changes.fetch_add(1, Ordering::SeqCst);
+        self.exports[usize::from(export)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Accepts a request, which is sent when there is a slot. After [`PendingRequests::take_all`]
@@ -176,7 +179,7 @@ impl PendingRequests {
             drop(lists);
             return request.fail(error);
         }
-        self.tallies[usize::from(template.export)].under_way.fetch_add(1, Ordering::SeqCst);
+        self.exports[usize::from(template.export)].under_way.fetch_add(1, Ordering::SeqCst);
         match lists.free.pop() {
             Some(place) => {
                 self.settle_in(place, template, terms, request);
@@ -201,7 +204,7 @@ impl PendingRequests {
     /// Whether other requests of its export allow a request to be sent: a close must wait until all
     /// other requests are answered.
     fn is_due(&self, template: &Command) -> bool {
-        let under_way = &self.tallies[usize::from(template.export)].under_way;
+        let under_way = &self.exports[usize::from(template.export)].under_way;
         template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
     }
 
@@ -301,7 +304,7 @@ impl PendingRequests {
             terms: pending.terms,
         };
         drop(pending);
-        self.tallies[usize::from(ended.export)].under_way.fetch_sub(1, Ordering::SeqCst);
+        self.exports[usize::from(ended.export)].under_way.fetch_sub(1, Ordering::SeqCst);
         match lists.crowd.pop_front() {
             Some((template, terms, request)) => {
                 self.settle_in(place, template, terms, request);
@@ -381,7 +384,7 @@ impl Exchange for ControlExchange {
 
 impl CompletedRequest {
     /// Completes the request with its result.
-    pub(crate) fn tell(self) {
+    pub(crate) fn complete(self) {
         match self.failure {
             Some(error) => self.request.fail(error),
             None => self.request.complete(Ok(Reply::Done)),

@@ -16,10 +16,10 @@ use sawmill_format::link::{GRAIN_BYTES, part};
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
 use crate::breach::Breach;
 use crate::connection::{Role, SlotFill};
-use crate::going::{Head, UnsentParts};
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::error_of;
+use crate::unsent_parts::{Head, UnsentParts};
 
 struct Slot {
     /// Whether the slot is in use.

@@ -11,7 +11,7 @@
 //! its bytes leave the window; an acknowledgement of a packet that was never sent is a breach.
 //!
 //! Not here: what was received (`receiving`), which link a packet takes (`connection`), sending
-//! lost pieces again (`going`).
+//! lost pieces again (`unsent_parts`).
 
 use crate::breach::Breach;
 use crate::clock::{MS, US};
@@ -428,7 +428,7 @@ impl SendHalf {
     }
 
     /// The peer was heard on a silent link: probe immediately whether it receives from us too.
-    pub(crate) fn heard(&mut self, now: u64) {
+    pub(crate) fn packet_received(&mut self, now: u64) {
         if self.silent {
             (self.probe_ns, self.timeouts) = (now, PROBES_SILENT_MAX);
         }

@@ -1,6 +1,6 @@
 //! The target: exports devices to initiators, over any links that lead to it.
 //!
-//! Modules: `greeted` (hellos, and the connections that they lead to), `waiting` (unfinished
+//! Modules: `handshakes` (hellos, and the connections that they lead to), `half_open` (unfinished
 //! handshakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
 //! exports, and who has them open), `standing` (what persists of that), `served` (a connection),
 //! `slots` (a command from its first part to the receipt of its answer).
@@ -12,13 +12,13 @@
 //! Not here: sockets and threads (`crate::threads`).
 
 mod exports;
-mod greeted;
+mod half_open;
+mod handshakes;
 mod keys;
 mod machines;
 mod served;
 mod slots;
 mod standing;
-mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlPart, PacketOutcome, Path};
 use crate::session::{Security, instance};
 use exports::Exports;
-use greeted::Handshakes;
+use handshakes::Handshakes;
 use keys::{Holder, Ring};
 pub use machines::{Machine, Rights, read_machines};
 use served::{Random, TargetConnection};
@@ -275,7 +275,7 @@ impl Target {
         let served = match self.known(from, header, packet) {
             ConnectionLookup::Served(served) => served,
             ConnectionLookup::Later => return,
-            ConnectionLookup::Nobody => return self.say_unknown(sender, peer, header),
+            ConnectionLookup::Nobody => return self.send_unknown(sender, peer, header),
         };
         let (mut words, mut closed) = ([None; 4], false);
         let came = served.connection.receive(header, packet, now, &mut |said| match said {
@@ -381,12 +381,12 @@ impl Target {
             name: self.options.name.clone(),
         };
         if let Ok(found) = found.encode() {
-            self.say(sender, peer, &Packet { kind: PacketKind::Found, ..NOTHING }, &found);
+            self.send_packet(sender, peer, &Packet { kind: PacketKind::Found, ..NOTHING }, &found);
         }
     }
 
     /// A packet belongs to an unknown connection. The answer is no longer than the packet.
-    fn say_unknown(&self, sender: &Arc<dyn Sender>, peer: &Peer, of: &Packet) {
+    fn send_unknown(&self, sender: &Arc<dyn Sender>, peer: &Peer, of: &Packet) {
         if (of.length as usize) < SEALED_BYTES_MIN {
             return;
         }
@@ -395,11 +395,11 @@ impl Target {
         let proof =
             holder.map(|holder| holder.proofs.of_unknown(of.connection, of.link, of.number));
         let header = Packet { kind: PacketKind::Unknown, ..*of };
-        self.say(sender, peer, &header, proof.as_ref().map_or(&[], |proof| &proof[..]));
+        self.send_packet(sender, peer, &header, proof.as_ref().map_or(&[], |proof| &proof[..]));
     }
 
     /// Sends a packet outside of connections. If it is lost, the peer asks again.
-    fn say(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, body: &[u8]) {
+    fn send_packet(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, body: &[u8]) {
         let length = HEADER_BYTES + body.len();
         let mut batch = Batch::new(1, length);
         let packet = &mut batch.space()[..length];

@@ -17,10 +17,10 @@ use sawmill_format::link::{control, part};
 use super::exports::AtWork;
 use crate::breach::Breach;
 use crate::connection::SlotFill;
-use crate::going::{Head, UnsentParts};
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::status_of;
+use crate::unsent_parts::{Head, UnsentParts};
 use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -293,10 +293,10 @@ pub(crate) fn submit_with(
     length: u64,
     bytes: &[u8],
 ) -> PendingOutcome {
-    let (tell, hear) = channel();
-    let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
+    let (sender, receiver) = channel();
+    let listen = move |outcome, bytes| drop(sender.send((outcome, bytes)));
     let mut request = Request::with_bytes(operation, address, flags, bytes.to_vec(), listen);
     request.length = length;
     device.submit(request);
-    PendingOutcome(hear)
+    PendingOutcome(receiver)
 }

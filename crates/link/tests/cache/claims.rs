@@ -35,7 +35,7 @@ fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
         cache.write_at(page * PAGE + 100, &[1; 700]).unwrap();
     }
     assert_eq!(below.seen(), []);
-    assert_eq!(is(&cache.stats().partial_writes), 1000);
+    assert_eq!(is(&cache.counters().partial_writes), 1000);
     assert_eq!(cache.read_at(5 * PAGE + 150, 600).unwrap(), [1; 600], "and is read from the page");
     assert_eq!(below.seen(), []);
 }
@@ -46,13 +46,13 @@ fn all_that_there_is_of_the_last_page_is_a_whole_page() {
     let cache = Cache::new(below, &Options::default()).unwrap();
     cache.write_at(PAGE, &[1; PAGE as usize + 512]).unwrap();
     cache.flush().unwrap();
-    let stats = cache.stats();
+    let counters = cache.counters();
     assert_eq!(
-        (is(&stats.partial_writes), is(&stats.whole_pages_sent), is(&stats.bytes_saved)),
+        (is(&counters.partial_writes), is(&counters.whole_pages_sent), is(&counters.bytes_saved)),
         (0, 2, 0)
     );
     cache.write_at(2 * PAGE + 1, &[1; 511]).unwrap();
-    assert_eq!(is(&stats.partial_writes), 1);
+    assert_eq!(is(&counters.partial_writes), 1);
 }
 
 #[test]
@@ -63,12 +63,12 @@ fn a_flush_sends_little_more_than_the_bytes_that_were_written() {
             cache.write_at(page * PAGE + 700, &vec![7; length]).unwrap();
         }
         cache.flush().unwrap();
-        let (sent, written) = (is(&cache.stats().bytes_sent), 256 * length as u64);
+        let (sent, written) = (is(&cache.counters().bytes_sent), 256 * length as u64);
         assert!(
-            sent <= written + 256 * 8 + 64 * is(&cache.stats().packed_sent),
+            sent <= written + 256 * 8 + 64 * is(&cache.counters().packed_sent),
             "{length}: {sent} bytes"
         );
-        assert_eq!(is(&cache.stats().bytes_saved), 256 * PAGE - sent);
+        assert_eq!(is(&cache.counters().bytes_saved), 256 * PAGE - sent);
         assert_eq!(below.count(Operation::Read), 0);
         let requests = (sent / (60 << 10) + 1).max(256 * PAGE / (1 << 20)) as usize;
         assert!(below.count(Operation::Write) <= requests + 1, "pages share requests (BASS 3.2)");
@@ -102,8 +102,8 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
         writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
     let mixture = 16 + 3 * 8 + 10 + PAGE + 5;
     assert_eq!(kinds, [(true, 200 * PAGE + 10, mixture), (false, 210 * PAGE, 8 * PAGE)]);
-    assert_eq!((is(&cache.stats().packed_sent), is(&cache.stats().plain_sent)), (1, 2));
-    assert_eq!(is(&cache.stats().whole_pages_sent), 16 + 1 + 8);
+    assert_eq!((is(&cache.counters().packed_sent), is(&cache.counters().plain_sent)), (1, 2));
+    assert_eq!(is(&cache.counters().whole_pages_sent), 16 + 1 + 8);
 }
 
 #[test]
@@ -112,12 +112,12 @@ fn a_known_page_whose_packed_form_would_be_longer_goes_whole() {
         (0..2048).for_each(|pair| cache.write_at(pair * 2, b"!").unwrap());
         cache.write_at(4095, b"!").unwrap();
         cache.flush().unwrap();
-        is(&cache.stats().bytes_sent)
+        is(&cache.counters().bytes_sent)
     };
     let (below, known) = cache();
     known.read_at(0, PAGE as usize).unwrap();
     assert_eq!(scatter(&known), PAGE);
-    assert_eq!((is(&known.stats().plain_sent), is(&known.stats().whole_pages_sent)), (1, 1));
+    assert_eq!((is(&known.counters().plain_sent), is(&known.counters().whole_pages_sent)), (1, 1));
     assert_eq!(below.memory().read_at(0, 4).unwrap(), b"!\xEE!\xEE");
 
     let (below, unknown) = cache();
@@ -137,11 +137,14 @@ fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
     let reads: Vec<_> = below.seen().iter().map(|seen| (seen.address, seen.length)).collect();
     // Bytes 1000 to 3072 cover the sub-blocks from 1024 to 3072.
     assert_eq!(reads, [(0, 1024), (3072, 1024)]);
-    assert_eq!((is(&cache.stats().hole_fetches), is(&cache.stats().fetched_bytes)), (1, 2048));
+    assert_eq!(
+        (is(&cache.counters().hole_fetches), is(&cache.counters().fetched_bytes)),
+        (1, 2048)
+    );
     assert_eq!(cache.read_at(1, 4000).unwrap(), page[1..4001], "now it is known");
     assert_eq!(below.seen(), []);
     cache.flush().unwrap();
-    assert_eq!(is(&cache.stats().bytes_sent), 2072, "what was fetched is not dirty");
+    assert_eq!(is(&cache.counters().bytes_sent), 2072, "what was fetched is not dirty");
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn the_worst_case_moves_less_than_read_modify_write() {
         cache.read_at(page * PAGE, PAGE as usize).unwrap();
     }
     cache.flush().unwrap();
-    let moved = is(&cache.stats().fetched_bytes) + is(&cache.stats().bytes_sent);
+    let moved = is(&cache.counters().fetched_bytes) + is(&cache.counters().bytes_sent);
     let read_modify_write = 100 * 2 * PAGE;
     assert!(moved < read_modify_write * 52 / 100, "{moved} bytes");
 }
@@ -241,7 +244,7 @@ fn time_flushes_what_no_user_flushes() {
     assert_eq!(below.seen().len(), 1);
     cache.tick(start + Duration::from_secs(60));
     assert_eq!(below.seen(), [], "it is clean");
-    assert_eq!(is(&cache.stats().dirty_bytes), 0);
+    assert_eq!(is(&cache.counters().dirty_bytes), 0);
 }
 
 #[test]
@@ -253,11 +256,11 @@ fn at_the_bound_of_dirty_bytes_writers_wait_and_memory_is_bounded() {
         (0..100).map(|page| submit(&cache, Operation::Write, page * PAGE, &[1; 4096])).collect();
     let answered = writes.iter().filter_map(|write| write.now()).count();
     assert_eq!(answered, 16, "as many as fit");
-    assert_eq!(is(&cache.stats().writes_held), 84);
-    assert!(is(&cache.stats().dirty_bytes) <= 64 << 10);
+    assert_eq!(is(&cache.counters().writes_held), 84);
+    assert!(is(&cache.counters().dirty_bytes) <= 64 << 10);
     below.release();
     assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 84, "the others");
-    assert!(is(&cache.stats().pages_peak) <= 256);
+    assert!(is(&cache.counters().pages_peak) <= 256);
 }
 
 #[test]
@@ -275,8 +278,8 @@ fn single_dirty_bytes_cannot_fill_the_memory_either() {
         cache.read_at(page * PAGE, 4096).unwrap();
     }
     cache.flush().unwrap();
-    assert!(is(&cache.stats().pages_peak) <= 256, "{}", is(&cache.stats().pages_peak));
-    assert!(is(&cache.stats().evictions) >= 1700);
+    assert!(is(&cache.counters().pages_peak) <= 256, "{}", is(&cache.counters().pages_peak));
+    assert!(is(&cache.counters().evictions) >= 1700);
     for page in 0..400 {
         assert_eq!(below.memory().read_at(page * PAGE, 2).unwrap(), b"x\xEE");
     }
@@ -289,10 +292,10 @@ fn reads_under_way_are_all_that_may_exceed_the_memory_and_only_until_they_end() 
     let (below, cache) = cache_with(Mode::Hold, options);
     let reads: Vec<_> =
         (0..50).map(|page| submit(&cache, Operation::Read, page * PAGE, &[0; 4096])).collect();
-    assert_eq!(is(&cache.stats().pages), 50);
+    assert_eq!(is(&cache.counters().pages), 50);
     below.release();
     assert!(reads.iter().all(|read| read.now().unwrap().is_ok()));
-    assert_eq!(is(&cache.stats().pages), 16);
+    assert_eq!(is(&cache.counters().pages), 16);
 }
 
 #[test]
@@ -305,7 +308,7 @@ fn no_packed_write_has_more_entries_than_one_may_have() {
         }
     }
     cache.flush().unwrap();
-    assert_eq!(is(&cache.stats().packed_sent), 2, "40 pages have 81920 entries");
+    assert_eq!(is(&cache.counters().packed_sent), 2, "40 pages have 81920 entries");
     let wanted = b"!\0".repeat(40 * 2048);
     assert!(cache.inner().read_at(0, wanted.len()).unwrap() == wanted);
 }

@@ -33,7 +33,7 @@ fn a_failed_write_back_fails_every_flush_that_covers_it_and_the_next_flush_tries
     assert!(flushes.iter().all(|flush| flush.now() == UNAVAILABLE));
     assert!(below.take_held().is_empty(), "nothing is tried until a request wants it");
     assert_eq!(cache.read_at(10, 8).unwrap(), b"precious", "the bytes are there");
-    assert_eq!(cache.stats().dirty_bytes.load(Relaxed), 8);
+    assert_eq!(cache.counters().dirty_bytes.load(Relaxed), 8);
 
     let again = submit(&cache, Operation::Flush, 0, b"");
     assert_eq!(fail_all(&below), 1);
@@ -43,7 +43,7 @@ fn a_failed_write_back_fails_every_flush_that_covers_it_and_the_next_flush_tries
     assert_eq!(below.release(), 2);
     assert!(last.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(10, 8).unwrap(), b"precious");
-    assert_eq!(cache.stats().write_back_errors.load(Relaxed), 2);
+    assert_eq!(cache.counters().write_back_errors.load(Relaxed), 2);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn bytes_written_while_a_failing_write_back_was_under_way_win() {
     cache.write_at(2, b"bb").unwrap();
     fail_all(&below);
     assert_eq!(flush.now(), UNAVAILABLE);
-    assert_eq!(cache.stats().dirty_bytes.load(Relaxed), 8);
+    assert_eq!(cache.counters().dirty_bytes.load(Relaxed), 8);
     let flush = submit(&cache, Operation::Flush, 0, b"");
     below.release();
     assert!(flush.now().unwrap().is_ok());
@@ -93,7 +93,7 @@ fn after_a_flush_that_failed_below_readers_see_what_is_there() {
     cache.write_at(0, b"clean and lost").unwrap();
     cache.write_at(8192, b"clean and lost").unwrap();
     cache.tick(Instant::now());
-    assert_eq!(cache.stats().dirty_bytes.load(Relaxed), 0, "all of it was written below");
+    assert_eq!(cache.counters().dirty_bytes.load(Relaxed), 0, "all of it was written below");
     cache.write_at(6, b"not").unwrap();
     below.set(Mode::Hold);
     let under_way = submit(&cache, Operation::Read, 8192, &[0; 100]);
@@ -122,7 +122,7 @@ fn after_a_flush_that_failed_below_readers_see_what_is_there() {
 #[test]
 fn bytes_saved_are_those_of_write_backs_that_succeeded_less_what_others_cost() {
     let (below, cache) = cache_with(Options::default());
-    let saved = || cache.stats().bytes_saved.load(Relaxed);
+    let saved = || cache.counters().bytes_saved.load(Relaxed);
     let flush = |fail: bool| {
         let flush = submit(&cache, Operation::Flush, 0, b"");
         if fail {
@@ -144,7 +144,7 @@ fn bytes_saved_are_those_of_write_backs_that_succeeded_less_what_others_cost() {
     assert_eq!(saved(), 4000, "a counter does not go down");
     (0..10).for_each(|page| cache.write_at((page << 20) + 100, b"!").unwrap());
     assert!(flush(false));
-    let sent = cache.stats().bytes_sent.load(Relaxed) - 96 - 96 - (cost + 4096);
+    let sent = cache.counters().bytes_sent.load(Relaxed) - 96 - 96 - (cost + 4096);
     assert_eq!(saved(), 4000 + 10 * 4096 - cost - sent);
 }
 

@@ -179,14 +179,14 @@ fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     below.fail_per_mille(0);
     cache.flush().unwrap();
     owner.check_below(steps);
-    let stats = cache.stats();
-    assert_eq!(stats.dirty_bytes.load(SeqCst), 0);
+    let counters = cache.counters();
+    assert_eq!(counters.dirty_bytes.load(SeqCst), 0);
     [
-        &stats.evictions,
-        &stats.hole_fetches,
-        &stats.packed_sent,
-        &stats.plain_sent,
-        &stats.write_back_errors,
+        &counters.evictions,
+        &counters.hole_fetches,
+        &counters.packed_sent,
+        &counters.plain_sent,
+        &counters.write_back_errors,
     ]
     .map(|counter| counter.load(SeqCst))
 }

@@ -16,7 +16,7 @@ use crate::below::failed;
 struct Payload {
     bytes: Vec<u8>,
     fills: usize,
-    tell: Sender<(usize, Result<(), ErrorKind>)>,
+    sender: Sender<(usize, Result<(), ErrorKind>)>,
 }
 
 impl sawmill_device::Exchange for Payload {
@@ -30,7 +30,7 @@ impl sawmill_device::Exchange for Payload {
     }
 
     fn complete(self: Box<Self>, outcome: sawmill_device::Outcome) {
-        self.tell.send((self.fills, outcome.map(drop).map_err(|error| error.kind()))).unwrap();
+        self.sender.send((self.fills, outcome.map(drop).map_err(|error| error.kind()))).unwrap();
     }
 }
 
@@ -47,8 +47,8 @@ fn write(
     bytes: &[u8],
     fua: bool,
 ) -> (usize, Result<(), ErrorKind>) {
-    let (tell, hear) = channel();
-    let payload = Box::new(Payload { bytes: bytes.to_vec(), fills: 0, tell });
+    let (sender, receiver) = channel();
+    let payload = Box::new(Payload { bytes: bytes.to_vec(), fills: 0, sender });
     let flags = Flags { fua, ..Flags::default() };
     device.submit_packed(Request::new(
         Operation::Write,
@@ -57,7 +57,7 @@ fn write(
         flags,
         payload,
     ));
-    hear.recv().unwrap()
+    receiver.recv().unwrap()
 }
 
 const RANGES: [(u32, &[u8]); 3] = [(0, b"abc"), (1000, b"de"), (70_000, &[7; 9000])];
@@ -95,15 +95,15 @@ fn the_last_answer_answers_with_the_first_error() {
     let device = Unpacker::new(Fault::new(MemoryDevice::new(1 << 20), |request: &Request| {
         if request.address == 1500 { Decision::Fail(failed()) } else { Decision::Hold }
     }));
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let bytes = packed(&RANGES);
     let length = bytes.len() as u64;
-    let payload = Box::new(Payload { bytes, fills: 0, tell });
+    let payload = Box::new(Payload { bytes, fills: 0, sender });
     device.submit_packed(Request::new(Operation::Write, 500, length, Flags::default(), payload));
     assert_eq!(device.inner().held(), 2);
-    assert!(hear.try_recv().is_err(), "two are under way");
+    assert!(receiver.try_recv().is_err(), "two are under way");
     device.inner().release();
-    assert_eq!(hear.try_recv().unwrap(), (1, Err(ErrorKind::Unavailable)));
+    assert_eq!(receiver.try_recv().unwrap(), (1, Err(ErrorKind::Unavailable)));
 }
 
 #[test]
@@ -157,17 +157,17 @@ fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one
         (4096 + 500, b"toe"),
         (40_000, b"six"),
     ];
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let bytes = packed(&ranges);
     let length = bytes.len() as u64;
-    let payload = Box::new(Payload { bytes, fills: 0, tell });
+    let payload = Box::new(Payload { bytes, fills: 0, sender });
     device.submit_packed(Request::new(Operation::Write, 0, length, Flags::default(), payload));
     assert_eq!(disk.held(), 3, "a read of each block is under way");
     while disk.held() > 0 {
-        assert!(hear.try_recv().is_err());
+        assert!(receiver.try_recv().is_err());
         disk.release();
     }
-    assert_eq!(hear.try_recv().unwrap(), (1, Ok(())));
+    assert_eq!(receiver.try_recv().unwrap(), (1, Ok(())));
     let mut wanted = vec![0xEE; 1 << 20];
     ranges.iter().for_each(|(at, bytes)| {
         wanted[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes)

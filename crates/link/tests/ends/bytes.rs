@@ -40,7 +40,7 @@ fn small_writes_cross_the_link_packed_and_none_is_read_before() {
         cache.write_at(at(index), &[index as u8; 10]).expect("taken");
     }
     cache.flush().expect("flushed");
-    let stats = cache.stats();
+    let stats = cache.counters();
     assert_eq!(stats.hole_fetches.load(Ordering::Relaxed), 0, "a write was read before");
     assert!(stats.packed_sent.load(Ordering::Relaxed) < 100, "{stats:?}");
     let sent = stats.bytes_sent.load(Ordering::Relaxed);
@@ -66,7 +66,7 @@ fn a_target_that_lost_its_memory_fails_a_flush_of_the_cache_and_then_shows_its_b
     cache.write_at(4096, b"lost").expect("taken");
     cache.tick(Instant::now());
     let began = Instant::now();
-    while cache.stats().dirty_bytes.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
+    while cache.counters().dirty_bytes.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
         std::thread::yield_now();
     }
     cache.write_at(8192, b"dirty").expect("taken");

@@ -54,9 +54,16 @@ impl BlockDevice for HoldDevice {
 /// Submits a write. The result holds its outcome once it is answered.
 fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
     let told = Arc::new(Mutex::new(None));
-    let tell = Arc::clone(&told);
-    let hear = move |outcome, _| *tell.lock().expect("no thread panics with it") = Some(outcome);
-    device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![1; 512], hear));
+    let slot = Arc::clone(&told);
+    let on_outcome =
+        move |outcome, _| *slot.lock().expect("no thread panics with it") = Some(outcome);
+    device.submit(Request::with_bytes(
+        Operation::Write,
+        0,
+        Flags::default(),
+        vec![1; 512],
+        on_outcome,
+    ));
     told
 }
 
@@ -83,7 +90,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         }
     };
     initiator.add_way(0, there.clone(), Peer::Stream, None);
-    let answer = initiator.ask_open("disk", OpenMode::default());
+    let answer = initiator.request_open("disk", OpenMode::default());
     let opened = loop {
         carry();
         if let Some(opened) = answer.poll() {

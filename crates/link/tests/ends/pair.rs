@@ -63,7 +63,7 @@ pub(crate) fn attach(
 
 pub(crate) fn open(attached: &InitiatorThreads) -> RemoteDevice {
     let mode = OpenMode::default();
-    let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE).expect("an answer");
+    let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE).expect("an answer");
     attached.initiator().opened("disk", mode, &answer).expect("a device")
 }
 

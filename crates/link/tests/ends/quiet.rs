@@ -37,7 +37,7 @@ thread_local! {
 
 impl Watch {
     /// Called by a thread of the link.
-    fn look(&self) {
+    fn check(&self) {
         let now = CountingAllocator::allocations_of_this_thread();
         let before = SEEN.replace(Some(now));
         if let Some(before) = before.filter(|_| self.warm.load(SeqCst)) {
@@ -58,7 +58,7 @@ impl BlockDevice for WatchedDevice {
     }
 
     fn submit(&self, request: Request) {
-        self.watch.look();
+        self.watch.check();
         self.inner.submit(request);
     }
 }
@@ -101,7 +101,7 @@ impl Exchange for RepeatExchange {
 
     fn complete(mut self: Box<Self>, outcome: Outcome) {
         let load = Arc::clone(&self.load);
-        load.watch.look();
+        load.watch.check();
         let done = load.done.fetch_add(1, SeqCst) + 1;
         if done == WARM {
             load.watch.warm.store(true, SeqCst);
@@ -119,7 +119,7 @@ impl Exchange for RepeatExchange {
 }
 
 /// Locks allocate once for the most threads that wait for one at a time; this does it in advance.
-fn let_many_threads_wait_for_a_lock() {
+fn make_many_threads_wait_for_a_lock() {
     const MANY: usize = 64;
     let (waiting, all, go) = (Mutex::new(0), Condvar::new(), Condvar::new());
     thread::scope(|scope| {
@@ -139,7 +139,7 @@ fn let_many_threads_wait_for_a_lock() {
 }
 
 fn allocates_nothing(kinds: &[&str]) {
-    let_many_threads_wait_for_a_lock();
+    make_many_threads_wait_for_a_lock();
     let watch = Arc::new(Watch::default());
     let device = WatchedDevice { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
     let pair = Arc::new(Pair::new(Arc::new(device), kinds, &key));

@@ -22,7 +22,7 @@ fn a_target_is_attached_again_and_again() {
     let listener = listen(memory, &addresses, key());
     for round in 0..100u8 {
         let attached = attach(&addresses, key(), InitiatorOptions::default());
-        let answer = attached.initiator().ask_open("disk", OpenMode::default());
+        let answer = attached.initiator().request_open("disk", OpenMode::default());
         let answer = answer.wait(PATIENCE / 10);
         let ends = (attached.initiator().status(), listener.target().status().len());
         assert!(answer.is_ok(), "round {round}: {answer:?} {ends:#?}");
@@ -43,7 +43,7 @@ fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_go
         attach(&addresses, key(), InitiatorOptions::default()),
     );
     let ask = |attached: &sawmill_link::threads::InitiatorThreads, mode: OpenMode| {
-        let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE)?;
+        let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE)?;
         attached.initiator().opened("disk", mode, &answer)
     };
     let alone = OpenMode::default();
@@ -66,14 +66,14 @@ fn an_export_that_is_not_there_and_another_key_are_said() {
     let addresses = free_addresses(&["udp"]);
     let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());
-    let answer = attached.initiator().ask_open("disc", OpenMode::default()).wait(PATIENCE);
+    let answer = attached.initiator().request_open("disc", OpenMode::default()).wait(PATIENCE);
     let error = answer.expect_err("no such export");
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("the target has: disk"), "{error}");
     let other = Security::Key(PreSharedKey::from_bytes([1; 32]));
     let options = InitiatorOptions { timeout_s: 1, ..InitiatorOptions::default() };
     let stranger = attach(&addresses, other, options);
-    let error = stranger.initiator().ask_open("disk", OpenMode::default()).wait(PATIENCE);
+    let error = stranger.initiator().request_open("disk", OpenMode::default()).wait(PATIENCE);
     let error = error.expect_err("another key");
     assert_eq!(error.kind(), ErrorKind::Unreachable);
     assert!(error.to_string().contains("compare the key files"), "{error}");
@@ -176,6 +176,6 @@ fn silent_streams_shut_no_client_out() {
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(to).expect("it listens")).collect();
     // All are accepted, or queued before us.
     let attached = attach(&addresses, key(), InitiatorOptions::default());
-    let answer = attached.initiator().ask_open("disk", OpenMode::default()).wait(PATIENCE / 12);
+    let answer = attached.initiator().request_open("disk", OpenMode::default()).wait(PATIENCE / 12);
     assert!(answer.is_ok(), "{} silent streams are in the way: {answer:?}", silent.len());
 }

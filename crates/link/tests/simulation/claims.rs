@@ -167,7 +167,7 @@ impl World {
         name: &str,
         mode: OpenMode,
     ) -> Result<RemoteDevice> {
-        let answer = initiator.ask_open(name, mode);
+        let answer = initiator.request_open(name, mode);
         for _ in 0..100_000 {
             if let Some(answer) = answer.poll() {
                 return initiator.opened(name, mode, &answer?);
@@ -202,12 +202,12 @@ pub(crate) fn request(
     bytes: Vec<u8>,
 ) -> (Request, OutcomeCell) {
     let told = OutcomeCell::default();
-    let tell = Arc::clone(&told);
-    let hear = move |outcome, _| {
-        let before = tell.lock().expect("one thread").replace(outcome);
+    let slot = Arc::clone(&told);
+    let on_outcome = move |outcome, _| {
+        let before = slot.lock().expect("one thread").replace(outcome);
         assert!(before.is_none(), "it was answered twice");
     };
-    (Request::with_bytes(operation, address, Flags::default(), bytes, hear), told)
+    (Request::with_bytes(operation, address, Flags::default(), bytes, on_outcome), told)
 }
 
 pub(crate) fn ask(
@@ -297,7 +297,7 @@ fn an_export_opened_on_an_earlier_connection_is_opened_again() {
     show(&world);
     let initiator = world.initiator(1, small_slots());
     let a = world.open(&initiator, "a", OpenMode::default()).expect("opened");
-    let answer = initiator.ask_open("b", OpenMode::default());
+    let answer = initiator.request_open("b", OpenMode::default());
     let bytes = loop {
         match answer.poll() {
             Some(bytes) => break bytes.expect("opened"),

@@ -25,7 +25,7 @@ fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
     story.rest();
     let (first, mut rests, mut most) = (CountingAllocator::bytes_of_this_thread(), 0, 0);
     while story.now_ns() < long_s * 1000 * MS {
-        story.go_on(OPERATIONS);
+        story.run_load(OPERATIONS);
         story.rest();
         rests += 1;
         let more = CountingAllocator::bytes_of_this_thread() - first;
@@ -34,7 +34,7 @@ fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
             story.fail(&format!("after {rests} rests {more} bytes more are kept than at first"));
         }
     }
-    (story.told(), rests, most)
+    (story.outcome(), rests, most)
 }
 
 const CASTS: [UserMix; 4] = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];

@@ -159,7 +159,7 @@ impl Scene {
     /// The user opens the export, with `each` before each millisecond. Returns the time it took.
     fn open(&mut self, most_ns: u64, mut each: impl FnMut(&mut Self)) -> Option<u64> {
         let began = self.clock.now_ns();
-        let asked = self.user.ask_open("disk", OpenMode::default());
+        let asked = self.user.request_open("disk", OpenMode::default());
         while self.clock.now_ns() < began + most_ns {
             each(self);
             self.pass();
@@ -200,12 +200,12 @@ fn kind_of(packet: &[u8]) -> Option<PacketKind> {
 
 type Trust<'a> = &'a dyn Fn() -> Security;
 
-/// Runs `tell` with a key and without, with a few seeds each.
-fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
+/// Runs `callback` with a key and without, with a few seeds each.
+fn scenes(mut callback: impl FnMut(&mut Scene, Trust<'_>, &str)) {
     let clear = || Security::Insecure;
     for seed in 1..4 {
         for (trust, name) in [(&key as Trust<'_>, "with a key"), (&clear, "without a key")] {
-            tell(&mut Scene::new(seed, trust), trust, &format!("seed {seed} {name}"));
+            callback(&mut Scene::new(seed, trust), trust, &format!("seed {seed} {name}"));
         }
     }
 }
@@ -325,7 +325,7 @@ fn forged_unknowns_at_any_rate_make_no_user_reconnect() {
             }
             after = said.len();
             if round % 100 == 0 {
-                let asked = scene.user.ask_list();
+                let asked = scene.user.request_list();
                 for _ in 0..80 {
                     scene.pass();
                     answered += usize::from(asked.poll().is_some());

@@ -96,7 +96,7 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
     for (initiator, shown) in
         [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])]
     {
-        let answer = initiator.ask_list();
+        let answer = initiator.request_list();
         let bytes = loop {
             world.step();
             if let Some(told) = answer.poll() {
@@ -196,14 +196,14 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
 
 /// At every step, the reader asks for the export that a writer has exclusively.
 fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u64) {
-    let mut answer = backup.ask_open("disk1", READER);
+    let mut answer = backup.request_open("disk1", READER);
     let until = world.clock.now_ns() + long_ns;
     while world.clock.now_ns() < until {
         world.step();
         if let Some(told) = answer.poll() {
             let Err(error) = told else { panic!("the reader got between") };
             assert!(matches!(error.kind(), ErrorKind::InUse | ErrorKind::Unavailable), "{error}");
-            answer = backup.ask_open("disk1", READER);
+            answer = backup.request_open("disk1", READER);
         }
     }
 }

@@ -100,7 +100,7 @@ impl World {
 
     /// Moves 64 KiB each way.
     fn moves_bytes(&mut self) {
-        let asked = self.initiator.ask_open("disk", OpenMode::default());
+        let asked = self.initiator.request_open("disk", OpenMode::default());
         let mut opened = None;
         self.until("the disk opens", |_| {
             opened = opened.take().or_else(|| asked.poll());
@@ -111,7 +111,7 @@ impl World {
         for operation in [Operation::Write, Operation::Read] {
             let done = Arc::new(Mutex::new(None));
             let told = Arc::clone(&done);
-            let hear = move |outcome: Outcome, _| {
+            let on_outcome = move |outcome: Outcome, _| {
                 *told.lock().expect("one thread") = Some(outcome.is_ok())
             };
             disk.submit(Request::with_bytes(
@@ -119,7 +119,7 @@ impl World {
                 0,
                 Flags::default(),
                 vec![7; 64 << 10],
-                hear,
+                on_outcome,
             ));
             self.until("64 KiB move", |_| done.lock().expect("one thread").is_some());
             assert_eq!(done.lock().expect("one thread").take(), Some(true));

@@ -69,7 +69,7 @@ struct PendingRequest {
     /// The address of a write, over all devices; `buffer`: the bytes of a packed write or a read.
     at: u64,
     buffer: Vec<u8>,
-    tell: Tell<Completion>,
+    sender: Tell<Completion>,
 }
 
 impl Exchange for PendingRequest {
@@ -88,7 +88,7 @@ impl Exchange for PendingRequest {
     fn complete(self: Box<Self>, told: Outcome) {
         let ended =
             Completion { id: self.id, asked: self.asked, error: told.err(), bytes: self.buffer };
-        self.tell.send(ended).expect("the story listens");
+        self.sender.send(ended).expect("the story listens");
     }
 }
 
@@ -142,12 +142,12 @@ pub(crate) fn submit(
     id: u64,
     drawn: &RandomRequest,
     asked: LoadRequest,
-    tell: Tell<Completion>,
+    sender: Tell<Completion>,
 ) {
     let base = drawn.device as u64 * SIZE_BYTES;
     let (address, length) = drawn.ranges.first().copied().unwrap_or_default();
     let flags = Flags { fua: drawn.fua, no_unmap: false };
-    let mut waiting = PendingRequest { id, asked, at: base + address, buffer: Vec::new(), tell };
+    let mut waiting = PendingRequest { id, asked, at: base + address, buffer: Vec::new(), sender };
     let operation = match drawn.kind {
         Kind::Packed => {
             waiting.buffer = payload(id, base, &drawn.ranges);

@@ -37,12 +37,12 @@ impl Story {
             7..9 => self.restart(false),
             9 => {
                 self.outcome.reconnections += 1;
-                self.say(&format!("{} reconnects", self.users[who].number));
+                self.log(&format!("{} reconnects", self.users[who].number));
                 self.users[who].initiator.reconnect();
             }
             10 => self.silence(),
             11 => {
-                self.say("an eavesdropper replays packets");
+                self.log("an eavesdropper replays packets");
                 let (now, packets) = (self.now_ns(), self.dice.below(60));
                 self.place.network.lock().expect("one thread").replay(now, packets);
             }
@@ -54,7 +54,7 @@ impl Story {
     fn cut(&mut self, who: usize, link: usize) {
         self.outcome.partitions += 1;
         let long = self.dice.below(3000 * MS);
-        self.say(&format!("link {link} of {} is cut for {} ms", self.users[who].number, long / MS));
+        self.log(&format!("link {link} of {} is cut for {} ms", self.users[who].number, long / MS));
         let until = self.now_ns() + long;
         let all = self.users[who].seat * self.place.links + link;
         self.place.network.lock().expect("one thread").cut_until_ns[all] = until;
@@ -62,18 +62,18 @@ impl Story {
 
     fn kill_link(&mut self, who: usize, link: usize) {
         self.outcome.link_deaths += 1;
-        self.say(&format!("link {link} of {} dies", self.users[who].number));
+        self.log(&format!("link {link} of {} dies", self.users[who].number));
         self.users[who].lose_way(&self.place, link);
         for _ in 0..self.dice.below(50) {
             self.step();
         }
-        self.say("it comes back");
+        self.log("it comes back");
         self.users[who].add_way(&self.place, link);
     }
 
     fn silence(&mut self) {
         self.outcome.partitions += 1;
-        self.say("no packet arrives for longer than a target waits");
+        self.log("no packet arrives for longer than a target waits");
         let until = self.now_ns() + SILENCE_NS;
         self.place.network.lock().expect("one thread").cut_until_ns.fill(until);
         while self.now_ns() < until {
@@ -83,7 +83,7 @@ impl Story {
 
     /// Restarts the target's process, or after a power cut its machine, which loses its memory.
     fn restart(&mut self, power_cut: bool) {
-        self.say(if power_cut { "the power fails" } else { "the target is killed" });
+        self.log(if power_cut { "the power fails" } else { "the target is killed" });
         self.place.network.lock().expect("one thread").target_run += 1;
         self.disks.iter().for_each(|disk| disk.forsaken());
         self.listen();
@@ -101,7 +101,7 @@ impl Story {
         self.outcome.taken_over += 1;
         let taken: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
         let seat = (0..SEATS).find(|seat| !taken.contains(seat)).expect("a seat is free");
-        self.say("a user takes over");
+        self.log("a user takes over");
         self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
     }
 

@@ -201,7 +201,7 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_forever() {
     assert!(stuck.lock().expect("one thread").is_none(), "60 s are not over");
     for other in 2..12 {
         // Other hellos evict its unfinished handshake, so it sends a hello again.
-        world.initiator(other, small_slots()).ask_list();
+        world.initiator(other, small_slots()).request_list();
         world.run(11 * SECOND);
     }
     assert!(initiator.failure().is_some(), "it waits on");
@@ -283,16 +283,20 @@ impl Exchange for ReentrantExchange {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         let initiator = Arc::clone(&self.0);
         std::thread::spawn(move || {
-            let _ =
-                (initiator.status(), initiator.hint(), initiator.failure(), initiator.ask_list());
+            let _ = (
+                initiator.status(),
+                initiator.hint(),
+                initiator.failure(),
+                initiator.request_list(),
+            );
             initiator.tick();
             // The receiver is gone if it waited too long.
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
-        let free = hear.recv_timeout(Duration::from_secs(20)).is_ok();
+        let free = receiver.recv_timeout(Duration::from_secs(20)).is_ok();
         *self.1.lock().expect("one thread") = Some((outcome, free));
     }
 }

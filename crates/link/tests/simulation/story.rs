@@ -93,8 +93,8 @@ pub(crate) struct Story {
     pub(crate) target: Arc<Target>,
     pub(crate) users: Vec<User>,
     pub(crate) oracles: Vec<Oracle>,
-    tell: Tell<Completion>,
-    hear: Receiver<Completion>,
+    sender: Tell<Completion>,
+    receiver: Receiver<Completion>,
     /// The requests in flight, by number.
     under_way: BTreeMap<u64, LoadRequest>,
     next_id: u64,
@@ -131,7 +131,7 @@ impl Story {
         let cast = casts[dice.below(4) as usize];
         let boot = 1;
         let target = target_of(&place, &disks, boot, 256 << 10, dice.next());
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         Story {
             seed,
             dice,
@@ -141,8 +141,8 @@ impl Story {
             target,
             users: Vec::new(),
             oracles: (0..devices).map(|device| Oracle::new(device * SIZE_BYTES)).collect(),
-            tell,
-            hear,
+            sender,
+            receiver,
             under_way: BTreeMap::new(),
             next_id: 1,
             next_user: 1,
@@ -156,7 +156,7 @@ impl Story {
         self.place.clock.now_ns()
     }
 
-    pub(crate) fn say(&self, text: &str) {
+    pub(crate) fn log(&self, text: &str) {
         if std::env::var_os("SAWMILL_SEED").is_some() {
             println!("{:>9} us: {text}", self.now_ns() / 1000);
         }
@@ -170,12 +170,12 @@ impl Story {
     }
 
     /// Runs the whole story.
-    pub(crate) fn tell(mut self) -> Outcome {
+    pub(crate) fn run(mut self) -> Outcome {
         self.begin();
-        self.go_on(OPERATIONS);
+        self.run_load(OPERATIONS);
         self.peace();
-        self.look();
-        self.told()
+        self.check_content();
+        self.outcome()
     }
 
     /// The users that are there from the start open the devices.
@@ -189,13 +189,13 @@ impl Story {
     }
 
     /// Runs the load, with faults.
-    pub(crate) fn go_on(&mut self, operations: u64) {
+    pub(crate) fn run_load(&mut self, operations: u64) {
         self.choose_faults();
         for operation in 0..operations {
             if operation % 40 == 39 {
                 self.mischief();
             }
-            self.ask();
+            self.submit_next();
             for _ in 0..self.dice.below(6) {
                 self.step();
             }
@@ -206,7 +206,7 @@ impl Story {
     }
 
     /// The outcome, counted up to here.
-    pub(crate) fn told(mut self) -> Outcome {
+    pub(crate) fn outcome(mut self) -> Outcome {
         let network = self.place.network.lock().expect("one thread");
         let counts = &network.counts;
         self.outcome.packets = counts.sent;
@@ -229,7 +229,7 @@ impl Story {
         for device in 0..self.disks.len() {
             let name = format!("disk{device}");
             let bytes = loop {
-                let answer = initiator.ask_open(&name, mode);
+                let answer = initiator.request_open(&name, mode);
                 match self.answer(&answer) {
                     Ok(bytes) => break bytes,
                     // Requests of its former user are at the disk.
@@ -336,11 +336,11 @@ impl Story {
     }
 
     pub(crate) fn listen(&mut self) {
-        while let Ok(ended) = self.hear.try_recv() {
+        while let Ok(ended) = self.receiver.try_recv() {
             self.under_way.remove(&ended.id);
             let said =
                 ended.error.as_ref().map_or("done".to_owned(), |error| format!("failed: {error}"));
-            self.say(&format!("{} of {}: {said}", ended.id, ended.asked.user));
+            self.log(&format!("{} of {}: {said}", ended.id, ended.asked.user));
             self.judge_wait(ended.id, &ended.asked);
             if let Err(why) = self.judge(ended) {
                 self.fail(&why);
@@ -386,7 +386,7 @@ impl Story {
         }
     }
 
-    fn ask(&mut self) {
+    fn submit_next(&mut self) {
         // The story must know of answers that precede the submission of a flush.
         self.listen();
         let who = self.dice.below(self.users.len() as u64) as usize;
@@ -423,14 +423,14 @@ impl Story {
             cut_ns: user.cut_ns,
         };
         self.under_way.insert(id, asked);
-        self.say(&format!("{id} of {}: {drawn:?}", asked.user));
-        submit(&self.users[who].devices[drawn.device], id, drawn, asked, self.tell.clone());
+        self.log(&format!("{id} of {}: {drawn:?}", asked.user));
+        submit(&self.users[who].devices[drawn.device], id, drawn, asked, self.sender.clone());
         self.listen();
     }
 
     /// Ends all faults, and waits until everything is answered.
     pub(crate) fn peace(&mut self) {
-        self.say("peace");
+        self.log("peace");
         self.place.network.lock().expect("one thread").calm();
         let until = self.now_ns() + PEACE_NS;
         while !self.under_way.is_empty() {
@@ -442,7 +442,7 @@ impl Story {
     }
 
     /// Every user reads everything: what each sees is legal, and all credits are back then.
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn check_content(&mut self) {
         for who in 0..self.users.len() {
             for device in 0..self.disks.len() {
                 if self.users[who].leaves {
@@ -475,7 +475,7 @@ impl Story {
     pub(crate) fn rest(&mut self) {
         self.end_leavers();
         self.peace();
-        self.look();
+        self.check_content();
         let who = self.users.iter().position(|user| !user.is_reader()).expect("a user writes");
         for device in 0..self.disks.len() {
             // The first reports what was lost, if anything was.
@@ -501,7 +501,7 @@ impl Story {
             *oracle = Oracle::new(device as u64 * SIZE_BYTES);
         }
         self.place.network.lock().expect("one thread").forget();
-        (self.tell, self.hear) = channel();
+        (self.sender, self.receiver) = channel();
     }
 
     pub(crate) fn new_target(&mut self) {

@@ -16,7 +16,7 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() {
     let mut sum = Outcome::default();
     for seed in seeds(60) {
-        sum.add(&Story::new(seed).tell());
+        sum.add(&Story::new(seed).run());
     }
     let mut shown = String::new();
     write!(shown, "{sum:?}").expect("a text takes everything");
@@ -40,6 +40,6 @@ fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() 
 #[test]
 fn a_seed_is_a_story() {
     for seed in 1..9 {
-        assert_eq!(Story::new(seed).tell(), Story::new(seed).tell(), "seed {seed}");
+        assert_eq!(Story::new(seed).run(), Story::new(seed).run(), "seed {seed}");
     }
 }

@@ -188,7 +188,7 @@ async fn blocking<T: Send + 'static>(
     let Some(place) = Place::take(shared, kind) else {
         let failure = Failure::new(
             Exit::Unavailable,
-            format!("{} other requests wait already; try again later", kind.places()),
+            format!("{} other requests wait already; try again later", kind.slots()),
         );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     };

@@ -357,7 +357,7 @@ fn write_health(text: &mut Exposition, volumes: &[VolumeStatus]) {
 mod tests {
     use super::*;
     use crate::admin::status::Histogram;
-    use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
+    use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, LinkReport};
 
     fn sample_process() -> ProcessStatus {
         let mut process = ProcessStatus { uptime_ms: 90_500, ..ProcessStatus::default() };
@@ -377,17 +377,22 @@ mod tests {
         process.doors.push(DoorStatus { door: "nbd".into(), ..DoorStatus::default() });
         process.nbd_memory = Some(NbdMemoryStatus::default());
         process.cache = Some(CacheStatus::default());
-        let link = LinkTold { link: 1, state: "open".into(), rtt_us: 250, ..LinkTold::default() };
-        let connection = ConnectionTold {
+        let link =
+            LinkReport { link: 1, state: "open".into(), rtt_us: 250, ..LinkReport::default() };
+        let connection = ConnectionReport {
             id: "ab12".into(),
             peer: "client".into(),
             slots: 64,
             slots_free: 60,
-            links: vec![link, LinkTold { link: 2, state: "silent".into(), ..LinkTold::default() }],
-            ..ConnectionTold::default()
+            links: vec![
+                link,
+                LinkReport { link: 2, state: "silent".into(), ..LinkReport::default() },
+            ],
+            ..ConnectionReport::default()
         };
-        let cache = Some(CacheTold { saved_bytes: 4000, ..CacheTold::default() });
-        process.link = Some(EndTold { connections: vec![connection], cache, ..EndTold::default() });
+        let cache = Some(CacheReport { saved_bytes: 4000, ..CacheReport::default() });
+        process.link =
+            Some(EndReport { connections: vec![connection], cache, ..EndReport::default() });
         process
     }
 

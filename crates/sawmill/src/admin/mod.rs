@@ -133,7 +133,7 @@ enum Call {
 impl Call {
     const ALL: [Call; 3] = [Call::Change, Call::OwnWait, Call::LoopbackWait];
 
-    const fn places(self) -> u32 {
+    const fn slots(self) -> u32 {
         match self {
             Call::Change => 16,
             Call::OwnWait => 32,
@@ -142,7 +142,7 @@ impl Call {
     }
 
     fn threads() -> usize {
-        Call::ALL.into_iter().map(|kind| kind.places() as usize).sum()
+        Call::ALL.into_iter().map(|kind| kind.slots() as usize).sum()
     }
 }
 
@@ -326,7 +326,7 @@ async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: 
             tracing::warn!("a control connection of another user was closed");
             continue;
         }
-        match Place::take(&shared, Side::Own) {
+        match ConnectionSlot::take(&shared, Side::Own) {
             Some(place) => start_connection(stream, &shared, &volume, place),
             None => tracing::debug!("all control connections are in use"),
         }
@@ -344,7 +344,7 @@ async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<AdminSt
                 continue;
             }
         };
-        match Place::take(&shared, Side::Strangers) {
+        match ConnectionSlot::take(&shared, Side::Strangers) {
             Some(place) => start_connection(stream, &shared, &volume, place),
             // A connection above the limit is closed immediately.
             None => tracing::debug!("all admin connections are in use"),
@@ -374,19 +374,19 @@ enum Side {
 }
 
 /// A place for a connection of one side, until dropped.
-struct Place {
+struct ConnectionSlot {
     shared: Arc<AdminState>,
     side: Side,
 }
 
-impl Place {
-    fn take(shared: &Arc<AdminState>, side: Side) -> Option<Place> {
-        let place = Place { shared: Arc::clone(shared), side };
-        let places = match side {
+impl ConnectionSlot {
+    fn take(shared: &Arc<AdminState>, side: Side) -> Option<ConnectionSlot> {
+        let place = ConnectionSlot { shared: Arc::clone(shared), side };
+        let slots = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,
             Side::Strangers => LOOPBACK_CONNECTIONS_MAX,
         };
-        (place.count().fetch_add(1, Ordering::AcqRel) < places).then_some(place)
+        (place.count().fetch_add(1, Ordering::AcqRel) < slots).then_some(place)
     }
 
     fn count(&self) -> &AtomicU32 {
@@ -397,7 +397,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.count().fetch_sub(1, Ordering::AcqRel);
     }
@@ -407,7 +407,7 @@ fn start_connection<S>(
     stream: S,
     shared: &Arc<AdminState>,
     volume: &Arc<Option<String>>,
-    place: Place,
+    place: ConnectionSlot,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -25,7 +25,7 @@ pub(crate) fn file(path: &str) -> Option<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
+    use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, LinkReport};
 
     #[test]
     fn the_page_loads_its_own_files_and_nothing_from_elsewhere() {
@@ -65,10 +65,10 @@ mod tests {
         process.stores.push(super::super::status::StoreStatus::default());
         process.doors.push(super::super::status::DoorStatus::default());
         process.cache = Some(super::super::status::CacheStatus::default());
-        let mut connection = ConnectionTold::default();
-        connection.links.push(LinkTold { address: Some(String::new()), ..LinkTold::default() });
-        let (connections, cache) = (vec![connection], Some(CacheTold::default()));
-        process.link = Some(EndTold { connections, cache, ..EndTold::default() });
+        let mut connection = ConnectionReport::default();
+        connection.links.push(LinkReport { address: Some(String::new()), ..LinkReport::default() });
+        let (connections, cache) = (vec![connection], Some(CacheReport::default()));
+        process.link = Some(EndReport { connections, cache, ..EndReport::default() });
         let document = serde_json::to_string(&process).unwrap();
         // The script reads the document through short names, which its head lists.
         let mut read = 0;

@@ -13,12 +13,12 @@ use std::time::Duration;
 use sawmill_device::Operation;
 use sawmill_device::layer::OperationSnapshot;
 use sawmill_frontend::DoorCounts;
-use sawmill_store::{CallStats, LATENCY_BUCKETS, MeterSnapshot};
-use sawmill_volume::cache::CacheStats;
+use sawmill_store::{CallMetrics, LATENCY_BUCKETS, MeterSnapshot};
+use sawmill_volume::cache::CacheMetrics;
 use sawmill_volume::{Counters, Health, Positions, Stall, Status};
 use serde::{Deserialize, Serialize};
 
-use crate::link::told::EndTold;
+use crate::link::end_report::EndReport;
 
 /// A serving process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub(crate) struct ProcessStatus {
     pub(crate) cache: Option<CacheStatus>,
     /// Its links, if it is an end of any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) link: Option<EndTold>,
+    pub(crate) link: Option<EndReport>,
 }
 
 /// One served volume.
@@ -282,7 +282,7 @@ pub(crate) struct CallStatus {
 }
 
 impl CallStatus {
-    fn new(stats: &CallStats) -> Self {
+    fn new(stats: &CallMetrics) -> Self {
         CallStatus {
             requests: stats.requests,
             errors: stats.errors,
@@ -405,7 +405,7 @@ pub(crate) struct CacheStatus {
 
 impl CacheStatus {
     /// The cache's own numbers.
-    pub(crate) fn new(path: String, stats: &CacheStats) -> Self {
+    pub(crate) fn new(path: String, stats: &CacheMetrics) -> Self {
         CacheStatus {
             path,
             slots: u64::from(stats.slots),

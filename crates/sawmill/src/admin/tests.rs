@@ -110,7 +110,7 @@ fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
 fn changes_are_taken_on_the_control_socket_alone() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
-    let ask = |request| control::ask_writer::<serde_json::Value>(folder.path(), &request);
+    let ask = |request| control::query_writer::<serde_json::Value>(folder.path(), &request);
     assert_eq!(ask(Asked::CollectGarbage { threshold: 1.0 }).unwrap().unwrap()["moved_bytes"], 7);
     let busy = ask(Asked::CollectGarbage { threshold: 0.5 }).unwrap_err();
     assert!(busy.to_string().contains("oak: busy") && busy.exit() == Exit::InUse, "{busy}");
@@ -120,7 +120,7 @@ fn changes_are_taken_on_the_control_socket_alone() {
     let past = Asked::Past(Past::SetRetention(7));
     assert_eq!(ask(past.clone()).unwrap().unwrap()["undo"], "SetRetention(7)");
     let nobody =
-        control::ask_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
+        control::query_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
     assert_eq!(nobody, None);
     for (body, code) in
         [("{\"shrink\":1}", 400), ("", 400), (&*" ".repeat(REQUEST_BYTES_MAX + 1), 400)]
@@ -222,7 +222,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let admin =
         Admin::start(Subject { waiter: safety_waiter, ..subject() }, vec![control, loopback])
             .unwrap();
-    let strangers: Vec<_> = (0..Call::LoopbackWait.places())
+    let strangers: Vec<_> = (0..Call::LoopbackWait.slots())
         .map(|_| {
             let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
             let head = "GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -236,7 +236,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     assert!(control::wait(folder.path(), "oak", "logged", None).unwrap());
     let refused = {
         let resize = Asked::Resize { size_bytes: 0 };
-        control::ask_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
+        control::query_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
     };
     assert!(refused.to_string().contains("no disk has 0 bytes"), "the change was made: {refused}");
     drop((held, strangers));
@@ -298,7 +298,7 @@ fn a_wait_whose_caller_hung_up_ends() {
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // Far more requests than threads; each would hold a thread while the store is unreachable.
-    for _ in 0..3 * Call::OwnWait.places() {
+    for _ in 0..3 * Call::OwnWait.slots() {
         let mut stranger = TcpStream::connect(admin.address.unwrap()).unwrap();
         stranger.write_all(head).unwrap();
         entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{Places, STORE_VARIABLE};
+use crate::config::{Paths, STORE_VARIABLE};
 use aim::{Aim, as_far_as_read};
 use config_file::ConfigFile;
 use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
@@ -139,7 +139,7 @@ fn command_line() -> clap::Command {
 
 /// Name and purpose of each visible command.
 #[cfg(test)]
-fn told_commands() -> Vec<(String, String)> {
+fn visible_commands() -> Vec<(String, String)> {
     let told = |command: &&clap::Command| !command.is_hide_set();
     let about =
         |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
@@ -151,7 +151,7 @@ fn told_commands() -> Vec<(String, String)> {
 /// What every command gets besides its own options.
 struct Context {
     json: bool,
-    places: Places,
+    paths: Paths,
 }
 
 impl Context {
@@ -296,8 +296,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
     };
     start_log(cli.log.as_deref().unwrap_or(usual))?;
     let context =
-        Context { json: cli.json, places: Places::from_environment().with_store(cli.store) };
-    warn_of_another_home(&context.places);
+        Context { json: cli.json, paths: Paths::from_environment().with_store(cli.store) };
+    warn_of_another_home(&context.paths);
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
         Command::Serve(arguments) => serve::run(&context, &arguments),
@@ -346,9 +346,9 @@ fn carry_out(cli: Cli) -> Result<Exit> {
 }
 
 /// Warns that, under sudo, the default store is not that of the user who typed the command.
-fn warn_of_another_home(places: &Places) {
-    if places.store.is_none()
-        && let (Some(user), Ok(store)) = (std::env::var_os("SUDO_USER"), places.default_store())
+fn warn_of_another_home(paths: &Paths) {
+    if paths.store.is_none()
+        && let (Some(user), Ok(store)) = (std::env::var_os("SUDO_USER"), paths.default_store())
     {
         tracing::warn!(
             "plain names mean volumes in {store}, not in the home of {}: give --store or \
@@ -530,7 +530,8 @@ mod tests {
             }
             grouped.extend(names);
         }
-        let mut commands: Vec<String> = told_commands().into_iter().map(|(name, _)| name).collect();
+        let mut commands: Vec<String> =
+            visible_commands().into_iter().map(|(name, _)| name).collect();
         commands.sort();
         grouped.sort_unstable();
         assert_eq!(grouped, commands);

@@ -12,7 +12,7 @@ use clap::Args;
 use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
-use crate::config::{Places, VolumeAddress};
+use crate::config::{Paths, VolumeAddress};
 use crate::folders;
 use crate::plan::{CachePlan, JournalPlan, Plan};
 use crate::sizes::JournalSize;
@@ -147,7 +147,7 @@ impl OpenArguments {
     /// What to open and how, without doors.
     pub(super) fn plan(
         &self,
-        places: &Places,
+        paths: &Paths,
         tuning: &Tuning,
         volumes: Vec<VolumeAddress>,
     ) -> Result<Plan> {
@@ -178,12 +178,12 @@ impl OpenArguments {
             // First: `--cache-bytes 0` means no cache, also where a file is named.
             _ if self.cache_bytes == Some(0) => CachePlan::None,
             Some(path) => CachePlan::At(path.clone()),
-            None => CachePlan::Default(places.cache_path()?),
+            None => CachePlan::Default(paths.cache_path()?),
         };
         let gc = tuning.gc()?;
         // May make a folder: everything else is checked by now.
         let journal = plan_journal(self.journal.as_ref(), volumes.len())?;
-        let place = journal.place(places)?;
+        let place = journal.place(paths)?;
         Ok(Plan {
             journal,
             journal_size: JournalSize::new(self.journal_bytes, &place, volumes.len()),

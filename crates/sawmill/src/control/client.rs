@@ -84,7 +84,7 @@ fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<Pr
 
 fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
-        if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
+        if let Some(body) = query(&socket, "/status", Some(ANSWER_WITHIN))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
                 let what = format!("{} sent an invalid status", socket.display());
                 Failure::caused(Exit::Internal, what, error)
@@ -133,7 +133,7 @@ pub(crate) fn wait(
     timeout: Option<Duration>,
 ) -> Result<bool> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let query = match deadline {
+    let parameters = match deadline {
         Some(deadline) => {
             let left = deadline.saturating_duration_since(Instant::now());
             format!("/wait?safety={safety}&timeout_ms={}", left.as_millis())
@@ -142,7 +142,7 @@ pub(crate) fn wait(
     };
     // A wait without a timeout has no limit here either: the process may wait for its store.
     let patience = deadline.map(|_| timeout.unwrap_or_default() + POLL_SLACK);
-    let Some(body) = ask(&volume_folder.join(WRITER_SOCKET), &query, patience)? else {
+    let Some(body) = query(&volume_folder.join(WRITER_SOCKET), &parameters, patience)? else {
         return Err(Failure::new(
             Exit::NotFound,
             format!(
@@ -167,16 +167,16 @@ pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>
 
 /// Sends a request to the process that serves a volume for writing, and waits for the result
 /// without a time limit. `None`: no process serves it here.
-pub(crate) fn ask_writer<T: DeserializeOwned>(
+pub(crate) fn query_writer<T: DeserializeOwned>(
     volume_folder: &Path,
     request: &ControlRequest,
 ) -> Result<Option<T>> {
     carry_out(&volume_folder.join(WRITER_SOCKET), request)
 }
 
-/// As [`ask_writer`], but if no process serves the volume for writing, asks one that serves it
+/// As [`query_writer`], but if no process serves the volume for writing, asks one that serves it
 /// read-only.
-pub(crate) fn ask_any<T: DeserializeOwned>(
+pub(crate) fn query_any<T: DeserializeOwned>(
     volume_folder: &Path,
     name: &str,
     request: &ControlRequest,
@@ -225,7 +225,7 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
 
 /// Sends a question, which is safe to repeat. `None`: nothing listens. A process that ends without
 /// an answer may have handed over just then, so its successor is asked.
-fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+fn query(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
     for _ in 0..ASKED_MAX {
         match http::request(socket, Method::GET, target, Vec::new(), patience)? {
             http::Answer::Nobody => return Ok(None),
@@ -307,7 +307,7 @@ mod tests {
             scope.spawn(|| drop(listener.accept().unwrap()));
             // The change may have been made, so the client must not send it again.
             let resize = ControlRequest::Resize { size_bytes: 4096 };
-            let failure = ask_writer::<ResizeReply>(folder.path(), &resize).unwrap_err();
+            let failure = query_writer::<ResizeReply>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");
         });
     }

@@ -17,7 +17,7 @@ mod http;
 pub(crate) mod protocol;
 
 pub(crate) use client::{
-    ask_any, ask_writer, attached, not_served, reader_socket, served, sweep_dead_readers,
+    attached, not_served, query_any, query_writer, reader_socket, served, sweep_dead_readers,
     volume_status, wait,
 };
 

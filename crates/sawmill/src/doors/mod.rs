@@ -134,9 +134,9 @@ impl OpenDoor {
     }
 
     /// Releases the door, which is quiet, to its new owner or the next server.
-    fn let_go(&self) {
+    fn release(&self) {
         match self.quiet.lock().take() {
-            Some(quiet) => quiet.let_go(),
+            Some(quiet) => quiet.release(),
             None => tracing::error!("cannot release {}: it is not quiet", self.door.address()),
         }
         // Last: another process may serve the door as soon as it has the claim.
@@ -144,7 +144,7 @@ impl OpenDoor {
     }
 
     /// The kind of the door, and the address that gives users this volume.
-    pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
+    pub(crate) fn address_of(&self, name: &str) -> (&'static str, String) {
         (self.door.kind(), self.door.export(name).address)
     }
 }
@@ -219,7 +219,7 @@ impl Doors {
     ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         // Under the lock: a hand-off that ended while this waited has given all doors away.
-        self.demand_ours()?;
+        self.require_ours()?;
         let opened = plan.open(&self.opening(volumes, orphans))?;
         let opened = Arc::new(OpenDoor::new(plan, volumes, opened));
         self.open.write().push(Arc::clone(&opened));
@@ -230,7 +230,7 @@ impl Doors {
     /// its users see it end. Returns the door's plan.
     pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _one_at_a_time = self.changing.lock();
-        self.demand_ours()?;
+        self.require_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
             [open.door.export(volume).address, open.door.address(), open.plan.to_string()]
                 .contains(&address.to_owned())
@@ -255,7 +255,7 @@ impl Doors {
         Ok(found.plan.clone())
     }
 
-    fn demand_ours(&self) -> Result<()> {
+    fn require_ours(&self) -> Result<()> {
         if !self.gone.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -296,7 +296,7 @@ impl Doors {
 
     /// The addresses that give users this volume, with the kind of each door.
     pub(crate) fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
-        self.of(volume).iter().map(|open| open.told(volume)).collect()
+        self.of(volume).iter().map(|open| open.address_of(volume)).collect()
     }
 
     /// The connected users of this volume, where the kind of door knows them.
@@ -366,7 +366,7 @@ impl Doors {
         let is_away = |name: &String| away.contains(&name.as_str());
         for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
             if open.shows.iter().all(is_away) {
-                open.let_go();
+                open.release();
             } else {
                 // The door resumes for other volumes, but has requests that wait for this one.
                 open.door.stop(Stop::Now);
@@ -457,10 +457,10 @@ impl Doors {
     }
 
     /// Releases everything that was handed over; its new owner has it.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release(&self) {
         // First, so that a door command that waits for the lock is refused.
         self.gone.store(true, Ordering::Release);
-        self.all().iter().for_each(|open| open.let_go());
+        self.all().iter().for_each(|open| open.release());
     }
 
     /// Closes all doors: requests in flight finish, then users see the end.

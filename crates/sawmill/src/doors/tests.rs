@@ -74,7 +74,7 @@ impl QuietDoor for FakeQuiet {
         Ok(vec![DoorPiece::new("piece").with("of", self.name)])
     }
 
-    fn let_go(self: Box<Self>) {
+    fn release(self: Box<Self>) {
         self.said.send(format!("{} let go", self.name)).unwrap();
     }
 
@@ -85,11 +85,11 @@ impl QuietDoor for FakeQuiet {
 
 /// Doors by name, what they show, and how quieting them ends.
 fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiver<String>) {
-    let (said, hear) = channel();
-    let (tell, asked): (Vec<_>, Vec<_>) = fakes.iter().map(|_| channel()).unzip();
+    let (said, receiver) = channel();
+    let (sender, asked): (Vec<_>, Vec<_>) = fakes.iter().map(|_| channel()).unzip();
     let doors = Doors::default();
     for (index, (&(name, shows, outcome), asked)) in fakes.iter().zip(asked).enumerate() {
-        let mut peers = tell.clone();
+        let mut peers = sender.clone();
         peers.remove(index);
         let (said, peers, asked) = (said.clone(), Mutex::new(peers), Mutex::new(asked));
         let door = Arc::new(Fake { name, said, peers, asked, outcome });
@@ -98,11 +98,11 @@ fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiv
         let (quiet, claim) = (Mutex::default(), Mutex::default());
         doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, quiet, claim }));
     }
-    (doors, hear)
+    (doors, receiver)
 }
 
-fn sorted(hear: &Receiver<String>) -> Vec<String> {
-    let mut said: Vec<_> = hear.try_iter().collect();
+fn sorted(receiver: &Receiver<String>) -> Vec<String> {
+    let mut said: Vec<_> = receiver.try_iter().collect();
     said.sort();
     said
 }
@@ -111,16 +111,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[test]
 fn doors_are_quieted_side_by_side() {
-    let (doors, hear) =
+    let (doors, receiver) =
         doors(&[("a", &["oak"], None), ("b", &["oak"], None), ("c", &["ash"], None)]);
     doors.quiesce(PATIENCE).unwrap();
-    assert_eq!(sorted(&hear), ["a quiet", "b quiet", "c quiet"]);
+    assert_eq!(sorted(&receiver), ["a quiet", "b quiet", "c quiet"]);
 }
 
 #[test]
 fn a_door_that_cannot_be_quiet_is_named() {
     let failing = Some(ErrorKind::Unavailable);
-    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], failing)]);
+    let (doors, receiver) = doors(&[("a", &["oak"], None), ("b", &["oak"], failing)]);
     let error = doors.quiesce(PATIENCE).unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string().contains("b: ")),
@@ -128,9 +128,9 @@ fn a_door_that_cannot_be_quiet_is_named() {
         "{error}"
     );
     assert_eq!(doors.all().len(), 2);
-    drop(sorted(&hear));
+    drop(sorted(&receiver));
     doors.resume_but(&[]);
-    assert_eq!(sorted(&hear), ["a resumes"], "b has resumed by itself");
+    assert_eq!(sorted(&receiver), ["a resumes"], "b has resumed by itself");
 }
 
 #[test]
@@ -148,34 +148,38 @@ fn a_door_that_has_ended_is_left_behind_and_stops_no_hand_off() {
 
 #[test]
 fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
-    let (doors, hear) =
+    let (doors, receiver) =
         doors(&[("a", &["oak"], None), ("b", &["ash"], None), ("c", &["oak", "ash"], None)]);
     doors.quiesce(PATIENCE).unwrap();
-    drop(sorted(&hear));
+    drop(sorted(&receiver));
     doors.resume_but(&["ash"]);
-    assert_eq!(sorted(&hear), ["a resumes", "c resumes"]);
+    assert_eq!(sorted(&receiver), ["a resumes", "c resumes"]);
     doors.resume_but(&["ash"]);
-    assert_eq!(sorted(&hear), Vec::<String>::new(), "they are not quiet any more");
+    assert_eq!(sorted(&receiver), Vec::<String>::new(), "they are not quiet any more");
     doors.leave(&["ash"]);
-    assert_eq!(sorted(&hear), ["b let go", "c stops now"], "a missing answer is not waited for");
+    assert_eq!(
+        sorted(&receiver),
+        ["b let go", "c stops now"],
+        "a missing answer is not waited for"
+    );
     assert_eq!(doors.addresses("oak"), [("fake", "a".to_owned())]);
 }
 
 #[test]
 fn a_door_that_is_slow_to_be_taken_over_and_is_lost_holds_up_no_other() {
-    let (theirs, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], None)]);
+    let (theirs, receiver) = doors(&[("a", &["oak"], None), ("b", &["oak"], None)]);
     theirs.quiesce(PATIENCE).unwrap();
-    drop(sorted(&hear));
+    drop(sorted(&receiver));
     let handed = std::mem::take(&mut *theirs.open.write());
     let slow_first: Vec<Option<Arc<OpenDoor>>> =
         std::iter::once(None).chain(handed.into_iter().map(Some)).collect();
-    let hear = Mutex::new(hear);
+    let receiver = Mutex::new(receiver);
     let heard = Mutex::new(Vec::new());
     let ours = Doors::default();
     let failed = ours.take_over_with(slow_first, |door| match door {
         Some(door) => Ok(Arc::into_inner(door).expect("there is no other reference")),
         None => {
-            let others = (0..2).map_while(|_| hear.lock().recv_timeout(PATIENCE).ok());
+            let others = (0..2).map_while(|_| receiver.lock().recv_timeout(PATIENCE).ok());
             heard.lock().extend(others);
             Err(Error::new(ErrorKind::Unavailable, "lost"))
         }

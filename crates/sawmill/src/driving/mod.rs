@@ -104,8 +104,8 @@ struct Driving<'a> {
     host: Arc<Host>,
     drivers: Arc<Drivers>,
     doors: Arc<Doors>,
-    ring: SyncSender<MainEvent>,
-    tell: &'a mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
+    sender: SyncSender<MainEvent>,
+    on_event: &'a mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
     /// Those of them that are still attached according to the host.
@@ -124,17 +124,17 @@ struct Driving<'a> {
 /// Runs a device until its end.
 pub(crate) fn drive(
     plan: Plan,
-    tell: &mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
+    on_event: &mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
 ) -> Result<Exit> {
     make_folder(&plan.folder)?;
-    let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
-    let to_main = ring.clone();
+    let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
+    let to_main = sender.clone();
     // After the end there is no listener any more.
     let listener = Box::new(move |event| drop(to_main.send(MainEvent::Host(event))));
     // A user who sees the socket must be able to request a clean end.
-    let to_ring = ring.clone();
+    let to_main_loop = sender.clone();
     daemon::on_signals(&[SIGTERM, SIGINT, SIGHUP], move |signal| {
-        to_ring.send(MainEvent::Signal(signal)).is_ok()
+        to_main_loop.send(MainEvent::Signal(signal)).is_ok()
     })?;
     let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
@@ -143,8 +143,8 @@ pub(crate) fn drive(
         plan,
         host,
         drivers,
-        ring,
-        tell,
+        sender,
+        on_event,
         attached: BTreeSet::new(),
         serving: BTreeSet::new(),
         lingering: BTreeSet::new(),
@@ -153,7 +153,7 @@ pub(crate) fn drive(
         is_ending: false,
         failure: None,
     };
-    let ended = driving.start().and_then(|()| driving.go_on(&hear));
+    let ended = driving.start().and_then(|()| driving.handle_events(&receiver));
     driving.host.close();
     let is_well = ended.is_ok();
     if !is_well {
@@ -163,15 +163,15 @@ pub(crate) fn drive(
         driving.drivers.kill_all();
     }
     // The driver exits by itself when its connection ends; no process is left behind.
-    driving.see_children_off();
-    driving.host.see_askers_off();
+    driving.wait_for_children();
+    driving.host.wait_for_askers();
     ended
 }
 
 impl Driving<'_> {
     fn start(&mut self) -> Result<()> {
         let socket = self.host.path().display().to_string();
-        (self.tell)(&DeviceEvent::Listening { name: &self.plan.name, socket })?;
+        (self.on_event)(&DeviceEvent::Listening { name: &self.plan.name, socket })?;
         if self.plan.command.is_empty() {
             return Ok(());
         }
@@ -179,17 +179,17 @@ impl Driving<'_> {
     }
 
     fn start_driver(&self) -> Result<()> {
-        let (ring, drivers) = (self.ring.clone(), Arc::clone(&self.drivers));
+        let (sender, drivers) = (self.sender.clone(), Arc::clone(&self.drivers));
         let since = std::time::Instant::now();
         drivers
             .start(self.host.path(), move |pid, status| {
-                let _ = ring.send(MainEvent::Child(pid, status, since.elapsed()));
+                let _ = sender.send(MainEvent::Child(pid, status, since.elapsed()));
             })
             .map(drop)
     }
 
-    fn go_on(&mut self, hear: &Receiver<MainEvent>) -> Result<Exit> {
-        for heard in hear {
+    fn handle_events(&mut self, receiver: &Receiver<MainEvent>) -> Result<Exit> {
+        for heard in receiver {
             match heard {
                 MainEvent::Host(event) => self.host_says(event)?,
                 MainEvent::Signal(SIGHUP) => self.replace(),
@@ -216,7 +216,7 @@ impl Driving<'_> {
             Event::Attached { generation, pid } => {
                 self.attached.insert(pid);
                 self.serving.insert(pid);
-                (self.tell)(&DeviceEvent::Driver {
+                (self.on_event)(&DeviceEvent::Driver {
                     state: "attached",
                     generation,
                     pid,
@@ -228,7 +228,7 @@ impl Driving<'_> {
                 if let Some(why) = &why {
                     tracing::warn!(pid, "the driver is gone: {why}");
                 }
-                (self.tell)(&DeviceEvent::Driver { state: "gone", generation, pid, why })?;
+                (self.on_event)(&DeviceEvent::Driver { state: "gone", generation, pid, why })?;
                 if in_order {
                     self.attached.remove(&pid);
                     self.seen_off.insert(pid);
@@ -240,7 +240,7 @@ impl Driving<'_> {
                 }
                 if !in_order && self.drivers.has(pid) {
                     self.lingering.insert(pid);
-                    return self.ring_in(GOES_WITHIN, MainEvent::Lingers(pid));
+                    return self.send_after(GOES_WITHIN, MainEvent::Lingers(pid));
                 }
             }
             Event::Hung { pid } => self.drivers.kill(pid),
@@ -271,7 +271,7 @@ impl Driving<'_> {
         };
         self.host.show_doors(addresses.iter().fold(Facts::default(), told));
         let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
-        (self.tell)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })
+        (self.on_event)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })
     }
 
     /// Starts the end: a clean one, or an immediate one with a reason.
@@ -282,8 +282,8 @@ impl Driving<'_> {
         if std::mem::replace(&mut self.is_ending, true) {
             return;
         }
-        let (host, doors, ring) =
-            (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
+        let (host, doors, sender) =
+            (Arc::clone(&self.host), Arc::clone(&self.doors), self.sender.clone());
         // On a thread of its own: the main thread must hear a second signal while requests finish.
         let finish = move || {
             // Requests in flight are answered: by the driver, or with an error when it is gone.
@@ -292,14 +292,14 @@ impl Driving<'_> {
                 // The result includes the outcome of the last flush.
                 let _ = host.finish();
             }
-            let _ = ring.send(MainEvent::Ended(host.wait_for_end()));
+            let _ = sender.send(MainEvent::Ended(host.wait_for_end()));
         };
         if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
             self.host.fail(&Error::new(
                 ErrorKind::Unavailable,
                 "cannot start a thread for a clean shutdown",
             ));
-            let _ = self.ring.send(MainEvent::Ended(self.host.wait_for_end()));
+            let _ = self.sender.send(MainEvent::Ended(self.host.wait_for_end()));
         }
     }
 
@@ -362,15 +362,15 @@ impl Driving<'_> {
             "the driver exited ({status}); restarting it in {} ms",
             wait.as_millis()
         );
-        self.ring_in(wait, MainEvent::StartAgain)
+        self.send_after(wait, MainEvent::StartAgain)
     }
 
     /// Sends `heard` after `wait`.
-    fn ring_in(&self, wait: Duration, event: MainEvent) -> Result<()> {
-        let ring = self.ring.clone();
+    fn send_after(&self, wait: Duration, event: MainEvent) -> Result<()> {
+        let sender = self.sender.clone();
         let later = move || {
             std::thread::sleep(wait);
-            let _ = ring.send(event);
+            let _ = sender.send(event);
         };
         std::thread::Builder::new()
             .name("later".into())
@@ -392,7 +392,7 @@ impl Driving<'_> {
             Ok(()) => ("ended", String::new()),
             Err(why) => ("failed", why.to_string()),
         };
-        (self.tell)(&DeviceEvent::Ended { outcome, message: message.clone() })?;
+        (self.on_event)(&DeviceEvent::Ended { outcome, message: message.clone() })?;
         match self.failure.take() {
             Some(failure) => Err(failure),
             None if outcome == "ended" => Ok(Exit::Ok),
@@ -403,7 +403,7 @@ impl Driving<'_> {
     }
 
     /// Waits for drivers that this process started; kills those that do not exit.
-    fn see_children_off(&self) {
+    fn wait_for_children(&self) {
         let patience = std::time::Instant::now() + Duration::from_secs(5);
         while !self.drivers.are_gone() {
             if std::time::Instant::now() > patience {

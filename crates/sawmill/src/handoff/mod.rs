@@ -103,7 +103,7 @@ enum Word {
     },
 }
 
-fn say(stream: &UnixStream, word: &Word) -> Result<()> {
+fn send_word(stream: &UnixStream, word: &Word) -> Result<()> {
     let bytes = serde_json::to_vec(word).map_err(|error| {
         Failure::caused(Exit::Internal, "cannot encode a hand-off message", error)
     })?;
@@ -121,7 +121,7 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Re
 }
 
 /// Receives the next message by `deadline`. A failure of the other process becomes this one's.
-fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
+fn receive_word(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     // Zero would mean no time limit.
     let left = left.map(|left| left.max(Duration::from_millis(1)));

@@ -13,7 +13,7 @@ use sawmill_frontend::{DoorPiece, pack};
 use sawmill_volume::{Safety, Volume};
 
 use super::again::ReopenQueue;
-use super::{CONVERSATION, HandOffResult, Word, hear, say, send, unexpected};
+use super::{CONVERSATION, HandOffResult, Word, receive_word, send, send_word, unexpected};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
 use crate::control::protocol::HandOff;
@@ -93,7 +93,8 @@ impl Predecessor<'_> {
             Failure::caused(failure.exit(), "hand-off failed, this process still serves", failure)
         };
         let successor = Successor::start(wanted).map_err(refuse)?;
-        let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
+        let version =
+            self.wait_until_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
         // Two processes must never open the same volume. No reopening is retried while this thread
         // is here.
         self.reopen_queue.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
@@ -118,8 +119,8 @@ impl Predecessor<'_> {
     }
 
     /// Waits until the successor is ready. Returns its version.
-    fn see_prepared(&self, successor: &Successor, deadline: Instant) -> Result<String> {
-        let version = match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+    fn wait_until_prepared(&self, successor: &Successor, deadline: Instant) -> Result<String> {
+        let version = match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
             Word::Hello { conversation: CONVERSATION, version } => version,
             Word::Hello { conversation, version } => {
                 let text = format!(
@@ -130,7 +131,7 @@ impl Predecessor<'_> {
             }
             word => return Err(unexpected(&word)),
         };
-        match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+        match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
             Word::Prepared => Ok(version),
             word => Err(unexpected(&word)),
         }
@@ -162,21 +163,21 @@ impl Predecessor<'_> {
         if let Some(listener) = self.admin.listener() {
             handed.push(DoorPiece { descriptors: vec![listener?], ..DoorPiece::new("admin") });
         }
-        self.let_go_of_volumes()?;
+        self.release_volumes()?;
         tracing::debug!(took = ?begun.elapsed(), "hand-off: this process has closed the volumes");
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         // A successor that reads nothing must not stop this thread beyond the allowed stall.
         let timed = successor.stream.set_write_timeout(Some(left));
         timed.map_err(|error| Failure::io("cannot talk to the new process", &error))?;
-        say(&successor.stream, &Word::Go)?;
+        send_word(&successor.stream, &Word::Go)?;
         let (bytes, descriptors) = pack(&handed);
         send(&successor.stream, &bytes, &descriptors)?;
-        match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+        match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
             // A successor that cannot be notified is dead, and has served no request.
             Word::Opened => {
                 tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the \
                     volumes");
-                say(&successor.stream, &Word::Yours)
+                send_word(&successor.stream, &Word::Yours)
             }
             word => Err(unexpected(&word)),
         }
@@ -184,7 +185,7 @@ impl Predecessor<'_> {
 
     /// Closes volumes and cache so that another process can open them. Accepted writes are in the
     /// journals.
-    fn let_go_of_volumes(&self) -> Result<()> {
+    fn release_volumes(&self) -> Result<()> {
         let mut closed: Vec<Arc<Volume>> = Vec::new();
         for served in &self.serving.volumes {
             closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
@@ -192,7 +193,7 @@ impl Predecessor<'_> {
         // Dropping it is not enough: a request to the store in flight would hold it until the
         // answer.
         if let Some(held) = self.serving.cache.lock().take() {
-            held.cache.let_go();
+            held.cache.release();
         }
         // A thread that still uses a volume, for example for a status, finishes in a moment.
         let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
@@ -214,15 +215,15 @@ impl Predecessor<'_> {
         quiet: Instant,
     ) -> HandOffResult {
         successor.is_free = true;
-        self.serving.doors.let_go();
+        self.serving.doors.release();
         self.admin.leave();
         // A successor that cannot receive this is dead; then the next process finds what a killed
         // server leaves.
-        let _ = say(&successor.stream, &Word::Gone);
+        let _ = send_word(&successor.stream, &Word::Gone);
         tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
         // No time limit while it lives: the service manager must learn of the successor before this
         // process exits.
-        let heard = hear(&successor.stream, None);
+        let heard = receive_word(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
         let (unheard, lost_doors) = match heard {
             Ok(Word::Serving { lost_doors }) => (false, lost_doors),

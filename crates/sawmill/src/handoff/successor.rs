@@ -20,12 +20,12 @@ use sawmill_frontend::{DoorPiece, passing, unpack};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{OpenOptions, Volume};
 
-use super::{CONVERSATION, Word, accepting_nothing, hear, say, unexpected};
+use super::{CONVERSATION, Word, accepting_nothing, receive_word, send_word, unexpected};
 use crate::admin::{Admin, Door};
-use crate::config::Places;
+use crate::config::Paths;
 use crate::daemon;
 use crate::plan::Plan;
-use crate::serving::{HandOffBell, ServeProcess, ServedVolume};
+use crate::serving::{HandOffNotifier, ServeProcess, ServedVolume};
 use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -42,16 +42,18 @@ const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
 /// Replaces the process behind standard input.
 pub(crate) fn take_over(
-    places: &Places,
+    paths: &Paths,
     plan: Plan,
-    bell: HandOffBell,
+    notifier: HandOffNotifier,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let stream = socket()?;
-    let outcome = talk(places, plan, bell, &stream);
+    let outcome = talk(paths, plan, notifier, &stream);
     if let Err(failure) = &outcome {
         // The receiver is about to kill this process anyway.
-        let _ =
-            say(&stream, &Word::Failed { text: failure.to_string(), exit: failure.exit().code() });
+        let _ = send_word(
+            &stream,
+            &Word::Failed { text: failure.to_string(), exit: failure.exit().code() },
+        );
     }
     outcome
 }
@@ -71,40 +73,40 @@ fn socket() -> Result<UnixStream> {
 }
 
 fn talk(
-    places: &Places,
+    paths: &Paths,
     mut plan: Plan,
-    bell: HandOffBell,
+    notifier: HandOffNotifier,
     stream: &UnixStream,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
-    say(
+    send_word(
         stream,
         &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() },
     )?;
     wiring::claim_descriptors(plan.volumes.len())?;
-    let mut stores = prepare(places, &plan)?;
+    let mut stores = prepare(paths, &plan)?;
     // `prepare` has probed it; another probe would take time while users wait.
     plan.options.store_is_probed = true;
     plan.options = accepting_nothing(&plan.options);
-    say(stream, &Word::Prepared)?;
+    send_word(stream, &Word::Prepared)?;
     // No deadline here: a predecessor that gives up kills this process.
-    match hear(stream, None)? {
+    match receive_word(stream, None)? {
         Word::Go => {}
         word => return Err(unexpected(&word)),
     }
     let (bytes, descriptors) = passing::receive(stream, PARCEL_BYTES_MAX, DESCRIPTORS_MAX)?;
     let mut handed = unpack(&bytes, descriptors)?;
     let listener = admin_listener(&mut handed)?;
-    let (volumes, cache) = wiring::open_all(places, &plan, &mut stores)?;
-    let serving = ServeProcess::new(volumes, cache, &plan, started, bell);
-    say(stream, &Word::Opened)?;
-    match hear(stream, None)? {
+    let (volumes, cache) = wiring::open_all(paths, &plan, &mut stores)?;
+    let serving = ServeProcess::new(volumes, cache, &plan, started, notifier);
+    send_word(stream, &Word::Opened)?;
+    match receive_word(stream, None)? {
         Word::Yours => {}
         word => return Err(unexpected(&word)),
     }
     // Until this message, the other process may hold a door. If it died instead, it holds none
     // either.
-    if let Err(failure) = hear(stream, None) {
+    if let Err(failure) = receive_word(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
     let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
@@ -124,7 +126,7 @@ fn talk(
     // Serve users before anything else. The service manager learns of this process before the old
     // one exits.
     daemon::notify(sd_notify::NotifyState::MainPid(std::process::id()));
-    if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
+    if let Err(failure) = send_word(stream, &Word::Serving { lost_doors }) {
         tracing::warn!("cannot tell the old process that this one serves: {failure}");
     }
     Ok((serving, admin))
@@ -132,7 +134,7 @@ fn talk(
 
 /// Opens the stores, checks that they can fence writers, reads every volume so that it is cached
 /// later, and preallocates memory for it. Changes no volume.
-fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
+fn prepare(paths: &Paths, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut preallocated_bytes = 0;
     for address in &plan.volumes {
@@ -148,7 +150,7 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
         if !plan.options.read_only && preallocated_bytes <= PREALLOCATED_BYTES_MAX {
             // Best effort: opening without it takes longer.
             let id = volume.record().volume_id.to_string();
-            let journal = plan.journal.path(places, &id, &address.store_url)?;
+            let journal = plan.journal.path(paths, &id, &address.store_url)?;
             let staging_folder = wiring::staging_folder(plan, Some(&journal));
             let preallocated =
                 volume.preallocate(&OpenOptions { staging_folder, ..plan.options.clone() });
@@ -157,7 +159,7 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     }
     if !plan.options.read_only && !plan.options.no_fencing {
         for store in stores.all() {
-            sawmill_volume::replicate::demand_fencing(&**store)?;
+            sawmill_volume::replicate::require_fencing(&**store)?;
         }
     }
     Ok(stores)

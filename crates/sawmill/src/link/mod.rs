@@ -1,13 +1,13 @@
 //! Both ends of a link as commands use them: keys, places, a connection, and its status.
 //!
-//! Modules: [`place`] (addresses as users type them), [`remote`] (a connected initiator), [`told`]
-//! (the status of a running end), [`standing`] (what a target keeps for the next one). Not here:
-//! packets and threads (`sawmill-link`), doors, volumes.
+//! Modules: [`location`] (addresses as users type them), [`remote`] (a connected initiator),
+//! [`end_report`] (the status of a running end), [`standing`] (what a target keeps for the next
+//! one). Not here: packets and threads (`sawmill-link`), doors, volumes.
 
-pub(crate) mod place;
+pub(crate) mod end_report;
+pub(crate) mod location;
 pub(crate) mod remote;
 pub(crate) mod standing;
-pub(crate) mod told;
 
 use std::path::PathBuf;
 

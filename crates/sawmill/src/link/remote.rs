@@ -17,7 +17,7 @@ use sawmill_link::initiator::{Answer, Initiator, InitiatorOptions, OpenMode, Rem
 use sawmill_link::session::{Security, unguessable};
 use sawmill_link::threads::InitiatorThreads;
 
-use crate::link::place::LinkPlace;
+use crate::link::location::LinkLocation;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time for a target to answer for the first time.
@@ -32,13 +32,13 @@ const ASK_AGAIN_EVERY: Duration = Duration::from_millis(50);
 /// A connection that is being made, or was made.
 pub(crate) struct Remote {
     pub(crate) threads: InitiatorThreads,
-    place: LinkPlace,
+    place: LinkLocation,
 }
 
 impl Remote {
     /// Starts to connect, and does not wait for the target. Fails if no address can be used.
     pub(crate) fn connect(
-        place: &LinkPlace,
+        place: &LinkLocation,
         security: Security,
         options: InitiatorOptions,
     ) -> Result<Remote> {
@@ -58,8 +58,8 @@ impl Remote {
 
     /// Opens an export. `InUse` if another initiator has it and `mode` does not take it over.
     pub(crate) fn open(&self, export: &str, mode: OpenMode) -> Result<RemoteDevice> {
-        let bytes = self.answer(|| self.initiator().ask_open(export, mode)).map_err(|failure| {
-            match failure.exit() {
+        let bytes = self.answer(|| self.initiator().request_open(export, mode)).map_err(
+            |failure| match failure.exit() {
                 Exit::InUse => {
                     let text = format!(
                         "{export}: {failure}: pass --take-over to fence it, or --shared at every \
@@ -68,14 +68,14 @@ impl Remote {
                     Failure::new(Exit::InUse, text).caused_by(failure)
                 }
                 _ => failure.of_volume(export),
-            }
-        })?;
+            },
+        )?;
         Ok(self.initiator().opened(export, mode, &bytes)?)
     }
 
     /// Names and sizes of the target's exports.
     pub(crate) fn exports(&self) -> Result<Exports> {
-        let bytes = self.answer(|| self.initiator().ask_list())?;
+        let bytes = self.answer(|| self.initiator().request_list())?;
         control::exports(&bytes)
             .map_err(|error| Failure::new(Exit::Internal, error.to_string()).caused_by(error))
     }

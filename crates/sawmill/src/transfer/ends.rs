@@ -226,7 +226,7 @@ impl NbdEnd {
     }
 
     /// Refuses an export that cannot be written and flushed.
-    pub(crate) fn demand_writable(&self) -> Result<()> {
+    pub(crate) fn require_writable(&self) -> Result<()> {
         let flags = self.client.export().flags;
         if flags & flag::READ_ONLY == 0 && flags & flag::SEND_FLUSH != 0 {
             return Ok(());

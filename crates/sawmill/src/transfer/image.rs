@@ -44,7 +44,7 @@ pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result
             );
             Err(Failure::new(Exit::Corrupt, text))
         }
-        _ => Err(told(path, &output)),
+        _ => Err(failure_of(path, &output)),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()>
     let size = size_bytes.to_string();
     let output =
         run_qemu_img(path, Access::Write, &["create", "-q", "-f", format.name()], &[&size])?;
-    if output.status.success() { Ok(()) } else { Err(told(path, &output)) }
+    if output.status.success() { Ok(()) } else { Err(failure_of(path, &output)) }
 }
 
 /// An unambiguous path: QEMU takes `nbd:...` and the like as addresses.
@@ -92,7 +92,7 @@ fn missing(program: &str, error: &io::Error) -> Failure {
 }
 
 /// QEMU's output as an error of ours.
-fn told(path: &Path, output: &Output) -> Failure {
+fn failure_of(path: &Path, output: &Output) -> Failure {
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("QEMU cannot use {}: {}", path.display(), said.trim());
     Failure::new(Exit::Unavailable, text)

@@ -24,7 +24,7 @@ pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Resu
     let (mut path, mut format) = (path.to_path_buf(), format);
     for _ in 0..LAYERS_MAX {
         let image = Image::open(&path)?;
-        let below = layer_below(&image, format).map_err(|refusal| told(&path, refusal))?;
+        let below = layer_below(&image, format).map_err(|refusal| failure_of(&path, refusal))?;
         let Some(below) = below else { return Ok(()) };
         let below = follow(&path, &below, follow_backing)?;
         (path, format) = below;
@@ -66,7 +66,7 @@ fn follow(
     Ok((folder.join(name), format))
 }
 
-fn told(path: &Path, refusal: Refusal) -> Failure {
+fn failure_of(path: &Path, refusal: Refusal) -> Failure {
     let shown = path.display();
     let failure = match &refusal {
         Refusal::Other(what) => Failure::new(

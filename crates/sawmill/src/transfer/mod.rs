@@ -199,15 +199,15 @@ pub(crate) fn transfer(
         written_bytes: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
-        let (tell, hear) = sync_channel(WORKERS_MAX);
+        let (sender, receiver) = sync_channel(WORKERS_MAX);
         for _ in 0..WORKERS_MAX {
-            let (tell, transfer) = (tell.clone(), &transfer);
-            scope.spawn(move || transfer.work(&tell));
+            let (sender, transfer) = (sender.clone(), &transfer);
+            scope.spawn(move || transfer.work(&sender));
         }
-        drop(tell);
+        drop(sender);
         let mut marks = Marks { begun: None, kept: start.from };
         let outcome = loop {
-            match hear.recv_timeout(MARK_EVERY) {
+            match receiver.recv_timeout(MARK_EVERY) {
                 Err(RecvTimeoutError::Timeout) => {
                     let done = transfer.plan().done_through();
                     bar.show(done, size_bytes);
@@ -269,7 +269,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Takes pieces until none are left, or a worker failed.
-    fn work(&self, tell: &SyncSender<sawmill_console::exit::Failure>) {
+    fn work(&self, sender: &SyncSender<sawmill_console::exit::Failure>) {
         while !self.stop.load(Ordering::Acquire) {
             let next = self.plan().next();
             let moved = match next {
@@ -282,7 +282,7 @@ impl<'a> Transfer<'a> {
             if let Err(failure) = moved {
                 self.stop.store(true, Ordering::Release);
                 // The receiver of a first failure has stopped listening.
-                let _ = tell.send(failure);
+                let _ = sender.send(failure);
                 return;
             }
         }

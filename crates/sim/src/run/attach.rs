@@ -29,7 +29,7 @@ impl Run {
         let mut accept_loss = self.loss == Loss::Journal && self.dice.one_in(2);
         for attempt in 0.. {
             let troubled = attempt < 4;
-            self.say("attach", || {
+            self.log("attach", || {
                 format!(
                     "machine {machine} attaches{}",
                     if accept_loss { ", loss accepted" } else { "" }
@@ -39,7 +39,7 @@ impl Run {
                 None => self.story.deaths += 1,
                 Some(Ok(process)) => return self.attached(process),
                 Some(Err((kind, text))) => {
-                    self.say("refused", || format!("  refused: {text}"));
+                    self.log("refused", || format!("  refused: {text}"));
                     let place = &mut self.machines[machine];
                     match kind {
                         ErrorKind::Refused
@@ -85,7 +85,7 @@ impl Run {
     pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
         let elsewhere = (*machine + 1) % MACHINES;
         self.free_lock(elsewhere)?;
-        self.say("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));
+        self.log("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));
         let outdated: Vec<_> = self.machines.iter().map(|place| place.outdated).collect();
         match self.try_attach(elsewhere, false, false) {
             Some(Ok(process)) => {
@@ -93,7 +93,7 @@ impl Run {
                 self.attached(process).map(|()| true)
             }
             Some(Err((kind, text))) => {
-                self.say("refused", || format!("  refused: {text}"));
+                self.log("refused", || format!("  refused: {text}"));
                 let is_reason = matches!(kind, ErrorKind::Refused | ErrorKind::Corrupt);
                 if !(is_reason && outdated[elsewhere]) {
                     return Err(format!("the attach elsewhere was refused: {text}"));
@@ -141,7 +141,7 @@ impl Run {
         let opened = live(|| SteppedVolume::open(world, shared, NAME, &options));
         life.lives_on();
         let Some(opened) = opened else {
-            self.say("died", || "  the process dies while it attaches".into());
+            self.log("died", || "  the process dies while it attaches".into());
             life.die();
             store.end_calls(|_| CallFate::roll(&mut self.dice));
             return None;
@@ -256,7 +256,7 @@ impl Run {
         self.check_size(&process)?;
         let found = self.read_all(&mut process)?;
         let count = self.oracle.opened(self.loss, process.from_store, &found)?;
-        self.say("found", || format!("  attached: {count} operations are there"));
+        self.log("found", || format!("  attached: {count} operations are there"));
         self.copied = self.copied.min(count);
         self.past.cut_to(count);
         self.loss = Loss::Process;

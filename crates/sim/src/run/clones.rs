@@ -44,7 +44,7 @@ impl Run {
         };
         let Some((base, cut, image)) = base else { return Ok(()) };
         let name = self.name("clone-");
-        self.say("clone", || format!("  {name} is cloned from {base} at {cut:?}"));
+        self.log("clone", || format!("  {name} is cloned from {base} at {cut:?}"));
         let (world, store) = self.faultless_process();
         clone_in(&*world, &*store, &base, cut.as_ref(), &name)
             .map_err(|error| format!("{base} at {cut:?} cannot be cloned: {error}"))?;
@@ -59,7 +59,7 @@ impl Run {
         }
         let index = self.dice.below(self.past.clones.len() as u64) as usize;
         let gone = self.past.clones.swap_remove(index);
-        self.say("delete clone", || format!("  {} is deleted", gone.name));
+        self.log("delete clone", || format!("  {} is deleted", gone.name));
         let (world, store) = self.faultless_process();
         delete_in(&*world, &*store, &gone.name)
             .map(drop)
@@ -75,7 +75,7 @@ impl Run {
     fn rename_clone(&mut self) -> Verdict {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let (old, new) = (self.past.clones[index].name.clone(), self.name("renamed-"));
-        self.say("rename", || format!("  {old} is renamed to {new}"));
+        self.log("rename", || format!("  {old} is renamed to {new}"));
         let (world, store) = self.faultless_process();
         rename_in(&*world, &*store, &old, &new)
             .map_err(|error| format!("{old} cannot be renamed: {error}"))?;
@@ -120,7 +120,7 @@ impl Run {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let SavedImage { name, image } = &self.past.clones[index];
         let (name, mut image) = (name.clone(), image.to_vec());
-        self.say("write to clone", || format!("  somebody writes to {name}"));
+        self.log("write to clone", || format!("  somebody writes to {name}"));
         let mut stepped = self.attach_clone(&name)?;
         if self.dice.one_in(4) {
             self.grow_clone(&mut stepped, &name)?;
@@ -166,7 +166,7 @@ impl Run {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let SavedImage { name, image } = &self.past.clones[index];
         let (name, image) = (name.clone(), image.clone());
-        self.say("flatten", || format!("  {name} is flattened"));
+        self.log("flatten", || format!("  {name} is flattened"));
         for round in 0..FLATTEN_ROUNDS_MAX {
             let mut stepped = self.attach_clone(&name)?;
             let size_bytes = stepped.volume().geometry().size_bytes as usize;

@@ -11,7 +11,7 @@ use crate::store::CallFate;
 
 impl Run {
     pub(super) fn command_at_rest(&mut self, machine: usize) -> Verdict {
-        self.say("command", || format!("somebody runs a command on machine {machine}"));
+        self.log("command", || format!("somebody runs a command on machine {machine}"));
         self.attach(machine)?;
         let Some(mut process) = self.process.take() else { return Ok(()) };
         self.story.commands += 1;
@@ -36,9 +36,9 @@ impl Run {
                 self.die();
                 return Ok(());
             }
-            self.hear(&mut process)?;
+            self.receive_answers(&mut process)?;
             self.process = Some(process);
-            self.hear_of_the_past(false)?;
+            self.receive_order_answers(false)?;
             let Some(back) = self.process.take() else { return Ok(()) };
             process = back;
             if process.order.is_none() {
@@ -62,7 +62,7 @@ impl Run {
                 return Ok(());
             }
         }
-        self.hear(&mut process)?;
+        self.receive_answers(&mut process)?;
         if !process.stepped.is_settled() && !process.life.is_dead() {
             return Err(format!("a command does not end: {:?}", process.stepped.volume().status()));
         }

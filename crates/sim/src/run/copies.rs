@@ -67,17 +67,17 @@ impl Run {
         if self.dice.one_in(2) {
             aide.life.dies_after(1 + self.dice.below(80));
         }
-        self.say("copy", || "a copier begins a round".into());
+        self.log("copy", || "a copier begins a round".into());
         let mut verdict = Ok(());
         let outcome = live(|| self.copy_with(&aide, &mut verdict));
         aide.life.die();
         verdict?;
         self.story.copies += u64::from(matches!(outcome, Some(Ok(()))));
-        self.say("copied", || format!("  the copier: {outcome:?}"));
+        self.log("copied", || format!("  the copier: {outcome:?}"));
         if self.dice.one_in(2) {
             self.land_late_at_second();
         }
-        self.look_at_second()
+        self.check_second()
     }
 
     fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
@@ -106,7 +106,7 @@ impl Run {
         if !process.life.is_dead() {
             match live(|| self.step(&mut process)) {
                 Some(stepped) if !process.life.is_dead() => {
-                    heard = stepped.and_then(|()| self.hear(&mut process));
+                    heard = stepped.and_then(|()| self.receive_answers(&mut process));
                 }
                 _ => process.life.die(),
             }
@@ -124,7 +124,7 @@ impl Run {
     }
 
     /// Checks that the replica, once it has its name, is a prefix with all that it had before.
-    fn look_at_second(&mut self) -> Verdict {
+    fn check_second(&mut self) -> Verdict {
         if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
             return Ok(());
         }
@@ -134,7 +134,7 @@ impl Run {
             .check_replica(self.copied, &found)
             .map_err(|text| format!("replica: {text}"))?;
         let copied = self.copied;
-        self.say("replica", || format!("  the replica has {copied} operations"));
+        self.log("replica", || format!("  the replica has {copied} operations"));
         if self.dice.one_in(4) { self.refuse_writer() } else { Ok(()) }
     }
 
@@ -181,7 +181,7 @@ impl Run {
     /// The replica is promoted while the primary lives, by promoters that may die; late calls take
     /// effect; a copier meets it. Its content stays that of the replica.
     pub(super) fn promote_second(&mut self) -> Verdict {
-        self.look_at_second()?;
+        self.check_second()?;
         if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
             return Ok(());
         }
@@ -195,7 +195,7 @@ impl Run {
             }
             let outcome = live(|| promote(&aide.world, &aide.second, NAME).map(drop));
             aide.life.die();
-            self.say("promoted", || format!("somebody promotes the replica: {outcome:?}"));
+            self.log("promoted", || format!("somebody promotes the replica: {outcome:?}"));
             let is_done =
                 matches!(&outcome, Some(Err(error)) if error.kind() == ErrorKind::Refused);
             if is_last && !is_done && !matches!(outcome, Some(Ok(()))) {
@@ -282,7 +282,7 @@ impl Run {
             }
             let outcome = live(|| copy_back(&aide));
             aide.life.die();
-            self.say("copied back", || format!("a copier to the first store: {outcome:?}"));
+            self.log("copied back", || format!("a copier to the first store: {outcome:?}"));
             if is_last && !matches!(outcome, Some(Ok(()))) {
                 return Err(format!("the first store cannot be made a replica: {outcome:?}"));
             }

@@ -24,7 +24,7 @@ impl Run {
             // The old process continues, and learns of the takeover when it meets the fence.
             self.story.takeovers += 1;
             self.loss = Loss::Journal;
-            self.say("takeover", || "another machine takes over".into());
+            self.log("takeover", || "another machine takes over".into());
             return Ok((machine + 1) % MACHINES);
         }
         self.die();
@@ -53,19 +53,19 @@ impl Run {
 
     pub(super) fn die(&mut self) {
         let Some(process) = self.process.take() else { return };
-        self.say("dies", || "the process dies".into());
+        self.log("dies", || "the process dies".into());
         self.story.deaths += 1;
-        self.let_die(process);
+        self.kill_process(process);
     }
 
     pub(super) fn end_zombie(&mut self) {
         if let Some(zombie) = self.zombie.take() {
-            self.say("zombie dies", || "the replaced process dies".into());
-            self.let_die(zombie);
+            self.log("zombie dies", || "the replaced process dies".into());
+            self.kill_process(zombie);
         }
     }
 
-    pub(super) fn let_die(&mut self, process: Process) {
+    pub(super) fn kill_process(&mut self, process: Process) {
         self.story.add_counters(&process.stepped.volume().status().counters);
         process.life.die();
         process.store.end_calls(|_| CallFate::roll(&mut self.dice));
@@ -73,7 +73,7 @@ impl Run {
 
     pub(super) fn cut_power(&mut self, machine: usize) {
         self.story.power_cuts += 1;
-        self.say("power cut", || format!("machine {machine} loses power"));
+        self.log("power cut", || format!("machine {machine} loses power"));
         let place = &self.machines[machine];
         let has_lied = place.shelf.get(&journal_path()).is_some_and(|medium| medium.has_lied());
         let manner = self.dice.below(4);
@@ -129,7 +129,7 @@ impl Run {
             machine.outdated = true;
             self.loss = Loss::Journal;
         }
-        self.say("rots", || format!("{} rots at {at}", path.display()));
+        self.log("rots", || format!("{} rots at {at}", path.display()));
     }
 
     pub(super) fn lose_journal(&mut self, machine: usize) {
@@ -209,7 +209,7 @@ impl Run {
     /// that.
     pub(super) fn close_in_peace(&mut self) -> Result<bool, String> {
         let Some(mut process) = self.process.take() else { return Ok(true) };
-        self.say("close", || "the volume is closed".into());
+        self.log("close", || "the volume is closed".into());
         process.store.heal();
         process.life.lives_on();
         process.stepped.begin_close();
@@ -221,7 +221,7 @@ impl Run {
             self.round(&mut process, true);
         }
         self.round(&mut process, true);
-        self.hear(&mut process)?;
+        self.receive_answers(&mut process)?;
         let volume = process.stepped.volume().clone();
         if !process.stepped.is_settled() {
             return Err(format!("closing does not end: {:?}", volume.status()));
@@ -233,7 +233,7 @@ impl Run {
         let closed = stepped.finish_close();
         if closed.is_ok() && client.waiting() > 0 {
             // The close answered every request that waited for room or for the store.
-            self.say("unanswered", || {
+            self.log("unanswered", || {
                 format!("  {} requests were answered by the close", client.waiting())
             });
         }

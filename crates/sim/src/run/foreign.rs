@@ -72,7 +72,7 @@ impl Run {
         };
         if exchanged > 0 {
             self.story.foreign_memories += 1;
-            self.say("foreign memory", || {
+            self.log("foreign memory", || {
                 format!("machine {machine} has other memory, manner {manner}")
             });
             self.machines[machine].has_lost_memory = true;

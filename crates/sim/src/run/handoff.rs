@@ -33,17 +33,17 @@ impl Run {
             self.process = Some(process);
             return Ok(());
         }
-        self.hear(&mut process)?;
+        self.receive_answers(&mut process)?;
         let accepted = self.oracle.flush_covers();
         self.oracle.is_logged(accepted);
         let machine = process.machine;
-        self.say("hand-off", || {
+        self.log("hand-off", || {
             format!("machine {machine} hands over, {accepted} operations are accepted")
         });
         self.story.hand_offs += 1;
         if let Some(cache) = &process.cache {
             let _ = cache.save_index();
-            cache.let_go();
+            cache.release();
         }
         volume.close_now();
         process.life.die();
@@ -70,7 +70,7 @@ impl Run {
                 return Ok(true);
             }
             self.round(process, true);
-            self.hear(process)?;
+            self.receive_answers(process)?;
         }
         Ok(false)
     }

@@ -79,7 +79,7 @@ impl Run {
     /// Backs up the store while it is written.
     pub(super) fn back_up(&mut self) {
         if self.edges.histories.backup.is_none() {
-            self.say("backup", || "  somebody backs the store up".into());
+            self.log("backup", || "  somebody backs the store up".into());
             let backup = Backup { objects: self.bucket.objects(), oracle: self.oracle.clone() };
             self.edges.histories.backup = Some(backup);
         }
@@ -105,7 +105,7 @@ impl Run {
         self.end_zombie();
         let is_behind = self.bucket.objects() != backup.objects;
         self.story.restores += 1;
-        self.say("restore", || "the store is put back".into());
+        self.log("restore", || "the store is put back".into());
         self.bucket.put_back(backup.objects);
         match self.try_attach(machine, false, false) {
             // The journal has everything that the store lacks.
@@ -116,7 +116,7 @@ impl Run {
                 Ok(())
             }
             Some(Err((ErrorKind::Refused | ErrorKind::Corrupt, text))) if is_behind => {
-                self.say("refused", || format!("  refused: {text}"));
+                self.log("refused", || format!("  refused: {text}"));
                 self.accept_the_backup(machine, backup.oracle)
             }
             Some(Err((_, text))) => {
@@ -191,7 +191,7 @@ impl Run {
         let (with_late, with_journal, with_memory) =
             (self.edges.dice.one_in(2), self.edges.dice.one_in(2), self.edges.dice.one_in(2));
         let with_journal = with_journal && self.is_whole(machine) && !self.has_disk_faults();
-        self.say("copy the store", || {
+        self.log("copy the store", || {
             format!("the store is copied; calls under way: {with_late}, journal: {with_journal}")
         });
         let bucket = Arc::new(self.bucket.copy(with_late));
@@ -238,7 +238,7 @@ impl Run {
                 Oracle::of(found, self.settings.mode)
             }
         };
-        self.say("copy found", || format!("  the copy is attached: {} operations", oracle.len()));
+        self.log("copy found", || format!("  the copy is attached: {} operations", oracle.len()));
         (copy.loss, copy.has_journal) = (Loss::Process, true);
         let lived = self.work_in_copy(attached, &mut oracle, is_last);
         copy.oracle = Some(oracle);
@@ -353,17 +353,17 @@ impl Run {
                 let _ = cache.save_index();
             }
             if lived.is_none() || process.life.is_dead() {
-                return self.let_copy_die(&process);
+                return self.kill_copy(&process);
             }
-            client.hear(oracle, Excuses::default(), None, false, &self.trace)?;
+            client.receive_answers(oracle, Excuses::default(), None, false, &self.trace)?;
         }
         if !is_last && self.edges.dice.one_in(3) {
-            return self.let_copy_die(&process);
+            return self.kill_copy(&process);
         }
         self.close_copy(process, client, oracle)
     }
 
-    fn let_copy_die(&mut self, process: &CopyProcess) -> Verdict {
+    fn kill_copy(&mut self, process: &CopyProcess) -> Verdict {
         process.life.die();
         let dice = &mut self.edges.dice;
         process.store.end_calls(|_| CallFate::roll(dice));
@@ -385,7 +385,7 @@ impl Run {
             self.step_copy(&mut process);
         }
         let excuses = Excuses { any: true, corrupt: false };
-        client.hear(oracle, excuses, None, false, &self.trace)?;
+        client.receive_answers(oracle, excuses, None, false, &self.trace)?;
         if let Some(cache) = &process.cache {
             let _ = cache.save_index();
         }

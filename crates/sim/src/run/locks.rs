@@ -23,7 +23,7 @@ impl Run {
         let is_there =
             |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
         if self.settings.edges.locks && self.zombie.as_ref().is_some_and(is_there) {
-            self.demand_in_use(machine, &journal_path())?;
+            self.require_in_use(machine, &journal_path())?;
             self.end_zombie();
         }
         Ok(())
@@ -37,19 +37,19 @@ impl Run {
         }
         let machine = process.machine;
         if self.edges.dice.one_in(2) {
-            return self.demand_in_use(machine, &journal_path());
+            return self.require_in_use(machine, &journal_path());
         }
         // A link: another path to the same medium.
         let link = PathBuf::from("/link");
         let shelf = self.machines[machine].shelf.clone();
         shelf.set(&link, shelf.get(&journal_path()));
-        let refused = self.demand_in_use(machine, &link);
+        let refused = self.require_in_use(machine, &link);
         shelf.set(&link, None);
         refused
     }
 
-    fn demand_in_use(&mut self, machine: usize, path: &Path) -> Verdict {
-        self.say("attach beside", || {
+    fn require_in_use(&mut self, machine: usize, path: &Path) -> Verdict {
+        self.log("attach beside", || {
             format!("  somebody attaches beside, with {}", path.display())
         });
         let life = Arc::new(Life::default());

@@ -42,7 +42,7 @@ impl Run {
     }
 
     /// Opens a reader, or reads with the open one and closes it.
-    pub(super) fn look(&mut self) -> Verdict {
+    pub(super) fn use_reader(&mut self) -> Verdict {
         match self.reader.take() {
             Some(reader) => self.end_look(reader),
             None => self.begin_look(),
@@ -71,7 +71,7 @@ impl Run {
         let store = Arc::new(store);
         let mut options = OpenOptions::new(journal_path());
         options.read_only = true;
-        self.say("look", || "somebody opens the volume to read".into());
+        self.log("look", || "somebody opens the volume to read".into());
         let stepped = SteppedVolume::open(Arc::new(world), store.clone(), NAME, &options)
             .map_err(|error| format!("opening to read was refused: {error}"))?;
         self.reader = Some(Reader { stepped, store, least: self.oracle.bound(Loss::Journal) });
@@ -86,7 +86,7 @@ impl Run {
             if let Some(found) = client.whole_answer() {
                 // The volume may have grown since; the reader does not see the new part.
                 let count = self.oracle.check_view(reader.least, &found?)?;
-                self.say("seen", || format!("who reads sees {count} operations"));
+                self.log("seen", || format!("who reads sees {count} operations"));
                 return Ok(());
             }
             reader.stepped.step_engine(self.clock.now());

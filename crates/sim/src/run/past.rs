@@ -122,7 +122,7 @@ impl Run {
             return;
         }
         let name = self.name("snapshot-");
-        self.say("snapshot", || format!("  {name} is ordered"));
+        self.log("snapshot", || format!("  {name} is ordered"));
         if let Ok(answer) = process.stepped.volume().begin_snapshot(&name) {
             let what = OrderKind::Create(name, self.oracle.flush_covers());
             process.order =
@@ -136,7 +136,7 @@ impl Run {
         }
         let index = self.dice.below(self.past.snapshots.len() as u64) as usize;
         let gone = self.past.snapshots.swap_remove(index);
-        self.say("delete snapshot", || format!("  the end of {} is ordered", gone.name));
+        self.log("delete snapshot", || format!("  the end of {} is ordered", gone.name));
         if let Ok(answer) = process.stepped.volume().begin_delete_snapshot(&gone.name) {
             process.order = Some(PendingOrder { kind: OrderKind::Delete, answer, stray: false });
         }
@@ -144,7 +144,7 @@ impl Run {
 
     fn order_retention(&mut self, process: &mut Process) {
         let retention_s = *self.dice.pick(&[LONG_S, LONG_S, SHORT_S, SHORT_S, 1, 0]);
-        self.say("retention", || format!("  retention of {retention_s} s is ordered"));
+        self.log("retention", || format!("  retention of {retention_s} s is ordered"));
         // From the order on, the new retention may apply for good.
         self.past.retention_s = 0;
         self.past.moments.clear();
@@ -162,7 +162,7 @@ impl Run {
         {
             return;
         }
-        self.say("grow", || format!("  a disk of {size_bytes} bytes is ordered"));
+        self.log("grow", || format!("  a disk of {size_bytes} bytes is ordered"));
         if let Ok(answer) = process.stepped.volume().begin_grow(size_bytes) {
             self.asked_bytes = size_bytes;
             let stray = process.replaced_at.is_some();
@@ -176,7 +176,7 @@ impl Run {
         self.past.clocks_lied = true;
         let number = self.dice.below(MACHINES as u64) as usize;
         let ahead_ms = *self.dice.pick(&[0, 0, HOUR_MS, 40 * 24 * HOUR_MS]);
-        self.say("jump", || format!("  machine {number}'s clock is {ahead_ms} ms ahead"));
+        self.log("jump", || format!("  machine {number}'s clock is {ahead_ms} ms ahead"));
         self.machines[number].ahead_ms.store(ahead_ms, Ordering::Relaxed);
     }
 
@@ -193,7 +193,7 @@ impl Run {
         let (world, _) = self.faultless_process();
         let (least, most) = (self.oracle.bound(Loss::Journal), self.oracle.len());
         let unix_ms = world.unix_ms() - 1;
-        self.say("moment", || format!("  {unix_ms} is noted: {least} to {most} operations"));
+        self.log("moment", || format!("  {unix_ms} is noted: {least} to {most} operations"));
         self.past.moments.push(Moment { unix_ms, least, most });
     }
 
@@ -215,7 +215,7 @@ impl Run {
             return Err(format!("{cut} shows operation {count}, which was asked for later"));
         }
         self.story.moments += 1;
-        self.say("then", || format!("  at {cut} there were {count} operations"));
+        self.log("then", || format!("  at {cut} there were {count} operations"));
         Ok(Some((cut, found.into())))
     }
 
@@ -235,7 +235,7 @@ impl Run {
             return Ok(());
         }
         let Some((cut, image)) = self.any_cut()? else { return Ok(()) };
-        self.say("roll back", || format!("  a rollback to {cut} is ordered"));
+        self.log("roll back", || format!("  a rollback to {cut} is ordered"));
         process.store.set_at_once(true);
         let begun = process.stepped.volume().begin_roll_back(&cut);
         process.store.set_at_once(false);
@@ -252,7 +252,7 @@ impl Run {
                 if error.kind() != ErrorKind::NotFound
                     || self.settings.store != StoreFaults::default() =>
             {
-                self.say("not rolled back", || format!("  {error}"));
+                self.log("not rolled back", || format!("  {error}"));
                 Ok(())
             }
             Err(error) => Err(format!("a rollback to {cut} was refused: {error}")),
@@ -260,15 +260,15 @@ impl Run {
     }
 
     /// Receives the answers to orders.
-    pub(super) fn hear_of_the_past(&mut self, beside: bool) -> Verdict {
+    pub(super) fn receive_order_answers(&mut self, beside: bool) -> Verdict {
         let slot = if beside { &mut self.zombie } else { &mut self.process };
         let Some(mut process) = slot.take() else { return Ok(()) };
-        let heard = self.hear_order(&mut process);
+        let heard = self.receive_order_answer(&mut process);
         *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
         heard
     }
 
-    fn hear_order(&mut self, process: &mut Process) -> Verdict {
+    fn receive_order_answer(&mut self, process: &mut Process) -> Verdict {
         let Some(ordered) = process.order.take() else { return Ok(()) };
         match ordered.answer.try_recv() {
             Err(TryRecvError::Empty) => {
@@ -278,7 +278,7 @@ impl Run {
             Ok(Ok(())) if ordered.stray => Err("a replaced writer's order was told done".into()),
             Ok(Ok(())) => self.ordered_is_done(process, ordered.kind),
             Ok(Err(error)) => {
-                self.say("order refused", || format!("  the order was refused: {error}"));
+                self.log("order refused", || format!("  the order was refused: {error}"));
                 if let (OrderKind::RollBack(operation), ErrorKind::NotFound) =
                     (&ordered.kind, error.kind())
                 {
@@ -311,7 +311,7 @@ impl Run {
                 let found = self.read_volume(NAME, Some(cut))?;
                 if process.replaced_at.is_none() {
                     let count = self.oracle.check_view(least, &found)?;
-                    self.say("snapshot done", || format!("  {name} holds {count} operations"));
+                    self.log("snapshot done", || format!("  {name} holds {count} operations"));
                 }
                 self.past.snapshots.push(SavedImage { name, image: found.into() });
             }
@@ -397,7 +397,7 @@ impl Run {
 
     fn read_one(&mut self) -> Verdict {
         let Some((name, cut, image)) = self.any_kept(false) else { return Ok(()) };
-        self.say("read kept", || format!("  somebody reads {name} at {cut:?}"));
+        self.log("read kept", || format!("  somebody reads {name} at {cut:?}"));
         self.judge(&name, cut, &image)
     }
 

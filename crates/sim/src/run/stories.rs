@@ -74,14 +74,14 @@ fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Resul
 /// The client writes, and the loops of the process run; no call of the store happens.
 fn write(run: &mut Run, address: u64, length: u64) -> Verdict {
     let mut process = run.process.take().ok_or("nobody has attached")?;
-    run.ask_for(&mut process, Operation::Write, (address, length), false);
+    run.submit_request(&mut process, Operation::Write, (address, length), false);
     (0..3).for_each(|_| run.round(&mut process, false));
-    run.hear(&mut process)?;
+    run.receive_answers(&mut process)?;
     run.process = Some(process);
     Ok(())
 }
 
-fn demand(holds: bool, what: &str) -> Verdict {
+fn require(holds: bool, what: &str) -> Verdict {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
@@ -94,13 +94,13 @@ fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) 
         write(&mut run, number * 40_000, 40_000)?;
     }
     let written = run.oracle.bound(Loss::Process);
-    demand(
+    require(
         !run.close_in_peace()?,
         "the close succeeds, and the batches lie on a disk that cannot be read",
     )?;
     run.settings.disk = DiskFaults::default();
     run.attach(0)?;
-    demand(run.oracle.len() == written, "something accepted is gone")
+    require(run.oracle.len() == written, "something accepted is gone")
 }
 
 /// Seed 2104, when failed syncs could first drop the data that they covered: an attach found the
@@ -124,7 +124,7 @@ fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path
             }
         }
         if !first_died {
-            return demand(first > 5, "an attach has fewer I/Os than one can believe");
+            return require(first > 5, "an attach has fewer I/Os than one can believe");
         }
     }
     Ok(())
@@ -136,18 +136,18 @@ fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Ver
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
     write(&mut run, 0, 5000)?;
-    demand(run.close_in_peace()?, "the close fails in a calm world")?;
+    require(run.close_in_peace()?, "the close fails in a calm world")?;
     run.attach(1)?;
     write(&mut run, 100, 5000)?;
     run.end_process(|_| CallFate::Never);
     match run.try_attach(0, false, false) {
         Some(Err((ErrorKind::Refused, text))) => {
-            demand(text.contains("--accept-journal-loss"), &text)?
+            require(text.contains("--accept-journal-loss"), &text)?
         }
         _ => return Err("the old journal's machine is let in, and nobody accepted a loss".into()),
     }
     run.attach(1)?;
-    demand(run.oracle.len() == 2, "the machine that has the journal does not go on")
+    require(run.oracle.len() == 2, "the machine that has the journal does not go on")
 }
 
 /// Seed 42573: after an attach whose sync failed, the next attach took the dead process's unsynced
@@ -161,7 +161,7 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
         write(&mut run, 0, 9000)?;
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 1;
-        demand(
+        require(
             matches!(run.try_attach(0, false, true), Some(Err(_))),
             "an attach succeeds without a sync",
         )?;
@@ -171,7 +171,7 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
         run.end_process(|_| CallFate::Never);
         run.cut_power_with(|_| Fate::Lost);
         run.attach(0).map_err(|text| format!("dice {dice}: {text}"))?;
-        demand(run.oracle.len() == found, "what an attach found is not durable")?;
+        require(run.oracle.len() == found, "what an attach found is not durable")?;
     }
     Ok(())
 }
@@ -189,13 +189,13 @@ fn what_was_flushed_is_not_rewritten_by_dying_attaches(place: &Path) -> Verdict 
                 write(&mut run, number * 9000, 9000)?;
             }
             let mut process = run.process.take().ok_or("nobody has attached")?;
-            run.ask_for(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
             for _ in 0..16 {
                 process.stepped.step_journal();
             }
-            run.hear(&mut process)?;
+            run.receive_answers(&mut process)?;
             run.process = Some(process);
-            demand(run.oracle.bound(Loss::Power) == 4, "the flush is not answered")?;
+            require(run.oracle.bound(Loss::Power) == 4, "the flush is not answered")?;
             run.end_process(|_| CallFate::Never);
             first_died = run.attach_dying(first)?;
             if !first_died {
@@ -206,13 +206,13 @@ fn what_was_flushed_is_not_rewritten_by_dying_attaches(place: &Path) -> Verdict 
             run.cut_power_with(|_| Fate::Torn(2));
             let deaths = format!("deaths at I/O {first} and {second}");
             run.attach(0).map_err(|text| format!("{deaths}: {text}"))?;
-            demand(run.oracle.len() == 4, &format!("{deaths}: something flushed is gone"))?;
+            require(run.oracle.len() == 4, &format!("{deaths}: something flushed is gone"))?;
             if !second_died {
                 break;
             }
         }
         if !first_died {
-            return demand(first > 5, "an attach has fewer I/Os than one can believe");
+            return require(first > 5, "an attach has fewer I/Os than one can believe");
         }
     }
     Ok(())
@@ -230,8 +230,8 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
         run.settings.disk.sync_odds = 4;
         let Some(Ok(mut process)) = run.try_attach(0, false, true) else { continue };
         for number in 0..4 {
-            run.ask_for(&mut process, Operation::Write, (number * 9000, 9000), false);
-            run.ask_for(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(&mut process, Operation::Write, (number * 9000, 9000), false);
+            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
             while process.stepped.step_journal() {}
         }
         run.process = Some(process);
@@ -244,12 +244,12 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
         run.end_process(|_| CallFate::Never);
         run.cut_power_with(|_| Fate::Lost);
         run.attach(0).map_err(|text| format!("dice {dice}, after the power cut: {text}"))?;
-        demand(
+        require(
             run.oracle.len() == found,
             &format!("dice {dice}: what an attach found is not durable"),
         )?;
     }
-    demand(kept > 5, "hardly anything outlived the memory")
+    require(kept > 5, "hardly anything outlived the memory")
 }
 
 /// Seeds 1868, 18031 and 19337. A sync left its mark in the middle of a record, and a power cut
@@ -270,13 +270,13 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
                 (Operation::Write, (100, 2238)),
                 (Operation::Write, (4096, 14_906)),
             ] {
-                run.ask_for(&mut process, operation, range, false);
+                run.submit_request(&mut process, operation, range, false);
             }
             while process.stepped.step_journal() {}
             // The next record contains the mark.
-            run.ask_for(&mut process, Operation::Write, (40_000, 9000), false);
+            run.submit_request(&mut process, Operation::Write, (40_000, 9000), false);
             while process.stepped.step_journal() {}
-            run.hear(&mut process)?;
+            run.receive_answers(&mut process)?;
             run.process = Some(process);
             run.end_process(|_| CallFate::Never);
             run.cut_power_with(|_| Fate::Torn(2));
@@ -302,17 +302,20 @@ fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
     let (staging_bytes, slot_bytes) = (run.settings.staging_bytes, 5000);
     for start in (0..staging_bytes).step_by(slot_bytes as usize) {
         let slot_bytes = slot_bytes.min(staging_bytes - start);
-        run.ask_for(
+        run.submit_request(
             &mut process,
             Operation::Write,
             (start, slot_bytes - RECORD_HEADER_BYTES),
             false,
         );
     }
-    run.hear(&mut process)?;
+    run.receive_answers(&mut process)?;
     run.process = Some(process);
     let accepted = run.oracle.bound(Loss::Process);
-    demand(accepted == staging_bytes.div_ceil(slot_bytes) as usize, "not all of it fits the ring")?;
+    require(
+        accepted == staging_bytes.div_ceil(slot_bytes) as usize,
+        "not all of it fits the ring",
+    )?;
     run.end_process(|_| CallFate::Never);
     run.attach(0)
 }
@@ -326,13 +329,13 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
         run.attach(0)?;
         let mut process = run.process.take().ok_or("nobody has attached")?;
         for number in 0..4 {
-            run.ask_for(&mut process, Operation::Write, (number * 9000, 9000), false);
-            run.ask_for(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(&mut process, Operation::Write, (number * 9000, 9000), false);
+            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
             for _ in 0..8 {
                 process.stepped.step_journal();
             }
         }
-        run.hear(&mut process)?;
+        run.receive_answers(&mut process)?;
         failed +=
             u32::from(matches!(process.stepped.volume().status().health, Health::Failed { .. }));
         run.process = Some(process);
@@ -340,9 +343,9 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
         run.end_process(|_| CallFate::Never);
         run.settings.disk = DiskFaults::default();
         run.attach(0).map_err(|text| format!("dice {dice}: {text}"))?;
-        demand(run.oracle.len() == accepted, &format!("dice {dice}: something accepted is gone"))?;
+        require(run.oracle.len() == accepted, &format!("dice {dice}: something accepted is gone"))?;
     }
-    demand(failed > 5, "hardly a sync failed")
+    require(failed > 5, "hardly a sync failed")
 }
 
 /// About deletes (decision 0006): segments that only the newest checkpoint found dead are still
@@ -358,9 +361,9 @@ fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Ver
             run.process = Some(process);
         }
         run.end_process(|_| CallFate::Never);
-        demand(run.bucket.rot_last("/checkpoint/"), "there is no checkpoint")?;
+        require(run.bucket.rot_last("/checkpoint/"), "there is no checkpoint")?;
         run.attach(0).map_err(|text| format!("after {writes} writes: {text}"))?;
-        demand(run.oracle.len() == writes, "something accepted is gone")?;
+        require(run.oracle.len() == writes, "something accepted is gone")?;
     }
     Ok(())
 }
@@ -373,13 +376,13 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
     for dies_at in 1.. {
         let mut run = calm(place, |_| ())?;
         if !run.attach_dying(dies_at)? {
-            return demand(unread > 3, "an attach that dies leaves no journal");
+            return require(unread > 3, "an attach that dies leaves no journal");
         }
         if run.machines[0].shelf.get(&journal_path()).is_some() {
             unread += 1;
             run.settings.disk.read_odds = 1;
             let refused = matches!(run.try_attach(0, false, true), Some(Err(_)));
-            demand(
+            require(
                 refused,
                 &format!("death at I/O {dies_at}: a journal that cannot be read is set aside"),
             )?;
@@ -418,10 +421,10 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
                 write(&mut run, 0, 12_000)?;
                 let mut process = run.process.take().ok_or("nobody has attached")?;
                 (0..20).for_each(|_| run.round(&mut process, true));
-                run.hear(&mut process)?;
+                run.receive_answers(&mut process)?;
                 let health = process.stepped.volume().status().health;
                 run.process = Some(process);
-                demand(
+                require(
                     health == Health::Serving,
                     &format!("dice {dice}, {calls} calls: {health:?}"),
                 )?;
@@ -445,13 +448,13 @@ fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(
         write(&mut run, number % 4 * 40_000, 40_000)?;
         let mut process = run.process.take().ok_or("nobody has attached")?;
         (0..4).for_each(|_| run.round(&mut process, true));
-        run.hear(&mut process)?;
+        run.receive_answers(&mut process)?;
         run.process = Some(process);
     }
     let before = run.oracle.len();
     run.end_process(|_| CallFate::Never);
     run.restore(0)?;
-    demand(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
+    require(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
 }
 
 /// The review's first finding: a store was copied, and both were served with one read cache. Each

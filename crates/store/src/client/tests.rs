@@ -227,29 +227,29 @@ fn pauses_double_up_to_five_seconds_and_are_jittered_within() {
 #[test]
 fn a_call_whose_task_dies_is_still_answered() {
     let client = scripted("", &[], Panic);
-    let (tell, hear) = channel();
-    client.get(get_of(None), Box::new(move |outcome| tell.send(outcome).unwrap()));
-    assert_eq!(hear.recv().unwrap().unwrap_err().kind(), Unavailable);
+    let (sender, receiver) = channel();
+    client.get(get_of(None), Box::new(move |outcome| sender.send(outcome).unwrap()));
+    assert_eq!(receiver.recv().unwrap().unwrap_err().kind(), Unavailable);
 }
 
 #[test]
 fn a_client_may_be_dropped_on_a_store_thread_with_calls_in_flight() {
     let client = scripted("", &[], Pass);
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     let last = Arc::clone(&client);
-    let more = tell.clone();
+    let more = sender.clone();
     client.put(
         put_of(b"x"),
         Box::new(move |outcome| {
             last.get(get_of(None), Box::new(move |found| more.send(found.map(drop)).unwrap()));
             drop(last);
-            tell.send(outcome.map(drop)).unwrap();
+            sender.send(outcome.map(drop)).unwrap();
         }),
     );
     drop(client);
-    assert!(hear.recv().unwrap().is_ok());
-    assert!(hear.recv().unwrap().is_ok());
-    assert!(hear.recv().is_err(), "every call is answered once");
+    assert!(receiver.recv().unwrap().is_ok());
+    assert!(receiver.recv().unwrap().is_ok());
+    assert!(receiver.recv().is_err(), "every call is answered once");
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Root {
     pub(super) fn check(&self) -> Result<()> {
         // In this order: a root that is created in between must not look like one that vanished.
         let before = *self.first_seen.lock();
-        let now = look(&self.path).map_err(|error| failure("look at", &self.path, error))?;
+        let now = folder_at(&self.path).map_err(|error| failure("look at", &self.path, error))?;
         let what = match (before, now) {
             // A store without its first put has no root yet, and no objects.
             (None, None) => return Ok(()),
@@ -81,14 +81,14 @@ impl Root {
         let mut first_seen = self.first_seen.lock();
         if first_seen.is_none() {
             make_with_parents(&self.path)?;
-            *first_seen = look(&self.path)?;
+            *first_seen = folder_at(&self.path)?;
         }
         Ok(())
     }
 }
 
 /// Which folder is at `path` now, if any.
-fn look(path: &Path) -> io::Result<Option<Identity>> {
+fn folder_at(path: &Path) -> io::Result<Option<Identity>> {
     match fs::metadata(path) {
         Ok(about) => Ok(Some(Identity { device: about.dev(), inode: about.ino() })),
         Err(error) if is_absent(&error) => Ok(None),

@@ -58,11 +58,11 @@ impl Interface {
         request.name[..name.len()].copy_from_slice(name.as_bytes());
         let half = |v: &[u8; 24]| u16::from_ne_bytes([v[0], v[1]]);
         let number = |v: &[u8; 24]| u32::from_ne_bytes([v[0], v[1], v[2], v[3]]);
-        let index = number(ask::<SIOCGIFINDEX>(&socket, &mut request)?);
-        let mtu_bytes = number(ask::<SIOCGIFMTU>(&socket, &mut request)?) as usize;
-        let flags = half(ask::<SIOCGIFFLAGS>(&socket, &mut request)?);
+        let index = number(request_ioctl::<SIOCGIFINDEX>(&socket, &mut request)?);
+        let mtu_bytes = number(request_ioctl::<SIOCGIFMTU>(&socket, &mut request)?) as usize;
+        let flags = half(request_ioctl::<SIOCGIFFLAGS>(&socket, &mut request)?);
         // A `struct sockaddr`: the kind of hardware, then the address.
-        let hardware = ask::<SIOCGIFHWADDR>(&socket, &mut request)?;
+        let hardware = request_ioctl::<SIOCGIFHWADDR>(&socket, &mut request)?;
         let is_ethernet = half(hardware) == ETHERNET && flags & LOOPBACK == 0;
         let mut mac = [0; 6];
         if is_ethernet {
@@ -101,7 +101,7 @@ impl Interface {
     }
 }
 
-fn ask<'a, const OPCODE: Opcode>(
+fn request_ioctl<'a, const OPCODE: Opcode>(
     socket: &std::os::fd::OwnedFd,
     request: &'a mut Request,
 ) -> io::Result<&'a [u8; 24]> {

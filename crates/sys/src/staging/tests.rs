@@ -163,10 +163,10 @@ fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
 fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
     let (_folder, ring, mut consumer) = ring(1 << 16, 0);
     let order: Mutex<Vec<(u64, u8, u64)>> = Mutex::new(Vec::new());
-    let (tell, hear) = std::sync::mpsc::channel::<FillProof>();
+    let (sender, receiver) = std::sync::mpsc::channel::<FillProof>();
     std::thread::scope(|scope| {
         for writer in 1..=4u8 {
-            let (ring, order, tell) = (&ring, &order, tell.clone());
+            let (ring, order, sender) = (&ring, &order, sender.clone());
             scope.spawn(move || {
                 let mut sent = 0u64;
                 while sent < 2000 {
@@ -180,7 +180,7 @@ fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
                             let mut back = vec![0; bytes as usize];
                             let given_up = ring.read(&slot, 0, &mut back);
                             assert!(back[given_up..].iter().all(|b| *b == writer));
-                            tell.send(slot).unwrap();
+                            sender.send(slot).unwrap();
                             sent += 1;
                         }
                         Err(_) => std::thread::yield_now(),
@@ -192,12 +192,12 @@ fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
             let total: u64 = 4 * (0..2000u64).map(|sent| 100 + sent % 300).sum::<u64>();
             let mut done = 0;
             while done < total {
-                match hear.recv().unwrap() {
+                match receiver.recv().unwrap() {
                     slot if slot.position() == done => {
                         done = slot.end();
                         consumer.declare_written(Span::of(&slot));
                     }
-                    slot => tell.send(slot).unwrap(),
+                    slot => sender.send(slot).unwrap(),
                 }
             }
         });

@@ -89,14 +89,14 @@ fn uri_in(folder: &Path) -> String {
 
 /// The objects of a store, before every entry of the recording.
 #[derive(Default)]
-struct Census {
+struct ObjectHistory {
     now: BTreeSet<String>,
     /// The changes, as lines: entry, `+` or `-`, key.
     changes: String,
     failed: Option<io::Error>,
 }
 
-impl Census {
+impl ObjectHistory {
     /// Records the objects of the store before entry `number`, and links the new ones into the
     /// vault.
     fn take(&mut self, number: usize, store: &Path, vault: &Path) {
@@ -226,7 +226,7 @@ struct ServerRecording {
     server: Box<Server>,
     _shown: ShownDisk,
     disk: RecordedDisk,
-    census: Arc<Mutex<Census>>,
+    census: Arc<Mutex<ObjectHistory>>,
     folder: PathBuf,
     wait: Command,
 }
@@ -294,7 +294,7 @@ impl Subject for Sawmill {
     }
 
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn RunningDevice>> {
-        let census = Arc::new(Mutex::new(Census::default()));
+        let census = Arc::new(Mutex::new(ObjectHistory::default()));
         let (observed, store, vault) =
             (Arc::clone(&census), folder.join("store"), folder.join("vault"));
         disk.observe(Box::new(move |number| observed.lock().take(number, &store, &vault)));

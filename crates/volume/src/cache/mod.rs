@@ -9,19 +9,20 @@
 //!   happens to the disk, to the saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
-//!   a saved index that cannot be used leaves an empty cache, and [`CacheStats`] shows it.
-//! - Only callers that have entered the disk (`Place`) touch disk and index: once
-//!   [`ReadCache::let_go`] has returned, another process may open both, even if this cache is still
-//!   referenced.
+//!   a saved index that cannot be used leaves an empty cache, and [`CacheMetrics`] shows it.
+//! - Only callers that have entered the disk (`CacheDisk`) touch disk and index: once
+//!   [`ReadCache::release`] has returned, another process may open both, even if this cache is
+//!   still referenced.
 //!
 //! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index),
-//! `place` (the disk, until it is let go of). Not here: opening files, and fetching what misses.
+//! `cache_disk` (the disk, until it is released). Not here: opening files, and fetching what
+//! misses.
 
+mod cache_disk;
 mod eviction;
 mod index;
 mod open;
 mod persist;
-mod place;
 #[cfg(test)]
 mod tests;
 
@@ -37,10 +38,10 @@ use parking_lot::Mutex;
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::VolumeId;
 
+use self::cache_disk::CacheDisk;
 use self::eviction::Eviction;
 use self::index::{CRCS, Facts, Index, SlotHit, WriteTurn};
 use self::persist::HEADER_BYTES;
-use self::place::Place;
 use crate::disk::Disk;
 pub use open::open_cache;
 
@@ -114,7 +115,7 @@ pub enum IndexState {
 
 /// The state of the cache. Counters count from open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheStats {
+pub struct CacheMetrics {
     /// Reads answered from the cache.
     pub hits: u64,
     /// Reads that found nothing (valid).
@@ -208,7 +209,7 @@ struct Counters {
 
 /// The read cache. All methods may be called by any number of threads at once.
 pub struct ReadCache {
-    place: Place,
+    place: CacheDisk,
     layout: Layout,
     index: Index,
     state: Mutex<State>,
@@ -245,7 +246,7 @@ impl ReadCache {
         let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
         let eviction = Eviction::new(layout.slots);
         let mut cache = ReadCache {
-            place: Place::of(disk),
+            place: CacheDisk::of(disk),
             layout,
             index,
             state: Mutex::new(State {
@@ -269,8 +270,8 @@ impl ReadCache {
     /// Lets go of disk and index for good: when this returns, they are no longer read or written
     /// and another process may open them, even if this cache is still referenced. From then on,
     /// every look-up in it is a miss.
-    pub fn let_go(&self) {
-        self.place.let_go();
+    pub fn release(&self) {
+        self.place.release();
     }
 
     /// The short name of a volume.
@@ -461,9 +462,9 @@ impl ReadCache {
     }
 
     /// The state of the cache.
-    pub fn stats(&self) -> CacheStats {
+    pub fn stats(&self) -> CacheMetrics {
         let state = self.state.lock();
-        CacheStats {
+        CacheMetrics {
             hits: self.counters.hits.load(Relaxed),
             misses: self.counters.misses.load(Relaxed),
             inserted: self.counters.inserted.load(Relaxed),

@@ -1,6 +1,6 @@
 //! What the read cache promises, on a disk in memory that can fail on demand.
 
-mod letting_go;
+mod release;
 mod restart;
 
 use std::collections::HashMap;

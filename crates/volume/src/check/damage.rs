@@ -3,7 +3,7 @@
 //! Invariants: an object has one row, with the first finding about it and the costs of all. A row
 //! names each cost once, and at most [`limits::CHECK_COSTS_MAX`]; it counts the rest.
 //!
-//! Not here: the search for damage (`kept`, `kin`, `verify`).
+//! Not here: the search for damage (`kept_list`, `kin`, `verify`).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -14,10 +14,10 @@ use sawmill_format::checkpoint::{
     Checkpoint, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
 };
 use sawmill_format::ids::VolumeId;
-use sawmill_format::kept::{Pin, pin_key, released_key};
+use sawmill_format::kept_block::{Pin, pin_key, released_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use super::kept::{KeptList, read_root};
+use super::kept_list::{KeptList, read_root};
 use crate::ask::{self, store_error};
 use crate::cuts::Lineage;
 use crate::{ErrorKind, Result, names};
@@ -99,7 +99,7 @@ fn roots_of(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<(String,
 
 /// Checks that the ancestors keep what the volume has of them: its pins have to exist, and to be
 /// its own.
-pub(super) fn look_at_own_pins(
+pub(super) fn check_own_pins(
     store: &dyn ObjectStore,
     list: &mut KeptList,
     newest: &Checkpoint,

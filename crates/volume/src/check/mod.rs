@@ -1,9 +1,9 @@
 //! Checks a volume: reads and verifies everything that is kept, the present as well as the past.
 //! Changes nothing; damage is listed, not repaired.
 //!
-//! First a list of what is kept and why (`kept`, with `kin` for clones), then each segment and map
-//! part of it is read once (`verify`); last, what nothing needs is counted (`stray`). Damage names
-//! what it costs (`damage`).
+//! First a list of what is kept and why (`kept_list`, with `kin` for clones), then each segment and
+//! map part of it is read once (`verify`); last, what nothing needs is counted (`stray`). Damage
+//! names what it costs (`damage`).
 //!
 //! Invariant: in a served volume, an object counts as missing only if the volume, read again, still
 //! needs it.
@@ -17,7 +17,7 @@ use sawmill_store::ObjectStore;
 use crate::{Error, ErrorKind, Result};
 
 mod damage;
-mod kept;
+mod kept_list;
 mod kin;
 mod stray;
 mod verify;
@@ -25,7 +25,7 @@ mod verify;
 pub use damage::Damage;
 
 use damage::DamageList;
-use kept::KeptList;
+use kept_list::KeptList;
 
 /// How often the list of what is kept is made again while a writer advances.
 const LOOKS_MAX: u32 = 8;
@@ -93,7 +93,7 @@ pub fn check(
     damage.take(std::mem::take(&mut list.damage));
     damage.take(miscounted);
     report.notes.append(&mut list.notes);
-    stray::look(store, &list, &mut report)?;
+    stray::list(store, &list, &mut report)?;
     report.damage = damage.into_vec();
     Ok(report)
 }
@@ -112,7 +112,7 @@ fn kept_by(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<KeptList> {
     let mut list = KeptList::make(store, record)?;
     if let Some(newest) = list.newest.clone() {
         kin::add_clones(store, &mut list)?;
-        kin::look_at_own_pins(store, &mut list, &newest)?;
+        kin::check_own_pins(store, &mut list, &newest)?;
     }
     Ok(list)
 }

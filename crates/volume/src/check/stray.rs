@@ -11,13 +11,13 @@ use sawmill_format::segment::{
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::CheckReport;
-use super::kept::KeptList;
+use super::kept_list::KeptList;
 use crate::ask::store_error;
 use crate::recovery::roll_forward::headers;
 use crate::{ErrorKind, Result, limits};
 
 /// Lists what is stranded, and counts what is unneeded.
-pub(super) fn look(
+pub(super) fn list(
     store: &dyn ObjectStore,
     list: &KeptList,
     report: &mut CheckReport,

@@ -3,8 +3,8 @@
 //!
 //! Invariant: only damage is listed. A store that does not answer ends the check with its error.
 //!
-//! Not here: which objects are needed (`kept`), and whether damage still counts when the volume has
-//! advanced (`super`).
+//! Not here: which objects are needed (`kept_list`), and whether damage still counts when the
+//! volume has advanced (`super`).
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,12 @@ use sawmill_store::{Class, ObjectStore};
 
 use super::CheckReport;
 use super::damage::DamageList;
-use super::kept::{KeptList, Part, Segment};
+use super::kept_list::{KeptList, Part, Segment};
 use crate::recovery::stored::StoredVolume;
 use crate::{Error, ErrorKind, Result, ask};
 
 /// Objects fetched at once.
-const PARALLEL: usize = 4;
+const FETCHES_PARALLEL_MAX: usize = 4;
 
 /// An error of kind `Corrupt`, for a known object.
 fn damaged(what: String) -> Error {
@@ -57,7 +57,7 @@ pub(super) fn parts(
     damage: &mut DamageList,
 ) -> Result<()> {
     let parts: Vec<_> = list.parts.iter().collect();
-    for chunk in parts.chunks(PARALLEL) {
+    for chunk in parts.chunks(FETCHES_PARALLEL_MAX) {
         let identity = |(group, number, put_id): &(u64, u64, _)| PartIdentity {
             volume_id: list.volume_id,
             group: *group,
@@ -110,7 +110,7 @@ pub(super) fn segments(
 ) -> Result<()> {
     let segments: Vec<_> = list.segments.iter().collect();
     let total = segments.len() as u64;
-    for chunk in segments.chunks(PARALLEL) {
+    for chunk in segments.chunks(FETCHES_PARALLEL_MAX) {
         let wanted =
             chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
         let answers = ask::get_all(store, wanted.collect(), Class::Background);

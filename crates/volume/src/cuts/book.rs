@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{CutEntry, CutKind, LineageEntry, Order, Pin};
+use sawmill_format::kept_block::{CutEntry, CutKind, LineageEntry, Order, Pin};
 
 use crate::limits;
 
@@ -30,7 +30,7 @@ pub(crate) struct PinSeen {
 
 /// Where in the log an order stands, and the checkpoint that was the newest there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct LogPosition {
     pub(crate) number: u64,
     pub(crate) put_id: PutId,
     /// The last segment the checkpoint includes.
@@ -43,7 +43,7 @@ pub(crate) struct Place {
     pub(crate) wall_unix_ms: u64,
 }
 
-impl Place {
+impl LogPosition {
     /// A place in the log behind `root`.
     pub(crate) fn behind(
         root: &Checkpoint,
@@ -51,7 +51,7 @@ impl Place {
         position: u64,
         wall_unix_ms: u64,
     ) -> Self {
-        Place {
+        LogPosition {
             number: root.number,
             put_id: root.put_id,
             root_sequence: root.through_sequence,
@@ -139,7 +139,7 @@ impl CutBook {
         if self.last.as_ref().is_some_and(stands_for) {
             return;
         }
-        self.add_retained(&Place::behind(
+        self.add_retained(&LogPosition::behind(
             root,
             root.through_sequence,
             root.position,
@@ -160,7 +160,7 @@ impl CutBook {
         self.cuts.sort_unstable();
     }
 
-    fn add_retained(&mut self, place: &Place) {
+    fn add_retained(&mut self, place: &LogPosition) {
         if self.retained().any(|cut| cut.number == place.number && cut.put_id == place.put_id) {
             return;
         }
@@ -226,7 +226,7 @@ impl CutBook {
 
     /// Carries out an order. A rollback changes only the map, but the moments behind it cannot be
     /// reached from an older checkpoint.
-    pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
+    pub(crate) fn apply(&mut self, order: &Order, place: &LogPosition) {
         match order {
             Order::CreateSnapshot(name) => {
                 if self.snapshot(name).is_none() {
@@ -401,7 +401,7 @@ mod tests {
             live_bytes: 0,
             segments: Vec::new(),
             parts: Vec::new(),
-            kept: sawmill_format::kept::KeptBlock::default(),
+            kept: sawmill_format::kept_block::KeptBlock::default(),
         }
     }
 

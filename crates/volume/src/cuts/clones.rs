@@ -20,7 +20,7 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{
+use sawmill_format::kept_block::{
     KeptBlock, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
 };
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
@@ -29,13 +29,13 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::cut::Cut;
 use super::find::stored_cut;
-use super::{CutBook, PinHolder, let_go};
+use super::{CutBook, PinHolder, release_pins};
 use crate::ask::{self, store_error};
-use crate::fencing::{Fencing, demand_fencing};
+use crate::fencing::{Fencing, require_fencing};
 use crate::map::GROUP_BYTES;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint};
-use crate::replicate::role::demand_primary;
+use crate::replicate::role::require_primary;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, names};
 
@@ -51,8 +51,8 @@ pub fn clone(
     fencing: Fencing,
 ) -> Result<VolumeRecord> {
     names::check_name(name)?;
-    names::demand_free(store, name)?;
-    demand_fencing(store, fencing == Fencing::Waived)?;
+    names::require_free(store, name)?;
+    require_fencing(store, fencing == Fencing::Waived)?;
     clone_in(&RealWorld::default(), store, base, cut, name)
 }
 
@@ -70,10 +70,10 @@ pub fn clone_in(
             None => names::stored(store, base, &mut Reporter::new(world))?,
             Some(cut) => stored_cut(store, base, cut, &mut Reporter::new(world))?,
         };
-        demand_primary(store, &stored.record, stored.newest.number_max)?;
+        require_primary(store, &stored.record, stored.newest.number_max)?;
         let clone_id = VolumeId(world.random()?);
         let lineage = pin_all(world, store, &stored, clone_id, name)?;
-        match look_again(world, store, base, &stored) {
+        match check_again(world, store, base, &stored) {
             Ok(true) => return write(world, store, &stored, clone_id, lineage, name),
             // The base advanced: what was pinned may not be whole.
             Ok(false) => release(world, store, clone_id, &lineage),
@@ -180,7 +180,7 @@ fn put_pin(
 
 /// Checks, after the pins are durable, that the base still has its name and the cut, and still
 /// holds its pins on its ancestors.
-fn look_again(
+fn check_again(
     world: &dyn World,
     store: &dyn ObjectStore,
     base: &str,
@@ -320,7 +320,7 @@ fn release(
     clone_id: VolumeId,
     lineage: &[LineageEntry],
 ) {
-    if let Err(error) = let_go(world, store, &PinHolder { clone_id, lineage }) {
+    if let Err(error) = release_pins(world, store, &PinHolder { clone_id, lineage }) {
         tracing::warn!("cannot release the pins of a clone that was not made: {error}");
     }
 }

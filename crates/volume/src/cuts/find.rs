@@ -9,7 +9,7 @@
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::kept_block::{CutEntry, CutKind};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 

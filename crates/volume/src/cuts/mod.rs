@@ -17,10 +17,10 @@ mod find;
 mod removal;
 pub(crate) mod words;
 
-pub(crate) use book::{CutBook, Lineage, PinSeen, Place, needs};
+pub(crate) use book::{CutBook, Lineage, LogPosition, PinSeen, needs};
 pub use clones::{clone, clone_in};
 pub use cut::Cut;
 pub use find::{CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, state_at, stored_cut};
 pub use removal::DeleteReport;
-pub(crate) use removal::{PinHolder, let_go, remove_objects};
+pub(crate) use removal::{PinHolder, release_pins, remove_objects};

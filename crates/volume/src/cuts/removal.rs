@@ -18,7 +18,7 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{LineageEntry, Pin, Word, pin_key, released_key, word_prefix};
+use sawmill_format::kept_block::{LineageEntry, Pin, Word, pin_key, released_key, word_prefix};
 use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
@@ -45,7 +45,7 @@ pub(crate) struct PinHolder<'a> {
 }
 
 /// Releases all pins of a clone, and removes deleted ancestors that no clone needs any more.
-pub(crate) fn let_go(
+pub(crate) fn release_pins(
     world: &dyn World,
     store: &dyn ObjectStore,
     kin: &PinHolder<'_>,

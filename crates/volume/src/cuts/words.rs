@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Pin, Word, word_key};
+use sawmill_format::kept_block::{Pin, Word, word_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};

@@ -30,9 +30,9 @@ use super::own_puts::OwnPuts;
 use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::ask::want;
+use crate::counters::add;
 use crate::map::GROUP_BYTES;
 use crate::recovery::end::RolledBack;
-use crate::tally::add;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
@@ -59,7 +59,7 @@ struct CheckpointWrite {
     generation: u64,
     /// The requesters of this checkpoint.
     /// Bounded by the threads that wait for one.
-    tell: Vec<SyncSender<()>>,
+    senders: Vec<SyncSender<()>>,
 }
 
 impl CheckpointWrite {
@@ -193,9 +193,9 @@ impl Checkpoints {
     }
 
     /// Notifies the requesters of the checkpoint that has just started when it is durable.
-    pub(super) fn tell_when_durable(&mut self, tell: Vec<SyncSender<()>>) {
+    pub(super) fn notify_when_durable(&mut self, senders: Vec<SyncSender<()>>) {
         if let Some(writing) = &mut self.write {
-            writing.tell = tell;
+            writing.senders = senders;
         }
     }
 
@@ -271,7 +271,7 @@ impl Checkpoints {
         let generation = context.stored.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
-        let tell = Vec::new();
+        let senders = Vec::new();
         let writing = CheckpointWrite {
             root,
             objects,
@@ -281,7 +281,7 @@ impl Checkpoints {
             deletable,
             copies,
             generation,
-            tell,
+            senders,
         };
         self.write = Some(writing);
         for object in 0..parts_left {
@@ -345,9 +345,9 @@ impl Checkpoints {
             bodies: Bodies::Whole,
         };
         let answered = context.clone();
-        let tell =
+        let callback =
             move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
-        context.attachment.store.put(put, Box::new(tell));
+        context.attachment.store.put(put, Box::new(callback));
     }
 
     /// The root is put after every part that it names is durable.
@@ -368,7 +368,7 @@ impl Checkpoints {
     }
 
     /// Returns what is superseded if this was the last object of the checkpoint.
-    pub(super) fn hear_put(
+    pub(super) fn handle_put(
         &mut self,
         context: &Arc<Context>,
         object: usize,
@@ -394,7 +394,7 @@ impl Checkpoints {
                 self.send_root_if_ready(context);
             }
             Ok(_) if outgoing.stored => {}
-            Ok(_) if is_root => self.ask_for_rival(context),
+            Ok(_) if is_root => self.request_rival(context),
             Ok(_) => {
                 let text = format!("{} exists although its name is random", outgoing.key);
                 context.write.fail(Error::new(ErrorKind::Internal, text));
@@ -425,16 +425,17 @@ impl Checkpoints {
     /// The root's number is taken, but not by an earlier attachment: it had taken its last number
     /// before this one started (`open::repeat`). So this attachment is fenced, or the conflicting
     /// object is damaged.
-    fn ask_for_rival(&self, context: &Arc<Context>) {
+    fn request_rival(&self, context: &Arc<Context>) {
         let Some(writing) = &self.write else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
         let get = want(key, None, Class::Upload);
         let answered = context.clone();
-        let tell = move |outcome| answered.mailbox.push_event(Event::RivalCheckpoint { outcome });
-        context.attachment.store.get(get, Box::new(tell));
+        let callback =
+            move |outcome| answered.mailbox.push_event(Event::RivalCheckpoint { outcome });
+        context.attachment.store.get(get, Box::new(callback));
     }
 
-    pub(super) fn hear_rival(
+    pub(super) fn handle_rival(
         &mut self,
         context: &Context,
         outcome: sawmill_store::Result<Bytes>,
@@ -487,7 +488,7 @@ impl Checkpoints {
             self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
         self.number = number;
         context.mailbox.set_checkpoint_number(number);
-        add(&context.attachment.tally.checkpoints, 1);
+        add(&context.attachment.counters.checkpoints, 1);
         self.is_clean = writing.root.clean;
         self.wanted = self.wanted.saturating_sub(1);
         let view = context.stored.view();
@@ -499,9 +500,9 @@ impl Checkpoints {
         self.own_puts.add(writing.root.put_id, number, all_named);
         let own_puts = self.own_puts.known();
         self.take_over(&view, writing.root, &writing.copies);
-        for tell in writing.tell {
+        for sender in writing.senders {
             // The requester may have given up.
-            let _ = tell.try_send(());
+            let _ = sender.try_send(());
         }
         Some(SupersededObjects { spared_from, number, named, roots, own_puts, doomed, generation })
     }

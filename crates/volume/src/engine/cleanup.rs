@@ -20,18 +20,18 @@ use std::time::Duration;
 use sawmill_format::checkpoint::{
     checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
 };
-use sawmill_format::kept::{parse_slot, released_prefix};
+use sawmill_format::kept_block::{parse_slot, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
 
 use super::context::Context;
-use super::fence_check::look_before_delete;
+use super::fence_check::check_before_delete;
 use super::log_tail::LogTail;
 use super::messages::{DeleteOutcome, Event, PinAsked};
 use super::pins::{self, Pins};
 use super::superseded::SupersededObjects;
-use crate::tally::add;
+use crate::counters::add;
 
 /// The wait after the store has used up its own retries; nothing waits for a delete.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
@@ -118,7 +118,7 @@ impl Cleanup {
             Stage::Begin => {
                 self.stage = Stage::UnderWay;
                 self.in_flight += 1;
-                look_before_delete(context, log, self.what.number);
+                check_before_delete(context, log, self.what.number);
             }
             Stage::Segments => self.delete_doomed(context, now),
             Stage::Rest | Stage::UnderWay => {}
@@ -139,7 +139,7 @@ impl Cleanup {
         }
         self.stage = Stage::UnderWay;
         self.in_flight += 1;
-        pins::ask(context, self.what.number, self.what.doomed.clone());
+        pins::request_pin(context, self.what.number, self.what.doomed.clone());
     }
 
     /// All pins are known now: deletes the segments that none of them needs.
@@ -171,7 +171,7 @@ impl Cleanup {
         let keys =
             own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = context.clone();
-        let tell = move |outcome| {
+        let callback = move |outcome| {
             answered.mailbox.push_event(Event::SegmentsDeleted(DeleteOutcome {
                 number,
                 sequences,
@@ -179,13 +179,13 @@ impl Cleanup {
             }))
         };
         if keys.is_empty() {
-            return tell(Ok(()));
+            return callback(Ok(()));
         }
-        context.attachment.store.delete(keys, Class::Background, Box::new(tell));
+        context.attachment.store.delete(keys, Class::Background, Box::new(callback));
     }
 
     /// Segments whose delete failed stay in the table as dead. Returns those that are gone.
-    pub(super) fn hear_deleted(
+    pub(super) fn handle_deleted(
         &mut self,
         context: &Context,
         delete_outcome: DeleteOutcome,
@@ -194,7 +194,7 @@ impl Cleanup {
         let DeleteOutcome { number, sequences, outcome } = delete_outcome;
         if let Err(error) = outcome {
             let what = format!("{} dead segments: {error}", sequences.len());
-            self.hear_failed(number, &what, now);
+            self.handle_failed(number, &what, now);
             return Vec::new();
         }
         self.in_flight -= 1;
@@ -208,19 +208,19 @@ impl Cleanup {
         if self.is_current(number) && self.what.doomed.is_empty() {
             self.stage = Stage::Rest;
         }
-        add(&context.attachment.tally.segments_deleted, sequences.len() as u64);
+        add(&context.attachment.counters.segments_deleted, sequences.len() as u64);
         sequences
     }
 
-    pub(super) fn hear_pin(&mut self, context: &Arc<Context>, asked: PinAsked, now: Duration) {
-        match pins::hear(context, asked) {
+    pub(super) fn handle_pin(&mut self, context: &Arc<Context>, asked: PinAsked, now: Duration) {
+        match pins::handle(context, asked) {
             Pins::More => {}
             Pins::AllKnown { number, doomed } => self.delete_unpinned(context, number, doomed),
-            Pins::Failed { number, what } => self.hear_failed(number, &what, now),
+            Pins::Failed { number, what } => self.handle_failed(number, &what, now),
         }
     }
 
-    pub(super) fn hear_releases(&mut self, context: &Context, slots: &[u64]) {
+    pub(super) fn handle_releases(&mut self, context: &Context, slots: &[u64]) {
         self.in_flight -= 1;
         pins::release(context, slots);
     }
@@ -231,7 +231,7 @@ impl Cleanup {
     }
 
     /// What could not be deleted stays garbage for a while; the whole list is processed again.
-    pub(super) fn hear_failed(&mut self, number: u64, what: &str, now: Duration) {
+    pub(super) fn handle_failed(&mut self, number: u64, what: &str, now: Duration) {
         self.in_flight -= 1;
         tracing::warn!("deletion postponed: {what}");
         if self.what.number == number {
@@ -242,14 +242,14 @@ impl Cleanup {
 
     /// There was no fence after checkpoint `number`: it counts, and what it supersedes may be
     /// deleted. Returns whether it is the newest.
-    pub(super) fn hear_no_fence(&mut self, number: u64) -> bool {
+    pub(super) fn handle_no_fence(&mut self, number: u64) -> bool {
         self.in_flight -= 1;
         self.is_current(number)
     }
 
     /// There is an object at the place of a fence: if it is a fence, this attachment deletes
     /// nothing any more.
-    pub(super) fn hear_odd_look(&mut self, number: u64, now: Duration) {
+    pub(super) fn handle_odd_look(&mut self, number: u64, now: Duration) {
         self.in_flight -= 1;
         if self.is_current(number) {
             self.odd_looks += 1;
@@ -322,7 +322,7 @@ impl Cleanup {
         self.in_flight += 1;
         let number = self.what.number;
         let answered = context.clone();
-        let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
+        let callback = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
             answered.mailbox.push_event(match outcome {
                 Ok(objects) => {
                     let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
@@ -335,17 +335,25 @@ impl Cleanup {
                 }
             });
         };
-        context.attachment.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+        context
+            .attachment
+            .store
+            .list(List { prefix, class: Class::Background }, Box::new(callback));
     }
 
     /// Old parts are only garbage.
-    pub(super) fn hear_parts_listed(&self, context: &Arc<Context>, keys: Vec<String>, number: u64) {
+    pub(super) fn handle_parts_listed(
+        &self,
+        context: &Arc<Context>,
+        keys: Vec<String>,
+        number: u64,
+    ) {
         delete_old(context, keys, number, Event::CleanedUp);
     }
 
     /// One by one, the oldest first: if a younger root were gone and an older one not, a list with
     /// only the older one would make it the newest, because the next number is free.
-    pub(super) fn hear_roots_listed(
+    pub(super) fn handle_roots_listed(
         &mut self,
         context: &Arc<Context>,
         mut keys: Vec<String>,
@@ -365,7 +373,7 @@ impl Cleanup {
         delete_old(context, oldest, number, done);
     }
 
-    pub(super) fn hear_roots_deleted(&mut self, number: u64, gone_below: u64) {
+    pub(super) fn handle_roots_deleted(&mut self, number: u64, gone_below: u64) {
         self.in_flight -= 1;
         self.roots_are_gone(gone_below);
         // A later checkpoint must delete its own old roots first.
@@ -383,7 +391,7 @@ impl Cleanup {
 
 fn delete_old(context: &Arc<Context>, keys: Vec<String>, number: u64, done: Event) {
     let answered = context.clone();
-    let tell = move |outcome: sawmill_store::Result<()>| {
+    let callback = move |outcome: sawmill_store::Result<()>| {
         answered.mailbox.push_event(match outcome {
             Ok(()) => done,
             Err(error) => {
@@ -392,7 +400,7 @@ fn delete_old(context: &Arc<Context>, keys: Vec<String>, number: u64, done: Even
         });
     };
     if keys.is_empty() {
-        return tell(Ok(()));
+        return callback(Ok(()));
     }
-    context.attachment.store.delete(keys, Class::Background, Box::new(tell));
+    context.attachment.store.delete(keys, Class::Background, Box::new(callback));
 }

@@ -25,6 +25,7 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::{Event, GcRequest};
 use super::upload::Upload;
+use crate::counters::add;
 use crate::gc::gather;
 use crate::gc::gathered::{MovedSegment, NotGathered, Outcome};
 use crate::gc::plan_bytes_max;
@@ -32,7 +33,6 @@ use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::segment::builder;
 use crate::status::GcReport;
-use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
 /// The wait after the store has used up its own retries, or while writers wait for room.
@@ -212,7 +212,7 @@ impl Collector {
             return;
         }
         self.stage = Stage::Planning;
-        add(&context.attachment.tally.collections, 1);
+        add(&context.attachment.counters.collections, 1);
         let (planned, bytes_max) = (context.clone(), moved_bytes_max(context));
         let left_alone: HashSet<u32> = self.doubtful.keys().copied().collect();
         context.collector.run(move || {
@@ -226,7 +226,7 @@ impl Collector {
         });
     }
 
-    pub(super) fn hear_planned(&mut self, plan: Plan, victims: Vec<u32>) {
+    pub(super) fn handle_planned(&mut self, plan: Plan, victims: Vec<u32>) {
         if !matches!(self.stage, Stage::Planning) {
             return;
         }
@@ -255,9 +255,9 @@ impl Collector {
         let (gathered, buffers) = (context.clone(), log.buffers.clone());
         context.collector.run(move || {
             let told = gathered.clone();
-            let tell =
+            let callback =
                 Box::new(move |outcome| told.mailbox.push_event(Event::Gathered { outcome }));
-            gather::gather(&gathered, &buffers, plan, tell);
+            gather::gather(&gathered, &buffers, plan, callback);
         });
     }
 
@@ -270,7 +270,7 @@ impl Collector {
         }
     }
 
-    pub(super) fn hear_gathered(&mut self, context: &Context, outcome: Outcome, now: Duration) {
+    pub(super) fn handle_gathered(&mut self, context: &Context, outcome: Outcome, now: Duration) {
         if !matches!(self.stage, Stage::Gathering) {
             return;
         }
@@ -333,10 +333,10 @@ impl Collector {
         head.copy_from_slice(&header.encode());
         builder::seal_frames(&header, body);
         let object = Bytes::from_owner(buffer);
-        let tally = &context.attachment.tally;
-        add(&tally.segments_moved, 1);
-        add(&tally.moved_bytes, data_bytes);
-        add(&tally.moved_segment_bytes, object.len() as u64);
+        let counters = &context.attachment.counters;
+        add(&counters.segments_moved, 1);
+        add(&counters.moved_bytes, data_bytes);
+        add(&counters.moved_segment_bytes, object.len() as u64);
         self.report.moved_bytes += data_bytes;
         self.report.moved_segments += 1;
         self.in_flight += 1;

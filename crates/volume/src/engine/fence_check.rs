@@ -28,7 +28,7 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::{Event, Look, Purpose};
 use crate::ask::want;
-use crate::watch::{LOOK_EVERY, PATIENCE};
+use crate::watch::{LOOK_EVERY, STORE_ANSWER_TIME_MAX};
 use crate::write::flush;
 
 /// The start of a segment, up to the end of its put id.
@@ -62,18 +62,18 @@ pub(super) enum FenceCheckResult {
 }
 
 /// Checks for fences before checkpoint `number` deletes anything.
-pub(super) fn look_before_delete(context: &Arc<Context>, log: &LogTail, number: u64) {
+pub(super) fn check_before_delete(context: &Arc<Context>, log: &LogTail, number: u64) {
     begin_look(context, log, Purpose::Delete(number));
 }
 
 fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: Purpose) {
     let own = log.puts().map(|(sequence, put_id)| (sequence, Some(put_id)));
     let left = own.chain([(log.next_sequence(), None)]).collect();
-    ask(context, Box::new(Look { left, purpose }));
+    request_next(context, Box::new(Look { left, purpose }));
 }
 
 /// Requests the last place that is left to check.
-fn ask(context: &Arc<Context>, look: Box<Look>) {
+fn request_next(context: &Arc<Context>, look: Box<Look>) {
     let Some((sequence, _)) = look.left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
     // A user may wait for a periodic check.
@@ -81,14 +81,14 @@ fn ask(context: &Arc<Context>, look: Box<Look>) {
         if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
     let get = want(key, Some(0..HEAD_BYTES), class);
     let answered = context.clone();
-    let tell = move |outcome| answered.mailbox.push_event(Event::FenceLooked { look, outcome });
-    context.attachment.store.get(get, Box::new(tell));
+    let callback = move |outcome| answered.mailbox.push_event(Event::FenceLooked { look, outcome });
+    context.attachment.store.get(get, Box::new(callback));
 }
 
 impl FenceCheck {
     /// Returns the result of a check before a delete that has completed, with the number of its
     /// checkpoint.
-    pub(super) fn hear(
+    pub(super) fn handle(
         &mut self,
         context: &Arc<Context>,
         log: &LogTail,
@@ -104,7 +104,7 @@ impl FenceCheck {
                 return match look.purpose {
                     Purpose::Delete(number) => Some((number, FenceCheckResult::Failed(what))),
                     Purpose::Watch(_) => {
-                        self.hear_no_answer(context, what, now);
+                        self.handle_no_answer(context, what, now);
                         None
                     }
                 };
@@ -119,13 +119,13 @@ impl FenceCheck {
             }
         };
         match (is_free, look.purpose, outcome) {
-            (true, ..) if !look.left.is_empty() => ask(context, look),
+            (true, ..) if !look.left.is_empty() => request_next(context, look),
             (true, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::NoFence)),
-            (true, Purpose::Watch(began), _) => self.hear_still_ours(context, began),
+            (true, Purpose::Watch(began), _) => self.handle_still_ours(context, began),
             // If it is a fence, our next put meets it.
             (false, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::Odd)),
             (false, Purpose::Watch(_), Ok(found)) => {
-                self.hear_odd(context, log, sequence, found, now)
+                self.handle_odd(context, log, sequence, found, now)
             }
             (false, Purpose::Watch(_), Err(_)) => {}
         }
@@ -140,7 +140,7 @@ impl FenceCheck {
         if impatient && !watch.set_store_silent(true) {
             let what = format!(
                 "the check for other writers had no answer within {} s",
-                PATIENCE.as_secs()
+                STORE_ANSWER_TIME_MAX.as_secs()
             );
             context.attachment.state.store_failed(now, what);
         }
@@ -172,7 +172,7 @@ impl FenceCheck {
         watch.patience_ends()
     }
 
-    fn hear_still_ours(&mut self, context: &Context, began: Duration) {
+    fn handle_still_ours(&mut self, context: &Context, began: Duration) {
         self.is_looking = false;
         (self.odd, self.agreeing) = (None, 0);
         context.write.watch.confirm_at(began);
@@ -181,14 +181,14 @@ impl FenceCheck {
         }
     }
 
-    fn hear_no_answer(&mut self, context: &Context, what: String, now: Duration) {
+    fn handle_no_answer(&mut self, context: &Context, what: String, now: Duration) {
         self.is_looking = false;
         context.write.watch.set_store_silent(true);
         context.attachment.state.store_failed(now, what);
     }
 
     /// There is a foreign object at the place of our next segment.
-    fn hear_odd(
+    fn handle_odd(
         &mut self,
         context: &Context,
         log: &LogTail,

@@ -50,7 +50,7 @@ impl RecordIntake {
         let before = self.record_bytes.fetch_add(bytes, Ordering::AcqRel);
         let much = before + bytes >= segment_bytes / 4 || count >= limits::SEGMENT_RECORDS_MAX / 4;
         if much || urgent || !self.has_pending.load(Ordering::SeqCst) {
-            self.wake.ring();
+            self.wake.notify();
         }
     }
 
@@ -59,7 +59,7 @@ impl RecordIntake {
         self.has_pending.store(has_pending, Ordering::SeqCst);
         // Records that arrived while it still had some woke nothing.
         if !has_pending && !self.records.lock().is_empty() {
-            self.wake.ring();
+            self.wake.notify();
         }
     }
 
@@ -71,7 +71,7 @@ impl RecordIntake {
     /// Everything before `position` must be sealed without waiting for a full batch.
     pub(crate) fn seal_through(&self, position: u64) {
         if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
-            self.wake.ring();
+            self.wake.notify();
         }
     }
 

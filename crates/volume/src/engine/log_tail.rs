@@ -20,6 +20,7 @@ use super::context::Context;
 use super::messages::Event;
 use super::upload::{CachedFrames, Stage, Upload};
 use super::{EngineOptions, EngineStart};
+use crate::counters::add;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::recovery::roll_forward::live_bytes_of;
@@ -27,7 +28,6 @@ use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::segment::builder::{self, BuiltSegment};
 use crate::segment::table::SegmentInfo;
-use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
 /// The wait after the store has used up its own retries.
@@ -262,7 +262,7 @@ impl LogTail {
         records: Vec<Arc<Record>>,
     ) {
         let BuiltSegment { header, object, header_bytes, resident, coalesced_bytes } = segment;
-        add(&context.attachment.tally.coalesced_bytes, coalesced_bytes);
+        add(&context.attachment.counters.coalesced_bytes, coalesced_bytes);
         let (object_bytes, stage, cached) =
             (object.len() as u64, Stage::UnderWay, CachedFrames::default());
         let put_at = Duration::ZERO;
@@ -289,7 +289,7 @@ impl LogTail {
         self.uploads.push_back(upload);
     }
 
-    pub(super) fn hear_put(
+    pub(super) fn handle_put(
         &mut self,
         context: &Context,
         sequence: u64,
@@ -337,7 +337,7 @@ impl LogTail {
     }
 
     /// The frames of a moved segment are in the read cache.
-    pub(super) fn hear_kept(&mut self, sequence: u64) {
+    pub(super) fn handle_kept(&mut self, sequence: u64) {
         if let Some(upload) = self.uploads.iter_mut().find(|upload| upload.sequence() == sequence) {
             upload.cached.is_inserting = false;
         }
@@ -389,8 +389,8 @@ impl LogTail {
             let counted = upload.records.iter().filter(|record| !is_padding(record)).count();
             journal.set_stored(header.sequence, header.position_end, counted);
         }
-        add(&context.attachment.tally.segments_stored, 1);
-        add(&context.attachment.tally.segment_bytes_stored, upload.object_bytes);
+        add(&context.attachment.counters.segments_stored, 1);
+        add(&context.attachment.counters.segment_bytes_stored, upload.object_bytes);
         AppliedSegment { object_bytes: upload.object_bytes, header: upload.header }
     }
 
@@ -418,8 +418,8 @@ fn put(context: &Arc<Context>, upload: &Upload) {
     let key = segment_key(context.attachment.record.volume_id, sequence);
     let put = Put { key, body: upload.object.clone(), class: Class::Upload, bodies: Bodies::Whole };
     let answered = context.clone();
-    let tell = move |outcome| answered.mailbox.push_event(Event::Put { sequence, outcome });
-    context.attachment.store.put(put, Box::new(tell));
+    let callback = move |outcome| answered.mailbox.push_event(Event::Put { sequence, outcome });
+    context.attachment.store.put(put, Box::new(callback));
 }
 
 /// Whether a record only fills space.

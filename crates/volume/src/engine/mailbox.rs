@@ -28,7 +28,7 @@ use crate::{Error, ErrorKind, Result, limits};
 
 struct StoredWaiter {
     target: u64,
-    tell: Box<dyn FnOnce(Result<()>) + Send>,
+    callback: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
 /// A list that the engine checks for new items at each step without a lock.
@@ -121,7 +121,7 @@ impl Mailbox {
 
     pub(crate) fn push_event(&self, event: Event) {
         self.events.lock().push(event);
-        self.wake.ring();
+        self.wake.notify();
     }
 
     pub(crate) fn take_events(&self) -> Vec<Event> {
@@ -148,15 +148,15 @@ impl Mailbox {
 
     /// Accepts an order; if it is too late, the requester gets an error.
     pub(crate) fn push_order(&self, mut request: OrderRequest) {
-        let Some(tell) = self.admit(request.callback) else { return };
-        request.callback = tell;
+        let Some(callback) = self.admit(request.callback) else { return };
+        request.callback = callback;
         let position = request.position;
         self.orders.push(request);
         self.intake.seal_through(position);
         if let Some(journal) = &self.journal {
-            journal.wake.ring();
+            journal.wake.notify();
         }
-        self.wake.ring();
+        self.wake.notify();
         if (self.attachment.state.is_dead() || self.is_closed())
             && let Some(error) = self.attachment.state.refusal()
         {
@@ -174,17 +174,17 @@ impl Mailbox {
         }
     }
 
-    /// Calls `tell` once everything before `target` is in the store.
-    pub(crate) fn when_stored(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
+    /// Calls `callback` once everything before `target` is in the store.
+    pub(crate) fn when_stored(&self, target: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
         if target <= self.stored() {
-            return tell(Ok(()));
+            return callback(Ok(()));
         }
-        self.waiters.lock().push(StoredWaiter { target, tell });
+        self.waiters.lock().push(StoredWaiter { target, callback });
         self.intake.seal_through(target);
         if let Some(journal) = &self.journal {
-            journal.wake.ring();
+            journal.wake.notify();
         }
-        self.wake.ring();
+        self.wake.notify();
         if self.attachment.state.is_dead()
             && let Some(error) = self.attachment.state.refusal()
         {
@@ -232,11 +232,11 @@ impl Mailbox {
         self.uploads.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Requests a checkpoint; `tell` is notified when it is durable, and dropped if it never will
+    /// Requests a checkpoint; `sender` is notified when it is durable, and dropped if it never will
     /// be.
-    pub(crate) fn request_checkpoint(&self, tell: SyncSender<()>) {
-        self.checkpoint_requests.lock().push(tell);
-        self.wake.ring();
+    pub(crate) fn request_checkpoint(&self, sender: SyncSender<()>) {
+        self.checkpoint_requests.lock().push(sender);
+        self.wake.notify();
     }
 
     pub(crate) fn take_checkpoint_requests(&self) -> Vec<SyncSender<()>> {
@@ -247,10 +247,10 @@ impl Mailbox {
     pub(crate) fn request_gc(&self, request: GcRequest) {
         if self.gc_requested.swap(true, Ordering::AcqRel) {
             let text = "a manual garbage collection is already running: wait for it to end";
-            return (request.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
+            return (request.callback)(Err(Error::new(crate::ErrorKind::InUse, text)));
         }
         *self.gc_request.lock() = Some(request);
-        self.wake.ring();
+        self.wake.notify();
     }
 
     pub(crate) fn take_gc_request(&self) -> Option<GcRequest> {
@@ -260,7 +260,7 @@ impl Mailbox {
     /// A collection has ended: the next one may start.
     pub(crate) fn end_gc_request(&self, request: GcRequest, outcome: Result<GcReport>) {
         self.gc_requested.store(false, Ordering::Release);
-        (request.tell)(outcome);
+        (request.callback)(outcome);
     }
 
     /// Live bytes that collection has yet to move.
@@ -273,7 +273,7 @@ impl Mailbox {
     }
 
     /// Answers the waiters whose target is stored.
-    pub(crate) fn tell_stored(&self) {
+    pub(crate) fn notify_stored(&self) {
         let stored = self.stored();
         let told: Vec<_> = {
             let mut waiters = self.waiters.lock();
@@ -285,7 +285,7 @@ impl Mailbox {
             told
         };
         for waiter in told {
-            (waiter.tell)(Ok(()));
+            (waiter.callback)(Ok(()));
         }
     }
 
@@ -299,7 +299,7 @@ impl Mailbox {
         self.fail_orders(error);
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
-            (waiter.tell)(Err(error.clone()));
+            (waiter.callback)(Err(error.clone()));
         }
         let resizes = std::mem::take(&mut *self.resizes.lock());
         for resize in resizes {
@@ -313,10 +313,10 @@ impl Mailbox {
         if let Some(error) = self.attachment.state.refusal() {
             return (resize.callback)(Err(error));
         }
-        let Some(tell) = self.admit(resize.callback) else { return };
-        resize.callback = tell;
+        let Some(callback) = self.admit(resize.callback) else { return };
+        resize.callback = callback;
         self.resizes.lock().push_back(resize);
-        self.wake.ring();
+        self.wake.notify();
         self.fail_if_ended();
     }
 
@@ -341,7 +341,7 @@ impl Mailbox {
     /// Requests the engine to store everything, write a last checkpoint and end.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        self.wake.ring();
+        self.wake.notify();
     }
 
     pub(crate) fn is_closing(&self) -> bool {

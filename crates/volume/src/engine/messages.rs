@@ -4,13 +4,13 @@
 //! Invariant: each message owns everything it needs, so any thread can send it.
 //!
 //! Not here: how they are sent and bounded (`mailbox`), and what each one leads to
-//! (`Engine::hear`).
+//! (`Engine::handle`).
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::Order;
+use sawmill_format::kept_block::Order;
 use sawmill_store::PutOutcome;
 
 use crate::Result;
@@ -102,7 +102,7 @@ pub(crate) struct GcRequest {
     pub(crate) through: u32,
     /// Everything was moved; dead segments are being deleted.
     pub(crate) is_settling: bool,
-    pub(crate) tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
+    pub(crate) callback: Box<dyn FnOnce(Result<GcReport>) + Send>,
 }
 
 impl GcRequest {

@@ -174,7 +174,7 @@ impl Engine {
             // A fenced writer must not act on the answers it gets: it would delete data of its
             // successor.
             if !self.context.attachment.state.is_dead() {
-                self.hear(event, now);
+                self.handle(event, now);
             }
         }
         if self.context.attachment.state.is_dead() {
@@ -210,7 +210,7 @@ impl Engine {
         self.finish_closing();
         self.stall_watch.step(&self.context, now);
         self.log_age.step(&self.context, now);
-        self.context.mailbox.tell_stored();
+        self.context.mailbox.notify_stored();
         if self.log.is_empty() {
             self.log.buffers.clear();
         }
@@ -218,51 +218,54 @@ impl Engine {
         self.sleep_max(now).into_iter().chain(collect_in).min()
     }
 
-    fn hear(&mut self, event: Event, now: Duration) {
+    fn handle(&mut self, event: Event, now: Duration) {
         let context = &self.context;
         match event {
-            Event::Put { sequence, outcome } => self.log.hear_put(context, sequence, outcome, now),
-            Event::Kept { sequence } => self.log.hear_kept(sequence),
+            Event::Put { sequence, outcome } => {
+                self.log.handle_put(context, sequence, outcome, now)
+            }
+            Event::Kept { sequence } => self.log.handle_kept(sequence),
             Event::CheckpointPut { object, outcome } => {
-                if let Some(superseded) = self.checkpoints.hear_put(context, object, outcome, now) {
+                if let Some(superseded) = self.checkpoints.handle_put(context, object, outcome, now)
+                {
                     self.resizes.note_durable(superseded.number);
                     self.cleanup.begin(superseded);
                 }
             }
             Event::RivalCheckpoint { outcome } => {
-                self.checkpoints.hear_rival(context, outcome, now)
+                self.checkpoints.handle_rival(context, outcome, now)
             }
             Event::FenceLooked { look, outcome } => {
-                match self.fence_check.hear(context, &self.log, look, &outcome, now) {
-                    Some((number, FenceCheckResult::NoFence)) => self.hear_no_fence(number),
+                match self.fence_check.handle(context, &self.log, look, &outcome, now) {
+                    Some((number, FenceCheckResult::NoFence)) => self.handle_no_fence(number),
                     Some((number, FenceCheckResult::Odd)) => {
-                        self.cleanup.hear_odd_look(number, now)
+                        self.cleanup.handle_odd_look(number, now)
                     }
                     Some((number, FenceCheckResult::Failed(what))) => {
-                        self.cleanup.hear_failed(number, &what, now)
+                        self.cleanup.handle_failed(number, &what, now)
                     }
                     None => {}
                 }
             }
             Event::RootsListed { keys, number, gone_below } => {
-                self.cleanup.hear_roots_listed(context, keys, number, gone_below);
+                self.cleanup.handle_roots_listed(context, keys, number, gone_below);
             }
             Event::RootsDeleted { number, gone_below } => {
-                self.cleanup.hear_roots_deleted(number, gone_below)
+                self.cleanup.handle_roots_deleted(number, gone_below)
             }
             Event::PartsListed { keys, number } => {
-                self.cleanup.hear_parts_listed(context, keys, number)
+                self.cleanup.handle_parts_listed(context, keys, number)
             }
-            Event::ReleasesListed { slots } => self.cleanup.hear_releases(context, &slots),
-            Event::PinAsked(asked) => self.cleanup.hear_pin(context, asked, now),
+            Event::ReleasesListed { slots } => self.cleanup.handle_releases(context, &slots),
+            Event::PinAsked(asked) => self.cleanup.handle_pin(context, asked, now),
             Event::SegmentsDeleted(deleted) => {
-                let gone = self.cleanup.hear_deleted(context, deleted, now);
+                let gone = self.cleanup.handle_deleted(context, deleted, now);
                 gone.into_iter().for_each(|sequence| self.collector.forget(sequence));
             }
             Event::CleanedUp => self.cleanup.end_one(),
-            Event::CleanUpFailed { number, what } => self.cleanup.hear_failed(number, &what, now),
-            Event::Planned { plan, victims } => self.collector.hear_planned(plan, victims),
-            Event::Gathered { outcome } => self.collector.hear_gathered(context, outcome, now),
+            Event::CleanUpFailed { number, what } => self.cleanup.handle_failed(number, &what, now),
+            Event::Planned { plan, victims } => self.collector.handle_planned(plan, victims),
+            Event::Gathered { outcome } => self.collector.handle_gathered(context, outcome, now),
         }
     }
 
@@ -325,7 +328,7 @@ impl Engine {
         {
             self.context.write.fail(error);
         }
-        self.checkpoints.tell_when_durable(requested);
+        self.checkpoints.notify_when_durable(requested);
     }
 
     fn begin_checkpoint(&mut self, is_clean: bool) -> crate::Result<()> {
@@ -335,8 +338,8 @@ impl Engine {
     }
 
     /// There was no fence after checkpoint `number`: it counts.
-    fn hear_no_fence(&mut self, number: u64) {
-        if self.cleanup.hear_no_fence(number) {
+    fn handle_no_fence(&mut self, number: u64) {
+        if self.cleanup.handle_no_fence(number) {
             if !self.checkpoints.is_writing() {
                 self.resizes.finish(&self.context, &mut self.checkpoints, number);
             }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sawmill_format::kept::Order;
+use sawmill_format::kept_block::Order;
 use sawmill_format::segment::{
     FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentRole, frame_seal, raw_frames,
 };
@@ -24,7 +24,7 @@ use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::OrderRequest;
-use crate::cuts::Place;
+use crate::cuts::LogPosition;
 use crate::recovery::end::RolledBack;
 use crate::segment::builder::BuiltSegment;
 use crate::view::View;
@@ -130,7 +130,7 @@ impl Orders {
     ) {
         let Some(mut ordered) = self.under_way.take() else { return };
         let view = context.stored.view();
-        let place = Place::behind(
+        let place = LogPosition::behind(
             &checkpoints.newest_root,
             header.sequence,
             header.position_end,

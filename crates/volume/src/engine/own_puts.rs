@@ -1,9 +1,9 @@
 //! The put ids of this attachment's checkpoints that something may still refer to: a stale writer
 //! must not mistake its successor's parts for garbage of its own.
 //!
-//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing
-//! names was deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`]
-//! consecutive checkpoints: then the next attachment deletes it.
+//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`PUTS_KEPT_MAX`]. What
+//! nothing names was deleted long before it is forgotten here, unless lists have hidden it from
+//! [`PUTS_KEPT_MAX`] consecutive checkpoints: then the next attachment deletes it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use sawmill_format::ids::PutId;
 
 /// This many of the newest are kept although nothing names them, because they may be garbage that
 /// still exists.
-const LATEST: u64 = 64;
+const PUTS_KEPT_MAX: u64 = 64;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -32,9 +32,10 @@ impl OwnPuts {
     ) {
         self.numbers.insert(put_id, number);
         // Not each time, because it iterates over everything that is named.
-        if self.numbers.len() as u64 > 2 * LATEST && number.is_multiple_of(LATEST) {
+        if self.numbers.len() as u64 > 2 * PUTS_KEPT_MAX && number.is_multiple_of(PUTS_KEPT_MAX) {
             let named = named();
-            self.numbers.retain(|put_id, own| *own + LATEST > number || named.contains(put_id));
+            self.numbers
+                .retain(|put_id, own| *own + PUTS_KEPT_MAX > number || named.contains(put_id));
         }
         self.known = Arc::new(self.numbers.keys().copied().collect());
     }
@@ -55,9 +56,9 @@ mod tests {
         for number in 1..10_000 {
             puts.add(id(number), number, || HashSet::from([id(3), id(5)]));
             let known = puts.known();
-            assert!(known.len() as u64 <= 4 * LATEST, "{} puts", known.len());
+            assert!(known.len() as u64 <= 4 * PUTS_KEPT_MAX, "{} puts", known.len());
             assert!([3, 5, number].iter().all(|put| *put > number || known.contains(&id(*put))));
-            assert!(number < LATEST || known.contains(&id(number + 1 - LATEST)));
+            assert!(number < PUTS_KEPT_MAX || known.contains(&id(number + 1 - PUTS_KEPT_MAX)));
         }
     }
 }

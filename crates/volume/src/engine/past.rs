@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, kept_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutEntry, CutKind, KeptBlock};
+use sawmill_format::kept_block::{CutEntry, CutKind, KeptBlock};
 
 use super::checkpoint::{Checkpoints, Freeze};
 use super::context::Context;

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use sawmill_format::kept::{CutEntry, CutKind, Pin, pin_key};
+use sawmill_format::kept_block::{CutEntry, CutKind, Pin, pin_key};
 use sawmill_store::{Class, StoreErrorKind};
 
 use super::context::Context;
@@ -22,15 +22,15 @@ use crate::ask::want;
 use crate::cuts::PinSeen;
 
 /// Requests the next pin that was never seen; if there is none, `doomed` may be deleted.
-pub(super) fn ask(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
+pub(super) fn request_pin(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
     let slot = context.stored.view().cuts.lock().pins_next.max(1);
     let key = pin_key(context.attachment.record.volume_id, slot);
     let answered = context.clone();
-    let tell = move |outcome| {
+    let callback = move |outcome| {
         let asked = PinAsked { number, doomed, slot, outcome };
         answered.mailbox.push_event(Event::PinAsked(asked));
     };
-    context.attachment.store.get(want(key, None, Class::Background), Box::new(tell));
+    context.attachment.store.get(want(key, None, Class::Background), Box::new(callback));
 }
 
 /// The result of a request for a pin.
@@ -44,7 +44,7 @@ pub(super) enum Pins {
 }
 
 /// Notes a pin and requests the next.
-pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
+pub(super) fn handle(context: &Arc<Context>, asked: PinAsked) -> Pins {
     let PinAsked { number, doomed, slot, outcome } = asked;
     let volume_id = context.attachment.record.volume_id;
     let pin = match outcome {
@@ -63,7 +63,7 @@ pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
         }
     };
     context.stored.view().cuts.lock().note(&PinSeen { slot, pin });
-    ask(context, number, doomed);
+    request_pin(context, number, doomed);
     Pins::More
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::kept_block::{CutEntry, CutKind};
 
 /// How many checkpoints after the end of the last cut still look for copies of checkpoints.
 pub(super) const COPIES_LOOKS: u32 = 4;

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::RecordOperation;
-use sawmill_format::kept::KeptBlock;
+use sawmill_format::kept_block::KeptBlock;
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
 
@@ -292,7 +292,7 @@ impl Forecast {
             self.checkpoint()?;
         }
         self.settle();
-        self.sampler.see(&mut self.report, self.now);
+        self.sampler.sample(&mut self.report, self.now);
         Ok(())
     }
 

@@ -169,7 +169,7 @@ impl Sampler {
     }
 
     /// Takes a sample if it is time.
-    pub(super) fn see(&mut self, report: &mut Report, at: Duration) {
+    pub(super) fn sample(&mut self, report: &mut Report, at: Duration) {
         self.seen += 1;
         if !self.seen.is_multiple_of(self.stride) {
             return;

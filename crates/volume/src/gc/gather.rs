@@ -108,7 +108,7 @@ pub(crate) fn gather(
         _reading: reading,
     });
     for run in runs {
-        waiting.ask(run);
+        waiting.request_run(run);
     }
 }
 
@@ -240,13 +240,13 @@ fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<V
 }
 
 impl PendingGather {
-    fn ask(self: &Arc<Self>, run: Run) {
+    fn request_run(self: &Arc<Self>, run: Run) {
         let context = &self.context;
         let start = self.frame_range(&run, run.first).start;
         let end = self.frame_range(&run, run.first + run.count - 1).end;
         let key = segment_key(context.attachment.record.volume_id, u64::from(run.sequence));
         let waiting = self.clone();
-        let tell = move |outcome: sawmill_store::Result<Bytes>| {
+        let callback = move |outcome: sawmill_store::Result<Bytes>| {
             let collector = waiting.context.collector.clone();
             collector.run(move || {
                 if let Err(failure) = waiting.take(&run, outcome) {
@@ -258,7 +258,7 @@ impl PendingGather {
         context
             .attachment
             .store
-            .get(want(key, Some(start..end), Class::Background), Box::new(tell));
+            .get(want(key, Some(start..end), Class::Background), Box::new(callback));
     }
 
     fn frame_range(&self, run: &Run, frame: u32) -> std::ops::Range<u64> {
@@ -310,9 +310,9 @@ impl PendingGather {
         if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let Some((tell, mut plan, pieces)) = self.end.lock().take() else { return };
+        let Some((callback, mut plan, pieces)) = self.end.lock().take() else { return };
         let gathered = self.segment.lock().take();
-        tell(match (self.failure.lock().take(), gathered) {
+        callback(match (self.failure.lock().take(), gathered) {
             (None, Some(gathered)) => Ok((gathered, plan)),
             (Some(Failure::Damaged(sequence, what)), _) => {
                 Err(NotGathered::Damaged { sequence, what })

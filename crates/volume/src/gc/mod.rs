@@ -22,7 +22,7 @@ use sawmill_store::ObjectStore;
 use crate::gc::policy::Candidate;
 use crate::names;
 use crate::recovery::Reporter;
-use crate::segment::table::{SegmentTable, Totals};
+use crate::segment::table::{SegmentTable, SegmentTotals};
 use crate::world::RealWorld;
 use crate::{Result, limits};
 
@@ -69,7 +69,7 @@ impl GcPolicy {
     pub(crate) fn victims(
         &self,
         candidates: &[Candidate],
-        totals: &Totals,
+        totals: &SegmentTotals,
         now_unix_ms: u64,
         plan_bytes_max: u64,
     ) -> Vec<u32> {

@@ -54,7 +54,7 @@ pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
 /// A waiter for everything before `target` to be logged.
 pub(crate) struct FlushWaiter {
     pub(crate) target: u64,
-    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+    pub(crate) callback: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
 /// What the journal's users share.
@@ -222,24 +222,24 @@ impl Journal {
         let flush =
             self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
         if resting || flush || behind >= limits::SPAN_BYTES {
-            self.wake.ring();
+            self.wake.notify();
         }
     }
 
-    /// Calls `tell` once everything before `target` is logged, or with the failure.
-    pub(crate) fn when_logged(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
+    /// Calls `callback` once everything before `target` is logged, or with the failure.
+    pub(crate) fn when_logged(&self, target: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
         if let Some(error) = self.failed.get() {
-            return tell(Err(error.clone()));
+            return callback(Err(error.clone()));
         }
         if target <= self.logged() {
-            return tell(Ok(()));
+            return callback(Ok(()));
         }
         {
             let mut waiters = self.waiters.lock();
-            waiters.push(FlushWaiter { target, tell });
+            waiters.push(FlushWaiter { target, callback });
             self.waiting.store(waiters.len(), Ordering::SeqCst);
         }
-        self.wake.ring();
+        self.wake.notify();
         // The journal may have failed between the first look and the push; then nothing else
         // answers the waiter.
         if let Some(error) = self.failed.get() {
@@ -277,7 +277,7 @@ impl Journal {
         self.stored_sequence.store(sequence, Ordering::Release);
         self.segments_end.store(end, Ordering::Release);
         self.unstored_records.fetch_sub(records, Ordering::Relaxed);
-        self.wake.ring();
+        self.wake.notify();
     }
 
     /// Where the last stored segment ends.
@@ -288,7 +288,7 @@ impl Journal {
     /// A writer waits for room.
     pub(crate) fn press(&self) {
         self.pressed.store(1, Ordering::Release);
-        self.wake.ring();
+        self.wake.notify();
     }
 
     pub(crate) fn unstored_records(&self) -> usize {
@@ -313,7 +313,7 @@ impl Journal {
             std::mem::take(&mut *waiters)
         };
         for waiter in waiters {
-            (waiter.tell)(Err(error.clone()));
+            (waiter.callback)(Err(error.clone()));
         }
     }
 

@@ -194,13 +194,13 @@ impl Bench {
         let (target, told) = (self.journal.ring.next(), self.told.clone());
         let answered = Arc::new(AtomicBool::new(false));
         let heard = answered.clone();
-        let tell = move |outcome: Result<()>| {
+        let callback = move |outcome: Result<()>| {
             outcome.unwrap();
             let mut told = told.lock();
             *told = target.max(*told);
             heard.store(true, Ordering::Relaxed);
         };
-        self.journal.when_logged(target, Box::new(tell));
+        self.journal.when_logged(target, Box::new(callback));
         self.work();
         assert!(answered.load(Ordering::Relaxed), "nothing keeps a flush waiting here");
     }

@@ -269,7 +269,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             scan.why = "the whole ring";
             break;
         }
-        let (facts, found, slot_bytes) = look(log, options, position, mark)?;
+        let (facts, found, slot_bytes) = examine(log, options, position, mark)?;
         let (label, verdict) = judge(facts);
         match verdict {
             Verdict::Keep => {
@@ -314,7 +314,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
 
 /// Looks at one position: the facts, the record if it is whole, and the slot's length if its head
 /// is valid.
-fn look(
+fn examine(
     log: &mut LogImage,
     options: &ScanOptions,
     position: u64,

@@ -168,25 +168,25 @@ impl Bench {
     /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the
     /// answer.
     fn flush(&self, target: u64, told: impl FnOnce() + Send + 'static) {
-        let bell = Arc::new((Mutex::new(false), Condvar::default()));
-        let heard = bell.clone();
-        let tell = move |outcome: Result<()>| {
+        let signal = Arc::new((Mutex::new(false), Condvar::default()));
+        let heard = signal.clone();
+        let callback = move |outcome: Result<()>| {
             outcome.expect("this disk does not fail");
             told();
             *heard.0.lock() = true;
             heard.1.notify_all();
         };
-        self.journal.when_logged(target, Box::new(tell));
-        let mut answered = bell.0.lock();
+        self.journal.when_logged(target, Box::new(callback));
+        let mut answered = signal.0.lock();
         while !*answered {
-            bell.1.wait(&mut answered);
+            signal.1.wait(&mut answered);
         }
     }
 
     /// Ends the journal's thread.
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.journal.wake.ring();
+        self.journal.wake.notify();
     }
 
     /// Everything taken was whole when it was taken (`take` looked), and lies end to end from the
@@ -383,7 +383,7 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
 }
 
 /// `RINGS` threads put one item each and ring; one sleeps until it has them all.
-fn bell_is_heard(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
+fn notice_is_received(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
     const RINGS: u32 = 3;
     let wake = Arc::new(Wake::default());
     let items = Arc::new(Mutex::new(0));
@@ -405,7 +405,7 @@ fn bell_is_heard(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
 
 #[test]
 fn a_ring_is_never_missed() {
-    under_schedules(|| bell_is_heard(Wake::ring));
+    under_schedules(|| notice_is_received(Wake::notify));
 }
 
 /// An engine that only collects: as `Engine::step` does it, without a store.
@@ -537,5 +537,5 @@ fn control_a_queue_joined_outside_the_order_is_caught() {
 
 #[test]
 fn control_a_bell_that_rings_only_whom_it_sees_asleep_is_caught() {
-    assert!(is_caught(|| bell_is_heard(Wake::ring_if_asleep)));
+    assert!(is_caught(|| notice_is_received(Wake::notify_if_asleep)));
 }

@@ -241,7 +241,7 @@ impl JournalWriter {
         self.journal.expects_flush.store(alone, Ordering::Relaxed);
         self.records_since_flush = 0;
         for waiter in answered {
-            (waiter.tell)(Ok(()));
+            (waiter.callback)(Ok(()));
         }
         Ok(true)
     }

@@ -10,7 +10,7 @@
 //! Not here: locks, addresses of the volume.
 
 use super::dense::Dense;
-use super::runs::{Run, Runs, Tally};
+use super::runs::{ReplacedBytes, Run, Runs};
 use super::{AREA_BYTES, Location};
 use crate::limits::MAP_DENSE_FROM_RUNS;
 
@@ -71,7 +71,7 @@ impl Area {
         start: u32,
         end: u32,
         with: Option<Location>,
-        replaced: &mut Tally<'_>,
+        replaced: &mut ReplacedBytes<'_>,
     ) {
         if start == 0 && u64::from(end) == AREA_BYTES {
             self.lookup(start, end, &mut |run| replaced.add(run.location.sequence, run.length));

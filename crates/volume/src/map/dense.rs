@@ -7,7 +7,7 @@
 //!
 //! Not here: when an area takes this form, and when it leaves it.
 
-use super::runs::{Run, Runs, Tally};
+use super::runs::{ReplacedBytes, Run, Runs};
 use super::{AREA_BYTES, Location, PAGE_BYTES};
 
 const PAGES: usize = (AREA_BYTES / PAGE_BYTES as u64) as usize;
@@ -34,9 +34,9 @@ impl Dense {
         let mut dense =
             Dense { pages: vec![HOLE; PAGES].into(), whole_pages: 0, fragments: Runs::default() };
         let mut nothing = |_, _| {};
-        let mut tally = Tally::new(&mut nothing);
+        let mut replaced = ReplacedBytes::new(&mut nothing);
         for run in runs {
-            dense.replace(run.start, run.end(), Some(run.location), &mut tally);
+            dense.replace(run.start, run.end(), Some(run.location), &mut replaced);
         }
         dense
     }
@@ -87,7 +87,7 @@ impl Dense {
         start: u32,
         end: u32,
         with: Option<Location>,
-        replaced: &mut Tally<'_>,
+        replaced: &mut ReplacedBytes<'_>,
     ) {
         let first_whole = start.next_multiple_of(PAGE_BYTES);
         let end_whole = end / PAGE_BYTES * PAGE_BYTES;
@@ -118,7 +118,7 @@ impl Dense {
         start: u32,
         end: u32,
         with: Option<Location>,
-        replaced: &mut Tally<'_>,
+        replaced: &mut ReplacedBytes<'_>,
     ) {
         if !self.fragments.is_empty() {
             self.fragments.replace(start, end, None, replaced);
@@ -145,7 +145,7 @@ impl Dense {
         start: u32,
         end: u32,
         with: Option<Location>,
-        replaced: &mut Tally<'_>,
+        replaced: &mut ReplacedBytes<'_>,
     ) {
         for page in start / PAGE_BYTES..=(end - 1) / PAGE_BYTES {
             let entry = std::mem::replace(&mut self.pages[page as usize], MIXED);

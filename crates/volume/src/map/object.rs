@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use super::area::Area;
-use super::runs::{Run, Tally};
+use super::runs::{ReplacedBytes, Run};
 use super::{
     AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans,
 };
@@ -181,9 +181,9 @@ impl ObjectMap {
             let (group, index) = self.group_of(area);
             let (from, to) = within(area, start, stop);
             let bytes = self.reshape(group, index, &mut |slot| {
-                let mut tally = Tally::new(replaced);
-                slot.replace(from, to, Some(location), &mut tally);
-                tally.finish()
+                let mut replaced = ReplacedBytes::new(replaced);
+                slot.replace(from, to, Some(location), &mut replaced);
+                replaced.finish()
             });
             group.note_change();
             self.mapped_bytes.fetch_add((stop - start).wrapping_sub(bytes), Ordering::Relaxed);
@@ -197,9 +197,9 @@ impl ObjectMap {
             self.clamped_end(address, length),
             |group, index, _, from, to| {
                 let bytes = self.reshape(group, index, &mut |slot| {
-                    let mut tally = Tally::new(replaced);
-                    slot.replace(from, to, None, &mut tally);
-                    tally.finish()
+                    let mut replaced = ReplacedBytes::new(replaced);
+                    slot.replace(from, to, None, &mut replaced);
+                    replaced.finish()
                 });
                 if bytes > 0 {
                     group.note_change();
@@ -232,11 +232,11 @@ impl ObjectMap {
                     let mut matching = Vec::new();
                     slot.lookup(start, stop, &mut |run| matching.extend(moved(run)));
                     let mut ignored = |_, _| {};
-                    let mut tally = Tally::new(&mut ignored);
+                    let mut replaced = ReplacedBytes::new(&mut ignored);
                     for run in matching {
-                        slot.replace(run.start, run.end(), Some(run.location), &mut tally);
+                        slot.replace(run.start, run.end(), Some(run.location), &mut replaced);
                     }
-                    tally.finish()
+                    replaced.finish()
                 });
                 if bytes > 0 {
                     group.note_change();
@@ -420,15 +420,15 @@ impl ObjectMap {
         let (group, index) = self.group_of(area);
         let bytes = self.reshape(group, index, &mut |slot| {
             let mut ignored = |_, _| {};
-            let mut tally = Tally::new(&mut ignored);
+            let mut replaced = ReplacedBytes::new(&mut ignored);
             if slot.is_empty() {
                 *slot = Area::from_sorted(runs);
             } else {
                 for run in runs {
-                    slot.replace(run.start, run.end(), Some(run.location), &mut tally);
+                    slot.replace(run.start, run.end(), Some(run.location), &mut replaced);
                 }
             }
-            tally.finish()
+            replaced.finish()
         });
         let loaded: u64 = runs.iter().map(|run| u64::from(run.length)).sum();
         self.mapped_bytes.fetch_add(loaded.wrapping_sub(bytes), Ordering::Relaxed);

@@ -46,16 +46,16 @@ impl Run {
 }
 
 /// Collects what an operation replaces and reports it in as few calls as the order allows.
-pub(super) struct Tally<'a> {
+pub(super) struct ReplacedBytes<'a> {
     sink: &'a mut dyn FnMut(u32, u64),
     sequence: u32,
     bytes: u64,
     total_bytes: u64,
 }
 
-impl<'a> Tally<'a> {
-    pub(super) fn new(sink: &'a mut dyn FnMut(u32, u64)) -> Tally<'a> {
-        Tally { sink, sequence: 0, bytes: 0, total_bytes: 0 }
+impl<'a> ReplacedBytes<'a> {
+    pub(super) fn new(sink: &'a mut dyn FnMut(u32, u64)) -> ReplacedBytes<'a> {
+        ReplacedBytes { sink, sequence: 0, bytes: 0, total_bytes: 0 }
     }
 
     pub(super) fn add(&mut self, sequence: u32, bytes: u32) {
@@ -161,7 +161,7 @@ impl Runs {
         start: u32,
         end: u32,
         with: Option<Location>,
-        replaced: &mut Tally<'_>,
+        replaced: &mut ReplacedBytes<'_>,
     ) {
         let mut first = self.first_ending_after(start);
         let mut last = first;

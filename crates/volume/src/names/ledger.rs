@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Word, word_key};
+use sawmill_format::kept_block::{Word, word_key};
 use sawmill_format::name_record::{NAME_PREFIX, NameRecord, NameStep, name_key, parse_name_key};
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
@@ -49,7 +49,7 @@ impl NameState {
 }
 
 /// Reads the present state of a name.
-pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<NameState> {
+pub(crate) fn read_state(store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     ask::again_if_damaged(|| {
         let Some((number, bytes)) = newest(store, name)? else {
             let volume = ask::get(store, &volume_key(name), None, Class::Read)?;
@@ -113,7 +113,7 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
 /// As [`look`], but afterwards no earlier step can take effect any more.
 pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     for _ in 0..TRIES_MAX {
-        let standing = look(store, name)?;
+        let standing = read_state(store, name)?;
         let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else {
             return Ok(standing);
         };
@@ -169,7 +169,7 @@ pub(crate) fn claim(
     volume: &VolumeRecord,
 ) -> Result<Option<VolumeRecord>> {
     for _ in 0..TRIES_MAX {
-        let standing = look(store, name)?;
+        let standing = read_state(store, name)?;
         if standing.volume.is_some() {
             return Ok(None);
         }
@@ -254,7 +254,7 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
             Some(_) => NameState::by(newest, targets.next()?.ok()?.as_deref()).ok(),
         });
         // The list lags, or something could not be read.
-        let standing = known.map_or_else(|| look(store, name), Ok);
+        let standing = known.map_or_else(|| read_state(store, name), Ok);
         if let Some(record) = standing.map(|standing| standing.volume).transpose() {
             listed.push(VolumeEntry { name: name.clone(), record });
         }
@@ -264,7 +264,7 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
 
 /// Whether a name means this volume.
 pub(crate) fn means(store: &dyn ObjectStore, name: &str, volume_id: VolumeId) -> Result<bool> {
-    Ok(look(store, name)?.volume.is_some_and(|volume| volume.volume_id == volume_id))
+    Ok(read_state(store, name)?.volume.is_some_and(|volume| volume.volume_id == volume_id))
 }
 
 pub(super) fn decode(name: &str, number: u64, bytes: &[u8]) -> Result<NameRecord> {

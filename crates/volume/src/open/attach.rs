@@ -17,13 +17,13 @@ use super::make::make_journal;
 use super::memory::{self};
 use super::repeat::repeat_checkpoint;
 use crate::disk::Lock;
-use crate::fencing::{Claim, demand_fencing, fence};
+use crate::fencing::{Claim, fence, require_fencing};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::roll_forward;
 use crate::recovery::stored::{StoredVolume, stored_of};
 use crate::recovery::{Reporter, checkpoint};
-use crate::replicate::role::demand_primary;
+use crate::replicate::role::require_primary;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
@@ -76,12 +76,12 @@ fn try_attach(
     let record = names::find_for_good(world, store, name)?;
     let mut stored = stored_of(store, record, reporter)?;
     check_options(&stored, options)?;
-    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
+    require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
-    demand_fencing(store, options.no_fencing || options.store_is_probed)?;
+    require_fencing(store, options.no_fencing || options.store_is_probed)?;
     let memory = memory::in_use(options, world)?;
     let mut judged = judge(&stored, options, world)?;
-    see_that_it_fits(&stored, &judged)?;
+    check_fits(&stored, &judged)?;
     reporter.step("journal", judged.describe());
     if let JournalVerdict::Use(usable) = &mut judged
         && let Some(log) = &mut usable.log
@@ -108,7 +108,7 @@ fn try_attach(
     // All this may have taken long, and the number that the repeated checkpoint took may have been
     // deleted: the first flush relies on this check.
     let looked_at = world.now();
-    demand_last(store, &stored)?;
+    require_last(store, &stored)?;
     Ok(Some(AttachState { stored, bound, lock, looked_at }))
 }
 
@@ -130,12 +130,12 @@ fn shut_others_out(
     if !has_no_writer_gone_on(store, stored)? {
         return Ok(false);
     }
-    names::demand_undeleted(world, store, name, stored.record.volume_id)?;
+    names::require_undeleted(world, store, name, stored.record.volume_id)?;
     // A process that made it a replica in the meantime puts a fence after that, so one of the two
     // sees the other.
-    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
+    require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     if !repeat_checkpoint(store, stored, world)? {
-        demand_last(store, stored)?;
+        require_last(store, stored)?;
         return Ok(false);
     }
     Ok(true)
@@ -178,7 +178,7 @@ fn check_options(stored: &StoredVolume, options: &OpenOptions) -> Result<()> {
 
 /// Doors never write past the end of the disk. A record there means that the disk had grown, and
 /// that the checkpoint with the new size was lost.
-fn see_that_it_fits(stored: &StoredVolume, verdict: &JournalVerdict) -> Result<()> {
+fn check_fits(stored: &StoredVolume, verdict: &JournalVerdict) -> Result<()> {
     let JournalVerdict::Use(usable) = verdict else { return Ok(()) };
     let found =
         usable.scan.iter().flat_map(|scan| &scan.records).filter_map(|found| found.record.as_ref());
@@ -301,7 +301,7 @@ fn fence_at_end(
     for _ in 0..FENCE_TRIES_MAX {
         match fence(store, &stored.record, &mut stored.end, claim, world) {
             Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::Exists => go_on_from(store, stored, world)?,
+            Err(error) if error.kind() == ErrorKind::Exists => resume_from(store, stored, world)?,
             Err(error) => return Err(error),
         }
         if stored.end.epoch == epoch {
@@ -326,7 +326,11 @@ fn fence_at_end(
 
 /// Applies what a live writer has put since. If the writer has already deleted some of that, starts
 /// from its newest checkpoint.
-fn go_on_from(store: &dyn ObjectStore, stored: &mut StoredVolume, world: &dyn World) -> Result<()> {
+fn resume_from(
+    store: &dyn ObjectStore,
+    stored: &mut StoredVolume,
+    world: &dyn World,
+) -> Result<()> {
     let volume_id = stored.record.volume_id;
     let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
     match rolled {
@@ -357,12 +361,12 @@ fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &StoredVolume) -> Resu
     if newest.checkpoint.epoch >= stored.end.epoch {
         return Err(taken_over(stored));
     }
-    demand_last(store, stored)?;
+    require_last(store, stored)?;
     Ok(false)
 }
 
 /// Refuses if another process fenced after us: otherwise two that fence each other would never end.
-fn demand_last(store: &dyn ObjectStore, stored: &StoredVolume) -> Result<()> {
+fn require_last(store: &dyn ObjectStore, stored: &StoredVolume) -> Result<()> {
     let mut end = stored.end.clone();
     let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);
     if end.epoch != stored.end.epoch {

@@ -97,7 +97,7 @@ pub(crate) fn judge(
         Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let judged = absent(stored, options, world)?;
-            return seen::demand_not_older(stored, options).map(|()| judged);
+            return seen::require_not_older(stored, options).map(|()| judged);
         }
         Err(error) => return Err(cannot_lock(path, error)),
     };
@@ -108,7 +108,7 @@ pub(crate) fn judge(
         superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
     let judged = judge_superblock(stored, options, world, disk, superblock)?;
     if !is_told {
-        seen::demand_not_older(stored, options)?;
+        seen::require_not_older(stored, options)?;
     }
     Ok(judged)
 }

@@ -45,7 +45,7 @@ pub(super) fn make_journal(
         Error::new(kind_of(&error), text).with_source(error)
     };
     let disks = world.disks();
-    match disks.look(path) {
+    match disks.entry_kind(path) {
         EntryKind::Absent => {}
         EntryKind::Device => return take_device(path, old, disks),
         EntryKind::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
@@ -66,7 +66,7 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
     for at in unix_ms..u64::MAX {
         let mut aside = path.to_owned();
         aside.as_mut_os_string().push(format!(".aside-{at}"));
-        if disks.look(&aside) == EntryKind::Absent {
+        if disks.entry_kind(&aside) == EntryKind::Absent {
             match disks.rename(path, &aside) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 renamed => return renamed.map(|()| aside),
@@ -121,8 +121,8 @@ mod tests {
         fn lock_file(&self, path: &Path) -> io::Result<crate::disk::Lock> {
             RealDisks.lock_file(path)
         }
-        fn look(&self, path: &Path) -> EntryKind {
-            let seen = RealDisks.look(path);
+        fn entry_kind(&self, path: &Path) -> EntryKind {
+            let seen = RealDisks.entry_kind(path);
             if path == self.0 && seen == EntryKind::Absent {
                 std::fs::write(path, b"older").unwrap();
             }

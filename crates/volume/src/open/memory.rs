@@ -66,7 +66,7 @@ fn folder_of(memory: &Memory) -> &Path {
 }
 
 /// Why a staging file is not the memory in question.
-enum NotIt {
+enum Mismatch {
     Absent(PathBuf),
     /// A running process has it open.
     InUse(PathBuf),
@@ -98,7 +98,7 @@ pub(super) fn find(
         return Ok(MemoryLookup::NoneNeeded);
     }
     let look_in = |folder: &Path| {
-        look(
+        check_staging_file(
             &staging_path(folder, stored.record.volume_id, block.journal_tag),
             stored,
             block,
@@ -110,17 +110,20 @@ pub(super) fn find(
     // original. If the original is still running, the file in the current folder is a copy too, and
     // older than what the original acknowledges.
     let left_in = recorded.map(folder_of).filter(|folder| *folder != options.staging_folder);
-    let is_copy = left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(NotIt::InUse(_)))));
+    let is_copy =
+        left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(Mismatch::InUse(_)))));
     let used_now = (!is_copy).then_some(&*options.staging_folder);
     let mut reasons = Vec::new();
     for folder in used_now.into_iter().chain(left_in) {
         match look_in(folder)? {
             Ok(staging) => return Ok(MemoryLookup::Memory(staging)),
-            Err(NotIt::Absent(path)) => reasons.push(format!("{} does not exist", path.display())),
-            Err(NotIt::InUse(path)) => {
+            Err(Mismatch::Absent(path)) => {
+                reasons.push(format!("{} does not exist", path.display()))
+            }
+            Err(Mismatch::InUse(path)) => {
                 reasons.push(format!("{} is in use by another process", path.display()));
             }
-            Err(NotIt::Foreign(why)) => reasons.push(why),
+            Err(Mismatch::Foreign(why)) => reasons.push(why),
         }
     }
     if recorded.is_none() {
@@ -147,24 +150,24 @@ pub(super) fn find(
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Checks one place.
-fn look(
+/// Checks the staging file of one folder.
+fn check_staging_file(
     path: &Path,
     stored: &StoredVolume,
     block: &Superblock,
     boot_id: [u8; 16],
-) -> Result<std::result::Result<StagingFile, NotIt>> {
+) -> Result<std::result::Result<StagingFile, Mismatch>> {
     let mut staging = match StagingFile::open(path) {
         Ok(Some(staging)) => staging,
-        Ok(None) => return Ok(Err(NotIt::Absent(path.to_owned()))),
+        Ok(None) => return Ok(Err(Mismatch::Absent(path.to_owned()))),
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            return Ok(Err(NotIt::Foreign(format!(
+            return Ok(Err(Mismatch::Foreign(format!(
                 "{} cannot be trusted: {error}",
                 path.display()
             ))));
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            return Ok(Err(NotIt::InUse(path.to_owned())));
+            return Ok(Err(Mismatch::InUse(path.to_owned())));
         }
         Err(error) => {
             let what = format!("the staging file {} cannot be used", path.display());
@@ -184,5 +187,5 @@ fn look(
         }
         Ok(_) => return Ok(Ok(staging)),
     };
-    Ok(Err(NotIt::Foreign(format!("{} does not match the journal: {why}", path.display()))))
+    Ok(Err(Mismatch::Foreign(format!("{} does not match the journal: {why}", path.display()))))
 }

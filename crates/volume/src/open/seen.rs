@@ -29,7 +29,7 @@ pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
 }
 
 /// Refuses a store that is older than the state seen before, unless the options accept that.
-pub(super) fn demand_not_older(stored: &StoredVolume, options: &OpenOptions) -> Result<()> {
+pub(super) fn require_not_older(stored: &StoredVolume, options: &OpenOptions) -> Result<()> {
     let Some(seen) = &options.seen else { return Ok(()) };
     let (epoch, sequence) = (stored.end.epoch, stored.end.stored_sequence);
     if age_of(seen, epoch, sequence) == Age::AsSeen {

@@ -14,9 +14,9 @@ use sawmill_store::Class;
 
 use super::ReadContext;
 use super::fetch::{self, Waiter};
-use super::{Place, resolve};
+use super::{ReadSource, resolve};
+use crate::counters::add;
 use crate::stored_data::FrameName;
-use crate::tally::add;
 
 /// Sequential readers told apart.
 const STREAMS_MAX: usize = 16;
@@ -88,13 +88,13 @@ pub(super) fn fetch_range(context: &Arc<ReadContext>, address: u64, length: u64)
     }
     let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
     for atom in resolve(context, address, length) {
-        let Place::Frame { name, .. } = atom.place else { continue };
+        let ReadSource::Frame { name, .. } = atom.source else { continue };
         let Some((cache, key)) = context.stored.cached(name) else { continue };
         if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {
             wanted.push((name, None));
         }
     }
-    add(&context.attachment.tally.prefetched_frames, wanted.len() as u64);
+    add(&context.attachment.counters.prefetched_frames, wanted.len() as u64);
     fetch::fetch(context, wanted, Class::Background);
 }
 

@@ -31,7 +31,7 @@ use crate::{Error, ErrorKind};
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// Frames fetched along with a missing one when misses cluster in its segment (data written
 /// together).
-const NEIGHBORS: u32 = 3;
+const NEIGHBORS_MAX: u32 = 3;
 
 /// What a waiter gets.
 pub(crate) enum FetchResult {
@@ -129,7 +129,7 @@ fn take_neighbors(context: &ReadContext, run: &mut Run) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes));
     let mut waiting = context.fetcher.waiting.lock();
-    for _ in 0..NEIGHBORS {
+    for _ in 0..NEIGHBORS_MAX {
         let next = FrameName { frame: run.first.frame + run.count, ..run.first };
         let Some((cache, key)) = context.stored.cached(next) else { return };
         if u64::from(next.frame) >= frames || waiting.contains_key(&next) || cache.contains(key) {
@@ -137,7 +137,7 @@ fn take_neighbors(context: &ReadContext, run: &mut Run) {
         }
         waiting.insert(next, Vec::new());
         run.count += 1;
-        context.attachment.tally.prefetched_frames.fetch_add(1, Ordering::Relaxed);
+        context.attachment.counters.prefetched_frames.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -160,7 +160,7 @@ fn get(context: &Arc<ReadContext>, run: Run) {
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     let asked = context.clone();
     let get = want(key, Some(start..end), run.class);
-    let tell = move |outcome: sawmill_store::Result<Bytes>| match outcome {
+    let callback = move |outcome: sawmill_store::Result<Bytes>| match outcome {
         Ok(bytes) => {
             asked.attachment.state.store_answered();
             open_frames(&asked, run, &info, &bytes);
@@ -178,7 +178,7 @@ fn get(context: &Arc<ReadContext>, run: Run) {
             }
         }
     };
-    context.attachment.store.get(get, Box::new(tell));
+    context.attachment.store.get(get, Box::new(callback));
 }
 
 /// The store is unavailable: ask again in a while, as long as the volume is open.
@@ -205,7 +205,7 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
     }
     let asked = context.clone();
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&asked, run)));
-    context.mailbox.wake.ring();
+    context.mailbox.wake.notify();
 }
 
 /// Cuts the answer into frames, verifies each, hands them on. Damaged frames are fetched once more

@@ -6,7 +6,7 @@
 //! that may wait for the local disk and to [`fetch`], and the last one to end answers the request.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
-//! by its record's or its frame's checksum; an atom whose place was given up meanwhile is resolved
+//! by its record's or its frame's checksum; an atom whose source was given up meanwhile is resolved
 //! again, in a read-only attachment with the whole read, so that all of it is from one cut.
 //!
 //! Not here: the maps (`map`), payloads in the journal (`journal::read`), the read cache (`cache`).
@@ -20,13 +20,13 @@ use sawmill_format::journal::RecordOperation;
 
 use crate::attachment::Attachment;
 use crate::cache::CacheRead;
+use crate::counters::add;
 use crate::engine::mailbox::Mailbox;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::map::JournalMap;
 use crate::readers::ReadGuard;
 use crate::record::Record;
 use crate::stored_data::{FrameName, StoredData};
-use crate::tally::add;
 use crate::threads::later::DeferredJobs;
 use crate::threads::pool::Pool;
 use crate::view::View;
@@ -58,20 +58,20 @@ pub(crate) struct ReadContext {
 /// How often one atom may be resolved again before we call it a bug.
 const RESOLVE_AGAIN_MAX: u32 = 16;
 
-/// A run of bytes that comes from one place.
+/// A run of bytes that comes from one source.
 #[derive(Clone)]
 pub(crate) struct Atom {
     /// First byte in the volume.
     pub(crate) address: u64,
     /// Bytes.
     pub(crate) length: u64,
-    pub(crate) place: Place,
-    /// How often its place was given up before it could be read.
+    pub(crate) source: ReadSource,
+    /// How often its source was given up before it could be read.
     again: u32,
 }
 
 #[derive(Clone)]
-pub(crate) enum Place {
+pub(crate) enum ReadSource {
     Zero,
     /// With the segment that holds the same bytes, if it is stored already.
     Record {
@@ -92,12 +92,12 @@ enum LocalResult {
     Slow,
     /// It must come from the store.
     Absent,
-    /// The place was given up: resolve again.
+    /// The source was given up: resolve again.
     Gone,
 }
 
-/// The farthest place that a read needed: it is counted there, once. A range that was never written
-/// comes from nowhere.
+/// The farthest source that a read needed: it is counted there, once. A range that was never
+/// written comes from nowhere.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     #[default]
@@ -109,12 +109,12 @@ enum Source {
 
 impl Source {
     fn count(self, context: &ReadContext) {
-        let tally = &context.attachment.tally;
+        let counters = &context.attachment.counters;
         match self {
             Source::Nowhere => {}
-            Source::Journal => add(&tally.reads_journal, 1),
-            Source::Cache => add(&tally.reads_cache, 1),
-            Source::Store => add(&tally.reads_store, 1),
+            Source::Journal => add(&counters.reads_journal, 1),
+            Source::Cache => add(&counters.reads_cache, 1),
+            Source::Store => add(&counters.reads_store, 1),
         }
     }
 }
@@ -123,8 +123,8 @@ impl Source {
 pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
     let reading = context.stored.readers.enter();
     let (start, length) = (request.address, request.length);
-    add(&context.attachment.tally.reads, 1);
-    add(&context.attachment.tally.read_bytes, length);
+    add(&context.attachment.counters.reads, 1);
+    add(&context.attachment.counters.read_bytes, length);
     let mut source = Source::default();
     let (mut slow, mut absent) = (Vec::new(), Vec::new());
     let mut atoms = resolve(context, start, length);
@@ -160,7 +160,7 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
 
 /// Whether any of them is a frame that the cache did not answer at once.
 fn has_frames(later: &[Atom]) -> bool {
-    later.iter().any(|atom| matches!(atom.place, Place::Frame { .. }))
+    later.iter().any(|atom| matches!(atom.source, ReadSource::Frame { .. }))
 }
 
 /// Takes a prefetch: a hint, answered at once.
@@ -219,13 +219,13 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
     let mut holes: Vec<(u64, u64)> = Vec::new();
     context.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
-            let place = if record.operation == RecordOperation::Write {
+            let source = if record.operation == RecordOperation::Write {
                 let offset = piece.address - record.address;
-                Place::Record { record: record.clone(), offset, stored: None }
+                ReadSource::Record { record: record.clone(), offset, stored: None }
             } else {
-                Place::Zero
+                ReadSource::Zero
             };
-            atoms.push(Atom { address: piece.address, length: piece.length, place, again: 0 });
+            atoms.push(Atom { address: piece.address, length: piece.length, source, again: 0 });
         }
         None => holes.push((piece.address, piece.length)),
     });
@@ -237,7 +237,7 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
             None => atoms.push(Atom {
                 address: piece.address,
                 length: piece.length,
-                place: Place::Zero,
+                source: ReadSource::Zero,
                 again: 0,
             }),
             Some(location) => {
@@ -263,19 +263,19 @@ fn resolve_stored(
     let mut done = 0;
     while done < length {
         let data_offset = location.data_offset + done as u32;
-        let (place, available) = match context.stored.residents.find(sequence, data_offset) {
+        let (source, available) = match context.stored.residents.find(sequence, data_offset) {
             Some((record, offset, available)) => {
-                (Place::Record { record, offset, stored: Some(sequence) }, available)
+                (ReadSource::Record { record, offset, stored: Some(sequence) }, available)
             }
             None => {
                 let frame = data_offset / frame_bytes;
                 let offset = data_offset % frame_bytes;
                 let name = FrameName { sequence, epoch, frame };
-                (Place::Frame { name, offset }, u64::from(frame_bytes - offset))
+                (ReadSource::Frame { name, offset }, u64::from(frame_bytes - offset))
             }
         };
         let run = available.min(length - done);
-        atoms.push(Atom { address: address + done, length: run, place, again: 0 });
+        atoms.push(Atom { address: address + done, length: run, source, again: 0 });
         done += run;
     }
 }
@@ -288,12 +288,12 @@ fn serve(
     reach: Reach<'_>,
     source: &mut Source,
 ) -> Result<LocalResult> {
-    match &atom.place {
-        Place::Zero => {
+    match &atom.source {
+        ReadSource::Zero => {
             into.fill(0);
             Ok(LocalResult::Done)
         }
-        Place::Record { record, offset, stored } => {
+        ReadSource::Record { record, offset, stored } => {
             let Some(journal) = &context.journal else { return Ok(LocalResult::Gone) };
             *source = (*source).max(Source::Journal);
             match (journal.read(record, *offset, into, reach), stored) {
@@ -309,7 +309,7 @@ fn serve(
                 (Err(error), None) => Err(error),
             }
         }
-        Place::Frame { name, offset } => {
+        ReadSource::Frame { name, offset } => {
             let Some((cache, key)) = context.stored.cached(*name) else {
                 return Ok(LocalResult::Absent);
             };
@@ -330,7 +330,7 @@ fn serve(
     }
 }
 
-/// Resolves an atom whose place was given up.
+/// Resolves an atom whose source was given up.
 fn resolve_again(context: &ReadContext, atom: &Atom) -> Vec<Atom> {
     let mut atoms = resolve(context, atom.address, atom.length);
     for fresh in &mut atoms {
@@ -417,7 +417,7 @@ impl Job {
     fn fetch(self: &Arc<Self>, atoms: Vec<Atom>) {
         let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
         for atom in atoms {
-            let Place::Frame { name, offset } = atom.place else {
+            let ReadSource::Frame { name, offset } = atom.source else {
                 self.resolve_again(&atom);
                 continue;
             };

@@ -3,7 +3,7 @@
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
 
-use crate::cuts::Place;
+use crate::cuts::LogPosition;
 
 /// How far the log in the store goes.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct LogEnd {
     /// Bytes of segments since the checkpoint.
     pub(crate) log_bytes: u64,
     /// The checkpoint that rolling forward began from, for the orders that it applies.
-    pub(crate) place: Place,
+    pub(crate) place: LogPosition,
     /// The last rollback met.
     pub(crate) rolled_back: Option<RolledBack>,
     /// Segments and extents applied.
@@ -63,7 +63,7 @@ pub(crate) fn start_of(root: &Checkpoint) -> LogEnd {
         position: root.position,
         clean: root.clean,
         log_bytes: 0,
-        place: Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms),
+        place: LogPosition::behind(root, root.through_sequence, root.position, root.wall_unix_ms),
         rolled_back: None,
         segments: 0,
         extents: 0,

@@ -173,7 +173,7 @@ impl World {
             live_bytes: state.view.map.mapped_bytes(),
             segments,
             parts,
-            kept: sawmill_format::kept::KeptBlock::default(),
+            kept: sawmill_format::kept_block::KeptBlock::default(),
         };
         self.put(&checkpoint_key(volume_id, number), root.encode());
     }

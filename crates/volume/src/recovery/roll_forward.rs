@@ -22,7 +22,7 @@
 
 use sawmill_format::FormatError;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::Order;
+use sawmill_format::kept_block::Order;
 use sawmill_format::segment::{
     FrameIdentity, SegmentHeader, SegmentIdentity, SegmentRole, frame_open, header_bytes_of,
     raw_frame_range, segment_key,
@@ -33,7 +33,7 @@ use super::apply::apply_extents;
 use super::checkpoint::sequence32;
 use super::end::{LogEnd, RolledBack, start_of};
 use crate::ask;
-use crate::cuts::Place;
+use crate::cuts::LogPosition;
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
 use crate::view::View;
@@ -98,7 +98,7 @@ pub(crate) fn roll_forward_until(
             };
             if limit.is_end()
                 && header.checkpoint_number > end.checkpoint_number
-                && copier.ask(store, volume_id, end)?
+                && copier.fetch_next(store, volume_id, end)?
             {
                 return Ok(());
             }
@@ -118,7 +118,12 @@ enum LeftByCopier {
 }
 
 impl LeftByCopier {
-    fn ask(&mut self, store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
+    fn fetch_next(
+        &mut self,
+        store: &dyn ObjectStore,
+        volume_id: VolumeId,
+        end: &LogEnd,
+    ) -> Result<bool> {
         if let LeftByCopier::Known(is_left) = *self {
             return Ok(is_left);
         }
@@ -142,7 +147,7 @@ fn carry_out(
     header: &SegmentHeader,
 ) -> Result<()> {
     let order = read_order(store, header)?;
-    let place = Place {
+    let place = LogPosition {
         sequence: header.sequence,
         position: header.position_end,
         wall_unix_ms: header.wall_unix_ms,

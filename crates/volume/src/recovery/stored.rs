@@ -33,7 +33,7 @@ pub(crate) fn stored_of(
     reporter: &mut Reporter<'_>,
 ) -> Result<StoredVolume> {
     let may_fall = |checkpoint: &DamagedCheckpoint, older: &Newest| {
-        demand_may_fall(store, older.checkpoint.volume_id, checkpoint, older)
+        require_may_fall(store, older.checkpoint.volume_id, checkpoint, older)
     };
     let (stored, skipped) = stored_as(store, record, reporter, &may_fall)?;
     match skipped {
@@ -117,7 +117,7 @@ fn stored_as(
 }
 
 /// Refuses to fall back to an older state when a replica is damaged.
-fn demand_may_fall(
+fn require_may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     checkpoint: &DamagedCheckpoint,

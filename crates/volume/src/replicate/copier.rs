@@ -18,18 +18,18 @@
 //! Invariants: before anything is put, the copier has checked that the destination is still its
 //! replica. What it puts after a promotion has a name that the promoted history never uses. No root
 //! is put below an existing one, nor before everything it needs was seen there: put by this copier,
-//! or compared (`there`).
+//! or compared (`destination_objects`).
 //!
-//! Not here: whether the store may hold the replica (`destination`), what it holds (`there`),
-//! reading and verifying objects (`objects`), deletes (`sweep`), and when to copy again (the
-//! caller).
+//! Not here: whether the store may hold the replica (`destination`), what it holds
+//! (`destination_objects`), reading and verifying objects (`objects`), deletes (`sweep`), and when
+//! to copy again (the caller).
 
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, checkpoint_key, kept_key, kept_prefix};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::Order;
+use sawmill_format::kept_block::Order;
 use sawmill_format::map_part::{map_prefix, part_key};
 use sawmill_format::role::{Role, RoleKind};
 use sawmill_format::segment::{
@@ -38,9 +38,11 @@ use sawmill_format::segment::{
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
+use super::destination::{
+    check_names, check_role, require_copyable, require_no_lineage, take_role,
+};
+use super::destination_objects::{self, DestinationObjects, header_of};
 use super::options::{CopyOptions, VolumeAt};
-use super::there::{self, DestinationObjects, header_of};
 use super::{objects, sweep};
 use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
@@ -134,17 +136,17 @@ impl<'a> Copier<'a> {
         names::check_name(to.name)?;
         let record = names::find(source, from.name)?;
         let newest = checkpoints::newest(source, record.volume_id)?;
-        demand_copyable(source, &record, &newest.checkpoint)?;
-        let is_named = see_names(destination, &record, to.name)?;
+        require_copyable(source, &record, &newest.checkpoint)?;
+        let is_named = check_names(destination, &record, to.name)?;
         let role = take_role(world, source, destination, &record, options)?;
-        let found = match there::roots(destination, record.volume_id)?.is_empty() {
+        let found = match destination_objects::roots(destination, record.volume_id)?.is_empty() {
             true => None,
             false => {
                 let end = end_of_log(destination, &record)?;
                 Some((end.position, end.place.wall_unix_ms))
             }
         };
-        let there = DestinationObjects::look(destination, record.volume_id)?;
+        let there = DestinationObjects::read(destination, record.volume_id)?;
         Ok(Copier {
             world,
             source,
@@ -170,7 +172,7 @@ impl<'a> Copier<'a> {
         let before =
             self.position.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
         let before = before.or(self.found);
-        self.see_role()?;
+        self.check_role()?;
         if !self.is_something_new()? {
             self.report(&mut round, before);
             return Ok(round);
@@ -186,7 +188,7 @@ impl<'a> Copier<'a> {
                 Err(Stop::Changed(what)) => {
                     tracing::info!("{what}; starting over");
                     self.objects =
-                        DestinationObjects::look(self.destination, self.record.volume_id)?;
+                        DestinationObjects::read(self.destination, self.record.volume_id)?;
                     self.kept.clear();
                 }
             }
@@ -257,7 +259,7 @@ impl<'a> Copier<'a> {
         round: &mut Round,
         pace: &mut dyn FnMut(u64),
     ) -> Step<()> {
-        demand_no_lineage(&self.record, root)?;
+        require_no_lineage(&self.record, root)?;
         let id = root.volume_id;
         let needed = objects::needed(root);
         self.objects.compare(self.destination, id, &needed)?;
@@ -294,8 +296,8 @@ impl<'a> Copier<'a> {
         {
             self.copy_named(entry, round, pace)?;
         }
-        self.see_all_there(&wanted)?;
-        self.demand_newest(root)?;
+        self.check_all_present(&wanted)?;
+        self.require_newest(root)?;
         let key = checkpoint_key(id, root.number);
         let found = objects::root(self.source, id, root.number, root.put_id)?;
         let (_, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
@@ -304,7 +306,7 @@ impl<'a> Copier<'a> {
         let end = start_of(root);
         self.position = Some(CopyPosition { number, end, wall_unix_ms });
         let (destination, role) = (self.destination, &self.role);
-        round.deleted += sweep::sweep(destination, root, &|| see_role(destination, role))?;
+        round.deleted += sweep::sweep(destination, root, &|| check_role(destination, role))?;
         Ok(())
     }
 
@@ -315,10 +317,10 @@ impl<'a> Copier<'a> {
             let sequence = reached.end.next_sequence;
             let number = reached.number;
             let Some((header, bytes)) = self.look_up(sequence)? else {
-                return self.see_end(sequence);
+                return self.check_end(sequence);
             };
             if header.checkpoint_number > number {
-                return self.see_newer(&header);
+                return self.check_newer(&header);
             }
             if header.role == SegmentRole::Order {
                 self.copy_rolled_back_to(&header, round, pace)?;
@@ -402,7 +404,7 @@ impl<'a> Copier<'a> {
     /// A segment that does not exist at the source is the end of the log, unless newer checkpoints
     /// have superseded it. The source keeps its newest two checkpoints. So if the next one does not
     /// exist and, checked after that, this one still does, there is no newer one.
-    fn see_end(&self, sequence: u64) -> Step<()> {
+    fn check_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.position else { return Ok(()) };
         let id = self.record.volume_id;
         let is_there = |number: u64| {
@@ -427,7 +429,7 @@ impl<'a> Copier<'a> {
     }
 
     /// The next segment of the log knows a newer checkpoint: the next round starts with that.
-    fn see_newer(&self, header: &SegmentHeader) -> Step<()> {
+    fn check_newer(&self, header: &SegmentHeader) -> Step<()> {
         let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint.number;
         if self.position.as_ref().is_none_or(|reached| newest > reached.number) {
             return Ok(());
@@ -443,20 +445,23 @@ impl<'a> Copier<'a> {
 
     /// Checks that everything a root needs is there. Where another history was, another process may
     /// still delete superseded objects: there it is checked each time, elsewhere once.
-    fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
+    fn check_all_present(&self, wanted: &HashSet<String>) -> Step<()> {
         if self.position.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());
         }
-        match there::missing(self.destination, self.record.volume_id, wanted)?.first() {
+        match destination_objects::missing(self.destination, self.record.volume_id, wanted)?.first()
+        {
             None => Ok(()),
             Some(key) => Err(Stop::Changed(format!("{key} disappeared from the destination"))),
         }
     }
 
     /// No root is put below an existing one.
-    fn demand_newest(&self, root: &Checkpoint) -> Step<()> {
-        let there =
-            there::roots(self.destination, root.volume_id)?.into_iter().max().unwrap_or_default();
+    fn require_newest(&self, root: &Checkpoint) -> Step<()> {
+        let there = destination_objects::roots(self.destination, root.volume_id)?
+            .into_iter()
+            .max()
+            .unwrap_or_default();
         if there <= root.number {
             return Ok(());
         }
@@ -563,7 +568,7 @@ impl<'a> Copier<'a> {
     ) -> Result<()> {
         let size_bytes = bytes.len() as u64;
         pace(size_bytes);
-        self.see_role()?;
+        self.check_role()?;
         objects::put(self.destination, key, bytes)?;
         round.objects += 1;
         round.bytes += size_bytes;
@@ -571,22 +576,22 @@ impl<'a> Copier<'a> {
     }
 
     fn put_name(&mut self) -> Result<()> {
-        self.see_role()?;
+        self.check_role()?;
         if names::ledger::name_again(self.world, self.destination, &self.name, &self.record)?
             .is_none()
         {
             // Another copier of the same volume may have been faster.
-            see_names(self.destination, &self.record, &self.name)?;
+            check_names(self.destination, &self.record, &self.name)?;
         }
         self.is_named = true;
         Ok(())
     }
 
     fn keys_at(&self, prefix: &str) -> Result<HashSet<String>> {
-        there::keys(self.destination, prefix)
+        destination_objects::keys(self.destination, prefix)
     }
 
-    fn see_role(&self) -> Result<()> {
-        see_role(self.destination, &self.role)
+    fn check_role(&self) -> Result<()> {
+        check_role(self.destination, &self.role)
     }
 }

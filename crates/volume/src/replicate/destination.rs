@@ -11,13 +11,13 @@
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{Word, tombstone_key};
+use sawmill_format::kept_block::{Word, tombstone_key};
 use sawmill_format::role::{PromotionPoint, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::options::CopyOptions;
-use super::{role, there};
+use super::{destination_objects, role};
 use crate::ask::{self, store_error};
 use crate::cuts::words;
 use crate::fencing::{Claim, fence};
@@ -27,7 +27,7 @@ use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
 /// Whether the destination is still the replica that the copier found or made.
-pub(super) fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
+pub(super) fn check_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
     if role::is_current(destination, role)? {
         return Ok(());
     }
@@ -36,7 +36,7 @@ pub(super) fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()>
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
-pub(super) fn demand_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Result<()> {
+pub(super) fn require_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Result<()> {
     if root.kept.lineage.is_empty() {
         return Ok(());
     }
@@ -48,12 +48,12 @@ pub(super) fn demand_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Res
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-pub(super) fn demand_copyable(
+pub(super) fn require_copyable(
     source: &dyn ObjectStore,
     record: &VolumeRecord,
     root: &Checkpoint,
 ) -> Result<()> {
-    demand_no_lineage(record, root)?;
+    require_no_lineage(record, root)?;
     let Some(role) = role::newest(source, record.volume_id)? else { return Ok(()) };
     let text = match role.promoted() {
         None => format!(
@@ -73,7 +73,7 @@ pub(super) fn demand_copyable(
 
 /// Whether the volume has its name at the destination. Refuses another volume's name, and a second
 /// name.
-pub(super) fn see_names(
+pub(super) fn check_names(
     destination: &dyn ObjectStore,
     record: &VolumeRecord,
     name: &str,
@@ -121,7 +121,7 @@ pub(super) fn take_role(
 ) -> Result<Role> {
     let id = record.volume_id;
     let found = role::newest(destination, id)?;
-    let there = there::roots(destination, id)?;
+    let there = destination_objects::roots(destination, id)?;
     let number = match there.is_empty() {
         true => 0,
         false => checkpoints::newest(destination, id)?.number_max,
@@ -233,8 +233,8 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
 
 /// Refuses a store without conditional creation of objects: there, two concurrent promotions would
 /// both win, and a copier could overwrite.
-pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
-    crate::fencing::demand_fencing(store, false)
+pub fn require_fencing(store: &dyn ObjectStore) -> Result<()> {
+    crate::fencing::require_fencing(store, false)
 }
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {

@@ -9,7 +9,7 @@
 use sawmill_store::ObjectStore;
 
 use super::promote::{
-    Promotion, demand_arrived, described, newest_wall, no_replica, promoted_before,
+    Promotion, described, newest_wall, no_replica, promoted_before, require_arrived,
 };
 use super::role;
 use crate::check::{CheckReport, Damage, check};
@@ -71,7 +71,7 @@ pub fn drill(
         return Err(promoted_before(name, &role));
     }
     let stored = stored::stored_as_it_is(store, record.clone(), &mut Reporter::new(world))?;
-    demand_arrived(&record, &role, stored.newest.checkpoint.number)?;
+    require_arrived(&record, &role, stored.newest.checkpoint.number)?;
     let mut check = check(store, &record, progress)?;
     for note in &stored.newest.notes {
         let is_told =

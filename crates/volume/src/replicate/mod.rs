@@ -2,9 +2,10 @@
 //! promoted when the first store is lost. See `docs/decisions/0015`.
 //!
 //! Modules: `role` (what a store is to a volume: replica or promoted), `destination` (may it become
-//! one), `copier` (round by round), `there` (what the destination holds, known for certain or not),
-//! `objects` (reading and verifying what is copied), `sweep` (deletes at the destination),
-//! `promote` (a replica becomes a volume of its own), `drill` (what that would find, and lose).
+//! one), `copier` (round by round), `destination_objects` (what the destination holds, known for
+//! certain or not), `objects` (reading and verifying what is copied), `sweep` (deletes at the
+//! destination), `promote` (a replica becomes a volume of its own), `drill` (what that would find,
+//! and lose).
 //!
 //! Invariants:
 //! 1. Whichever call the copier dies at, the destination is a cut: all writes up to some position.
@@ -19,16 +20,16 @@
 
 mod copier;
 mod destination;
+mod destination_objects;
 mod drill;
 mod objects;
 mod options;
 mod promote;
 pub(crate) mod role;
 mod sweep;
-mod there;
 
 pub use copier::{Copier, Round};
-pub use destination::demand_fencing;
+pub use destination::require_fencing;
 pub use drill::{Drill, ReplicaLag, behind, drill};
 pub use options::{CopyOptions, VolumeAt};
 pub use promote::{Promotion, promote, promote_as_it_is};

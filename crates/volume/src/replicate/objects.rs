@@ -4,7 +4,7 @@
 //! Invariant: nothing is put that was not verified; an existing object with the name is left alone.
 //!
 //! Not here: which objects are copied, and in which order (`copier`), and which are there already
-//! (`there`).
+//! (`destination_objects`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use sawmill_format::checkpoint::{
     Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, kept_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::kept_block::{CutEntry, CutKind};
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_format::segment::{
     FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key,

@@ -16,14 +16,14 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutKind, KeptBlock};
+use sawmill_format::kept_block::{CutKind, KeptBlock};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_format::role::{PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::{role, there};
+use super::{destination_objects, role};
 use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
 use crate::recovery::stored::StoredVolume;
@@ -113,7 +113,7 @@ fn read(
         return stored::stored_as_it_is(store, record.clone(), reporter);
     }
     let stored = stored::stored_of(store, record.clone(), reporter)?;
-    demand_arrived(record, role, stored.newest.checkpoint.number)?;
+    require_arrived(record, role, stored.newest.checkpoint.number)?;
     let damaged = |what: &str| {
         let text = format!(
             "{what}: nothing was promoted. If the source still exists, run `sawmill replicate` \
@@ -127,7 +127,7 @@ fn read(
     let live = stored.view.segments.snapshot().into_iter().filter(|(_, info)| info.live_bytes > 0);
     let wanted =
         live.map(|(sequence, _)| segment_key(record.volume_id, u64::from(sequence))).collect();
-    match there::missing(store, record.volume_id, &wanted)?.first() {
+    match destination_objects::missing(store, record.volume_id, &wanted)?.first() {
         Some(key) => damaged(&format!("{key} is gone")),
         None => Ok(stored),
     }
@@ -135,7 +135,7 @@ fn read(
 
 /// Refuses a fail-back that has not brought the source's history yet: that history supersedes what
 /// is there.
-pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
+pub(super) fn require_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
             let text = format!(

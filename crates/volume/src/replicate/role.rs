@@ -106,7 +106,7 @@ pub(crate) fn may_fall(
 
 /// Refuses to write to a replica, or to a promoted one that is not finished; `number` is its newest
 /// checkpoint.
-pub(crate) fn demand_primary(
+pub(crate) fn require_primary(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
     number: u64,

@@ -17,7 +17,7 @@ use sawmill_format::checkpoint::{
     parse_kept_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Pin, parse_slot, pin_key, pin_prefix, released_prefix};
+use sawmill_format::kept_block::{Pin, parse_slot, pin_key, pin_prefix, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
 use sawmill_store::{Blocking, Class, ObjectStore};

@@ -13,7 +13,7 @@ use std::ops::Bound;
 
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
-use sawmill_format::kept::DeadEntry;
+use sawmill_format::kept_block::DeadEntry;
 
 use crate::gc::policy::Candidate;
 
@@ -37,7 +37,7 @@ pub(crate) struct SegmentInfo {
 
 /// Sums over the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct SegmentTotals {
     pub(crate) segments: u64,
     pub(crate) data_bytes: u64,
     pub(crate) live_bytes: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Totals {
     pub(crate) own_used_bytes: u64,
 }
 
-impl Totals {
+impl SegmentTotals {
     /// Dead bytes that another checkpoint or two would release.
     pub(crate) fn unsettled_bytes(&self) -> u64 {
         self.dead_object_bytes - self.settled_object_bytes
@@ -114,7 +114,7 @@ impl Totals {
 #[derive(Default)]
 struct Inner {
     by_sequence: BTreeMap<u32, SegmentInfo>,
-    totals: Totals,
+    totals: SegmentTotals,
 }
 
 /// See the head of this file.
@@ -182,7 +182,7 @@ impl SegmentTable {
         self.inner.read().by_sequence.get(&sequence).copied()
     }
 
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> SegmentTotals {
         self.inner.read().totals
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Pool {
     priority: Priority,
     idle_max: Duration,
     state: Mutex<State>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 /// Optional jobs are refused when this many wait. Each may hold a frame: 16 MiB. A sequential
@@ -67,8 +67,8 @@ impl Pool {
         priority: Priority,
         idle_max: Duration,
     ) -> Arc<Self> {
-        let (state, bell) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { name, threads_max, priority, idle_max, state, bell })
+        let (state, wakeup) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { name, threads_max, priority, idle_max, state, wakeup })
     }
 
     /// Runs `job` soon.
@@ -82,7 +82,7 @@ impl Pool {
         }
         state.jobs.push_back(Box::new(job));
         if state.jobs.len() <= state.idle {
-            self.bell.notify_one();
+            self.wakeup.notify_one();
         } else if state.threads < self.threads_max {
             self.start_thread(&mut state);
             // The machine has no thread left: the caller waits for the disk itself.
@@ -120,7 +120,7 @@ impl Pool {
 
     fn work(&self) {
         if self.priority == Priority::Lowest {
-            sawmill_sys::give_way();
+            sawmill_sys::lower_cpu_priority();
         }
         let mut state = self.state.lock();
         loop {
@@ -135,7 +135,7 @@ impl Pool {
                 break;
             }
             state.idle += 1;
-            let timed_out = self.bell.wait_for(&mut state, self.idle_max).timed_out();
+            let timed_out = self.wakeup.wait_for(&mut state, self.idle_max).timed_out();
             state.idle -= 1;
             if timed_out && state.jobs.is_empty() {
                 break;
@@ -151,7 +151,7 @@ impl Pool {
             state.closed = true;
             std::mem::take(&mut state.handles)
         };
-        self.bell.notify_all();
+        self.wakeup.notify_all();
         for handle in handles {
             let _ = sawmill_sys::join_unless_own(handle);
         }

@@ -15,11 +15,11 @@ use sawmill_device::Request;
 use sawmill_format::volume_record::FlushMode;
 
 use super::WriteContext;
-use crate::tally::add;
+use crate::counters::add;
 
 /// Takes a flush.
 pub(crate) fn submit(context: &WriteContext, request: Request) {
-    add(&context.attachment.tally.flushes, 1);
+    add(&context.attachment.counters.flushes, 1);
     match &context.journal {
         // A write that is completed has its slot, so it ends at or before the next position.
         Some(journal) => wait_for(context, journal.ring.next(), request),
@@ -39,7 +39,7 @@ pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
         return wait_for_safety(context, target, request);
     }
     context.watch.hold(target, request, now);
-    context.mailbox.wake.ring();
+    context.mailbox.wake.notify();
     // The volume may have ended just before this flush was queued: release it.
     if context.attachment.state.is_dead() || context.mailbox.is_closed() {
         resume(context);
@@ -64,13 +64,14 @@ pub(crate) fn resume(context: &WriteContext) {
 
 fn wait_for_safety(context: &WriteContext, target: u64, request: Request) {
     let Some(journal) = &context.journal else { return request.done() };
-    let tell: Box<dyn FnOnce(crate::Result<()>) + Send> = Box::new(move |outcome| match outcome {
-        Ok(()) => request.done(),
-        Err(error) => request.fail(error),
-    });
+    let callback: Box<dyn FnOnce(crate::Result<()>) + Send> =
+        Box::new(move |outcome| match outcome {
+            Ok(()) => request.done(),
+            Err(error) => request.fail(error),
+        });
     match context.attachment.record.flush_mode {
-        FlushMode::Weak => tell(Ok(())),
-        FlushMode::Logged => journal.when_logged(target, tell),
-        FlushMode::Stored => context.mailbox.when_stored(target, tell),
+        FlushMode::Weak => callback(Ok(())),
+        FlushMode::Logged => journal.when_logged(target, callback),
+        FlushMode::Stored => context.mailbox.when_stored(target, callback),
     }
 }

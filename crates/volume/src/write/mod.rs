@@ -19,11 +19,11 @@ use sawmill_format::journal::RecordOperation;
 use sawmill_sys::ReserveError;
 
 use crate::attachment::Attachment;
+use crate::counters::add;
 use crate::engine::mailbox::Mailbox;
 use crate::journal::Journal;
 use crate::map::JournalMap;
 use crate::record::Record;
-use crate::tally::add;
 use crate::unstored::AgeLimit;
 use crate::watch::Watch;
 use crate::{Error, limits};
@@ -88,7 +88,7 @@ impl WriteContext {
         if let Some(journal) = &self.journal {
             journal.fail(error);
         }
-        self.mailbox.wake.ring();
+        self.mailbox.wake.notify();
     }
 }
 
@@ -123,13 +123,13 @@ fn is_held_back(context: &WriteContext) -> bool {
 }
 
 fn stall(context: &WriteContext, job: Job) {
-    add(&context.attachment.tally.writes_stalled, 1);
+    add(&context.attachment.counters.writes_stalled, 1);
     context.stalled.push(job);
     // Room may have been made between the attempt and now; then nothing else would resume this job.
     resume(context);
     if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
         context.stalled.fail(error);
-        return context.mailbox.wake.ring();
+        return context.mailbox.wake.notify();
     }
     let hopeless = context.attachment.state.is_dead()
         || context.journal.as_ref().is_some_and(|journal| journal.ring.is_closed());
@@ -195,10 +195,10 @@ fn append(context: &WriteContext, job: &mut Job) -> Result<(), ReserveError> {
 
 fn answer(context: &WriteContext, job: Job) {
     if job.operation == RecordOperation::Write {
-        add(&context.attachment.tally.writes, 1);
-        add(&context.attachment.tally.written_bytes, job.request.length);
+        add(&context.attachment.counters.writes, 1);
+        add(&context.attachment.counters.written_bytes, job.request.length);
     } else {
-        add(&context.attachment.tally.discards, 1);
+        add(&context.attachment.counters.discards, 1);
     }
     if job.request.flags.fua {
         flush::wait_for(context, job.end, job.request);
@@ -210,7 +210,7 @@ fn answer(context: &WriteContext, job: Job) {
 fn make_room(context: &WriteContext, refusal: ReserveError) {
     let Some(journal) = &context.journal else { return };
     match refusal {
-        ReserveError::Staging => journal.wake.ring(),
+        ReserveError::Staging => journal.wake.notify(),
         // The stall notices.
         ReserveError::Closed => {}
         ReserveError::Journal => {

@@ -275,10 +275,10 @@ fn a_delete_that_fails_is_tried_again_when_nothing_else_happens() {
     let volume = machine.open();
     let _heals = machine.healing();
     halve(&volume, 3);
-    let (tell, failed) = std::sync::mpsc::channel();
+    let (sender, failed) = std::sync::mpsc::channel();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), move |call| {
         let is_first = call.kind == CallKind::Delete && call.key().contains("/seg/");
-        if is_first { tell.send(()).is_ok() } else { false }
+        if is_first { sender.send(()).is_ok() } else { false }
     });
     let collecting = collect_all(&volume);
     failed.recv().unwrap();

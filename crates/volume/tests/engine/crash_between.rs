@@ -218,7 +218,7 @@ fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let _over = SetOnDrop(&over);
-                scope.spawn(|| let_held_calls_go(&machine, &over));
+                scope.spawn(|| release_held_calls(&machine, &over));
                 for _ in 0..dice.below(120) {
                     model.act(&volume);
                 }
@@ -264,7 +264,7 @@ fn die_in_recovery(machine: &Machine, dice: &mut Dice) {
 }
 
 /// Lets held calls go now and then, until it is over.
-fn let_held_calls_go(machine: &Machine, over: &AtomicBool) {
+fn release_held_calls(machine: &Machine, over: &AtomicBool) {
     let mut dice = Dice::new(7);
     while !over.load(Ordering::Acquire) {
         machine.faults.release(|_| dice.below(4) == 0);

@@ -39,18 +39,18 @@ fn a_volume_that_an_answer_drops_keeps_what_it_took_and_lets_its_journal_go() {
     let rig = Rig::new();
     let volume = rig.open();
     volume.write_at(4096, &pattern(4096, 1, 70_000)).unwrap();
-    let ((tell, hear), (caller, let_go)) = (channel(), channel::<()>());
+    let ((sender, receiver), (caller, go_ahead)) = (channel(), channel::<()>());
     // Holds the volume until the caller has let go of it, and then drops it.
     let held = volume.clone();
     volume.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), move |outcome| {
         // Ends with an error, when the caller drops the other end.
-        let _ = let_go.recv();
+        let _ = go_ahead.recv();
         drop(held);
-        tell.send(outcome).unwrap();
+        sender.send(outcome).unwrap();
     }));
     drop(volume);
     drop(caller);
-    hear.recv().expect("told, so nothing panicked").unwrap();
+    receiver.recv().expect("told, so nothing panicked").unwrap();
     // The threads that the answer did not wait for keep the journal until they have ended.
     let volume = loop {
         match rig.try_open() {
@@ -262,7 +262,7 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
 struct CountingExchange {
     taken: Vec<u32>,
     place: Vec<u8>,
-    tell: Sender<(Vec<u32>, Vec<u8>)>,
+    sender: Sender<(Vec<u32>, Vec<u8>)>,
 }
 
 impl Exchange for CountingExchange {
@@ -277,7 +277,7 @@ impl Exchange for CountingExchange {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         outcome.expect("no fault here");
-        self.tell.send((self.taken, self.place)).expect("the test waits");
+        self.sender.send((self.taken, self.place)).expect("the test waits");
     }
 }
 
@@ -317,17 +317,17 @@ fn each_byte_of_a_write_is_taken_from_its_door_once() {
     let volume = rig.open();
     let length = volume.geometry().request_bytes_max as usize;
     for (address, bytes) in [(0, 4096), (1, 100), (8191, 3 * 4096 + 2), (1 << 20, length)] {
-        let (tell, hear) = channel();
-        let far = CountingExchange { taken: vec![0; bytes], place: Vec::new(), tell };
+        let (sender, receiver) = channel();
+        let far = CountingExchange { taken: vec![0; bytes], place: Vec::new(), sender };
         let (flags, length) = (Flags::default(), bytes as u64);
         volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(far)));
-        let (taken, _) = hear.recv().expect("an answer");
+        let (taken, _) = receiver.recv().expect("an answer");
         assert!(taken.iter().all(|times| *times == 1), "{bytes} bytes at {address}");
         // A read is put where the door says, and nowhere else first: the bytes are there when it is
         // answered.
-        let (tell, hear) = channel();
-        let far = CountingExchange { taken: Vec::new(), place: vec![0; bytes], tell };
+        let (sender, receiver) = channel();
+        let far = CountingExchange { taken: Vec::new(), place: vec![0; bytes], sender };
         volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(far)));
-        assert_eq!(hear.recv().expect("an answer").1, vec![7; bytes]);
+        assert_eq!(receiver.recv().expect("an answer").1, vec![7; bytes]);
     }
 }

@@ -174,8 +174,8 @@ impl Disks for WornDisks {
     fn lock_file(&self, path: &Path) -> io::Result<Lock> {
         RealDisks.lock_file(path)
     }
-    fn look(&self, path: &Path) -> EntryKind {
-        RealDisks.look(path)
+    fn entry_kind(&self, path: &Path) -> EntryKind {
+        RealDisks.entry_kind(path)
     }
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
         Ok(Arc::new(WornDisk(RealDisks.open(path)?, self.refuses.clone())))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::faulty::{Machine, SEGMENT, segment_get, slot_version, stored, until, write_slot};
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Pin, Word, tombstone_key, word_key};
+use sawmill_format::kept_block::{Pin, Word, tombstone_key, word_key};
 use sawmill_format::name_record::NAME_PREFIX;
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{
@@ -128,7 +128,7 @@ fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_ta
             });
             let outcome = step(&*machine.faults);
             machine.heal();
-            see_one_name(&machine, id, step_name, outcome.is_ok(), &what);
+            check_one_name(&machine, id, step_name, outcome.is_ok(), &what);
             if outcome.is_ok() {
                 assert!(dies_at > 2, "{what}");
                 break;
@@ -139,7 +139,7 @@ fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_ta
 
 /// Whoever attaches the volume makes its name firm: what was still on its way changes nothing any
 /// more.
-fn see_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, what: &str) {
+fn check_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, what: &str) {
     let tried = ["disk", "new", "other"];
     let before = names_of(&*machine.plain, id, &tried);
     assert_eq!(names_of(&*machine.plain, id, &tried), before);

@@ -345,12 +345,12 @@ impl ObjectStore for Stubborn {
         let before = keys.len();
         keys.retain(|key| *key != self.kept);
         let failed = keys.len() < before;
-        let tell = move |outcome: sawmill_store::Result<()>| {
+        let callback = move |outcome: sawmill_store::Result<()>| {
             let error =
                 || StoreError::new(StoreErrorKind::Unavailable, "one object was not deleted");
             done(if failed { Err(error()) } else { outcome });
         };
-        self.inner.delete(keys, class, Box::new(tell));
+        self.inner.delete(keys, class, Box::new(callback));
     }
 }
 

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use sawmill_driver::client::ask;
+use sawmill_driver::client::query;
 
 use super::fault::Fault;
 use super::record::{self, Record};
@@ -31,7 +31,7 @@ Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.
 pub(super) fn flush(number: u64) -> Result<(), Fault> {
     let record = record::find(number)?;
     write_back(&record)?;
-    ask(&record.socket(), "flush")?;
+    query(&record.socket(), "flush")?;
     Ok(())
 }
 
@@ -53,13 +53,13 @@ pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
 }
 
 fn end(record: &Record, with_flush: bool) -> Result<(), Fault> {
-    let status = ask(&record.socket(), "status")?;
+    let status = query(&record.socket(), "status")?;
     let has_driver = status.get("state") == Some("running");
     let in_order = with_flush && has_driver;
     if in_order {
         write_back(record)?;
     }
-    ask(&record.socket(), if in_order { "end" } else { "fail" })?;
+    query(&record.socket(), if in_order { "end" } else { "fail" })?;
     Ok(())
 }
 

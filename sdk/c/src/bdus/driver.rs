@@ -68,7 +68,7 @@ impl SharedContext {
 
 impl Callbacks {
     /// The result of a request's callback.
-    fn told(&self, name: &str, what: &str, errno: c_int) -> io::Result<()> {
+    fn result_of(&self, name: &str, what: &str, errno: c_int) -> io::Result<()> {
         self.note(&format!("{name}({what}) = {errno}"));
         match errno {
             0 => Ok(()),
@@ -109,7 +109,7 @@ impl Callbacks {
     }
 
     /// Calls a callback about the device. Returns whether it succeeded.
-    pub(super) fn tell(&self, name: &str, callback: OnDevice) -> Result<(), Fault> {
+    pub(super) fn call(&self, name: &str, callback: OnDevice) -> Result<(), Fault> {
         let Some(callback) = callback else { return Ok(()) };
         // SAFETY: the program's callback, with the context that lives as long as `self`.
         let errno = unsafe { callback(self.context.pointer()) };
@@ -180,7 +180,7 @@ impl Driver for Callbacks {
         // SAFETY: the program's callback, with memory that is its own meanwhile; no request is
         // longer than 1 MiB.
         let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context.pointer()) };
-        self.told("read", &format!("{offset}, {size}"), errno)
+        self.result_of("read", &format!("{offset}, {size}"), errno)
     }
 
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
@@ -191,7 +191,7 @@ impl Driver for Callbacks {
         let (write, size) = (self.callback(callback)?, bytes.len() as u32);
         // SAFETY: as in `read`; the bytes stay as they are.
         let errno = unsafe { write(bytes.as_ptr().cast(), offset, size, self.context.pointer()) };
-        self.told(name, &format!("{offset}, {size}"), errno)
+        self.result_of(name, &format!("{offset}, {size}"), errno)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -199,7 +199,7 @@ impl Driver for Callbacks {
         // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
         // context lives as long as `self`.
         let errno = unsafe { flush(self.context.pointer()) };
-        self.told("flush", "", errno)
+        self.result_of("flush", "", errno)
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -208,7 +208,7 @@ impl Driver for Callbacks {
             // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
             // context lives as long as `self`.
             let errno = unsafe { discard(offset, size, self.context.pointer()) };
-            self.told("discard", &format!("{offset}, {size}"), errno)
+            self.result_of("discard", &format!("{offset}, {size}"), errno)
         })
     }
 
@@ -218,7 +218,7 @@ impl Driver for Callbacks {
             // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
             // context lives as long as `self`.
             let errno = unsafe { write_zeros(offset, size, !keep_space, self.context.pointer()) };
-            self.told("write_zeros", &format!("{offset}, {size}, {}", !keep_space), errno)
+            self.result_of("write_zeros", &format!("{offset}, {size}, {}", !keep_space), errno)
         })
     }
 
@@ -230,7 +230,7 @@ impl Driver for Callbacks {
     fn ready(&self, doors: &[Door]) {
         let address = doors.first().map_or("", |door| door.address.as_str());
         let available = self.show(address).and_then(|()| match self.ops.on_device_available {
-            Some(_) => self.tell("on_device_available", self.ops.on_device_available),
+            Some(_) => self.call("on_device_available", self.ops.on_device_available),
             None => {
                 let mut out = io::stdout();
                 // Standard output may be closed.

@@ -22,7 +22,7 @@ impl Fault {
     }
 
     /// Returns true, or false and records the error.
-    pub(super) fn tell(outcome: Result<(), Fault>) -> bool {
+    pub(super) fn report(outcome: Result<(), Fault>) -> bool {
         let Err(fault) = outcome else { return true };
         note_text(&fault.message);
         // SAFETY: the address of this thread's errno is always valid.

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn bdus_run_0_1_1_(
 ) -> bool {
     // SAFETY: the caller's promise.
     let tables = unsafe { tables(ops, attrs) };
-    Fault::tell(tables.and_then(|(ops, attrs)| run::run(&ops, &attrs, private_data)))
+    Fault::report(tables.and_then(|(ops, attrs)| run::run(&ops, &attrs, private_data)))
 }
 
 /// `bdus_run`, for programs that require 0.1.0: their context is a prefix of ours.
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn bdus_rerun_0_1_1_(
 ) -> bool {
     // SAFETY: the caller's promise.
     let tables = unsafe { tables(ops, attrs) };
-    Fault::tell(tables.and_then(|(ops, attrs)| run::rerun(dev_id, &ops, &attrs, private_data)))
+    Fault::report(tables.and_then(|(ops, attrs)| run::rerun(dev_id, &ops, &attrs, private_data)))
 }
 
 /// `bdus_rerun`, for programs that require 0.1.0.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
     // SAFETY: a string, by the caller's promise.
     let path = unsafe { borrowed(dev_path) };
     let found = path.map_err(Fault::from).and_then(record::find_by_path);
-    Fault::tell(found.map(|number| {
+    Fault::report(found.map(|number| {
         if let Some(out) = out_dev_id {
             // SAFETY: the caller's promise.
             unsafe { out.write(number) }
@@ -127,13 +127,13 @@ pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
 /// `bdus_flush_dev`.
 #[unsafe(no_mangle)]
 pub extern "C" fn bdus_flush_dev_0_1_0_(dev_id: u64) -> bool {
-    Fault::tell(command::flush(dev_id))
+    Fault::report(command::flush(dev_id))
 }
 
 /// `bdus_destroy_dev`.
 #[unsafe(no_mangle)]
 pub extern "C" fn bdus_destroy_dev_0_1_0_(dev_id: u64) -> bool {
-    Fault::tell(command::destroy(dev_id, true))
+    Fault::report(command::destroy(dev_id, true))
 }
 
 /// `bdus_get_error_message`.

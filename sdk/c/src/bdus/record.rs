@@ -10,7 +10,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use sawmill_driver::client::ask;
+use sawmill_driver::client::query;
 
 use super::fault::Fault;
 use super::layout::{Attrs, Ops};
@@ -148,7 +148,7 @@ pub(super) fn find(number: u64) -> Result<Record, Fault> {
         return none(libc::EINVAL, format!("there never was a device with the id {number}"));
     }
     match Record::read(&folder()?.join(number.to_string())) {
-        Some(record) if ask(&record.socket(), "status").is_ok() => Ok(record),
+        Some(record) if query(&record.socket(), "status").is_ok() => Ok(record),
         _ => none(libc::ENODEV, format!("the device with the id {number} is not there any more")),
     }
 }

@@ -143,12 +143,12 @@ fn live(
             return Err(fault);
         }
     };
-    if let Err(fault) = driver.tell("initialize", ops.initialize) {
+    if let Err(fault) = driver.call("initialize", ops.initialize) {
         connection.give_up();
         return Err(fault);
     }
     let served = connection.serve(&driver);
-    let terminated = driver.tell("terminate", ops.terminate);
+    let terminated = driver.call("terminate", ops.terminate);
     if let Some(fault) = driver.failure.lock().take() {
         return Err(fault);
     }

@@ -55,13 +55,14 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
         for edge in edges {
             let (address, length) = (edge.start, edge.end - edge.start);
             let (mend, bytes) = (self.clone(), vec![0; length as usize]);
-            let hear = move |outcome, bytes| match mend.heard(outcome, Some((address, bytes))) {
-                Some(Ok(_)) => mend.write(),
-                Some(Err(error)) => mend.answer(Err(error)),
-                None => (),
-            };
+            let on_outcome =
+                move |outcome, bytes| match mend.answered(outcome, Some((address, bytes))) {
+                    Some(Ok(_)) => mend.write(),
+                    Some(Err(error)) => mend.answer(Err(error)),
+                    None => (),
+                };
             let (operation, flags) = (Operation::Read, Flags::default());
-            core.inner.submit(Request::with_bytes(operation, address, flags, bytes, hear));
+            core.inner.submit(Request::with_bytes(operation, address, flags, bytes, on_outcome));
         }
     }
 
@@ -131,7 +132,7 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
 
     /// Records an answer of the device inside. Returns the outcome of the step after its last
     /// answer.
-    fn heard(&self, outcome: Outcome, edge: Option<(u64, Vec<u8>)>) -> Option<Outcome> {
+    fn answered(&self, outcome: Outcome, edge: Option<(u64, Vec<u8>)>) -> Option<Outcome> {
         let mut body = self.body.lock();
         match outcome {
             Ok(_) => body.edges.extend(edge),
@@ -166,7 +167,7 @@ impl<D: BlockDevice + 'static> Exchange for WritePart<D> {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        if let Some(outcome) = self.write.heard(outcome, None) {
+        if let Some(outcome) = self.write.answered(outcome, None) {
             self.write.answer(outcome);
         }
     }

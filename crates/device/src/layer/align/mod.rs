@@ -197,8 +197,8 @@ impl<D: BlockDevice + 'static> Core<D> {
         for piece in pieces {
             let (address, length) = (piece.start, piece.end - piece.start);
             let (gather, wanted) = (gather.clone(), bytes.clone());
-            let hear = move |outcome, bytes: Vec<u8>| {
-                let ended = gather.lock().heard(outcome, (address, &bytes), &wanted);
+            let on_outcome = move |outcome, bytes: Vec<u8>| {
+                let ended = gather.lock().answered(outcome, (address, &bytes), &wanted);
                 if let Some((request, outcome)) = ended {
                     request.complete(outcome);
                 }
@@ -209,7 +209,7 @@ impl<D: BlockDevice + 'static> Core<D> {
                 address,
                 flags,
                 vec![0; length as usize],
-                hear,
+                on_outcome,
             ));
         }
     }
@@ -242,10 +242,10 @@ impl<D: BlockDevice + 'static> Core<D> {
             return self.inner.submit(request.then(move |outcome, asker| {
                 let core = stripe.leave().and_then(Weak::upgrade);
                 asker.complete(outcome);
-                core.iter().for_each(|core| core.look());
+                core.iter().for_each(|core| core.start_waiting());
             }));
         }
-        self.look();
+        self.start_waiting();
         self.enter(request_range(&request), false, |claim| {
             let core = Arc::downgrade(self);
             Work::Pass(request.then(move |outcome, asker| {
@@ -275,7 +275,7 @@ impl<D: BlockDevice + 'static> Core<D> {
             line.held.push(work(claim));
             drop(line);
             // The passes may have left before they could find this change in `held`.
-            self.look();
+            self.start_waiting();
         } else {
             drop(line);
             self.start(work(claim));
@@ -283,14 +283,14 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 
     /// A pass without a claim has left: changes that wait for all such passes may start.
-    fn look(&self) {
+    fn start_waiting(&self) {
         let mut line = self.line.lock();
-        self.let_held_go(&mut line);
+        self.release_held(&mut line);
         drop(line);
         self.start_ready();
     }
 
-    fn let_held_go(&self, line: &mut Line<D>) {
+    fn release_held(&self, line: &mut Line<D>) {
         if !line.held.is_empty() && self.passes.is_empty() {
             let Line { held, ready, .. } = line;
             ready.extend(held.drain(..));
@@ -312,7 +312,7 @@ impl<D: BlockDevice + 'static> Core<D> {
             Work::Pass(_) => ready.push_back(work),
             Work::Mend(_) => held.push(work),
         });
-        self.let_held_go(&mut line);
+        self.release_held(&mut line);
         if was_alone {
             self.passes.open();
         }
@@ -343,7 +343,7 @@ struct UnalignedRead {
 
 impl UnalignedRead {
     /// Copies an arrived piece to its place. The last piece returns the request and its outcome.
-    fn heard(
+    fn answered(
         &mut self,
         outcome: Outcome,
         piece: (u64, &[u8]),

@@ -125,8 +125,9 @@ impl Connection {
             0 => self.spare_reads.pop(),
             _ => None,
         };
-        let bytes =
-            spare.unwrap_or_else(|| BudgetBuffer::headed(self.account.tally(), head_bytes, end));
+        let bytes = spare.unwrap_or_else(|| {
+            BudgetBuffer::headed(self.account.connection_budget(), head_bytes, end)
+        });
         Body::Read { bytes, head_bytes, end }
     }
 }

@@ -83,7 +83,7 @@ impl State {
         let request = claim.request.take();
         let heard = move |outcome, asker: Box<dyn Exchange>| {
             if let Some(me) = me.upgrade() {
-                me.hear(&mut |state| state.changed(id));
+                me.notify(&mut |state| state.changed(id));
             }
             asker.complete(outcome);
         };

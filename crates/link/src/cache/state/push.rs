@@ -56,7 +56,7 @@ impl State {
                 let me = self.me.clone();
                 let request = request.then(move |outcome, asker| {
                     if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
-                        me.hear(&mut State::doubt);
+                        me.notify(&mut State::doubt);
                     }
                     asker.complete(outcome);
                 });
@@ -80,7 +80,7 @@ impl State {
 
     /// Starts an allocation query. It is about the device below: dirty bytes are written there
     /// first.
-    pub(super) fn ask(&mut self, request: Request) {
+    pub(super) fn start_query(&mut self, request: Request) {
         let pages = pages_of(request.address, request.length);
         self.push(request, &pages, NextStep::Below);
     }

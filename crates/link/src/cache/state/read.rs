@@ -47,7 +47,7 @@ impl State {
                 for hole in page.holes(length) {
                     add(&mut holes, base + hole.start as u64..base + hole.end as u64);
                 }
-                self.stats.hole_fetches.fetch_add(partly, Relaxed);
+                self.counters.hole_fetches.fetch_add(partly, Relaxed);
             }
         }
         holes.drain(..).for_each(|hole| self.fetch(&hole));
@@ -68,17 +68,18 @@ impl State {
                 self.table.page(piece.page).fetches += 1;
             }
             let me = self.me.clone();
-            let hear = move |outcome, bytes: Vec<u8>| {
+            let on_outcome = move |outcome, bytes: Vec<u8>| {
                 if let Some(me) = me.upgrade() {
-                    me.hear(&mut |state| state.fetched(address, &bytes, &outcome));
+                    me.notify(&mut |state| state.fetched(address, &bytes, &outcome));
                 }
             };
             let (operation, flags, bytes) =
                 (Operation::Read, Flags::default(), vec![0; length as usize]);
-            self.work
-                .push(Work::Below(Request::with_bytes(operation, address, flags, bytes, hear)));
-            self.stats.fetches.fetch_add(1, Relaxed);
-            self.stats.fetched_bytes.fetch_add(length, Relaxed);
+            self.work.push(Work::Below(Request::with_bytes(
+                operation, address, flags, bytes, on_outcome,
+            )));
+            self.counters.fetches.fetch_add(1, Relaxed);
+            self.counters.fetched_bytes.fetch_add(length, Relaxed);
             address += length;
         }
     }

@@ -22,7 +22,7 @@ impl State {
         if self.wait_lists.held.is_empty() && self.has_room(&request) {
             return self.store(request);
         }
-        self.stats.writes_held.fetch_add(1, Relaxed);
+        self.counters.writes_held.fetch_add(1, Relaxed);
         self.wait_lists.held.push_back(request);
         self.press();
         None
@@ -56,8 +56,8 @@ impl State {
             }
             self.dirty.bytes += new;
         }
-        self.stats.partial_writes.fetch_add(u64::from(partial), Relaxed);
-        self.stats.bytes_written_by_user.fetch_add(request.length, Relaxed);
+        self.counters.partial_writes.fetch_add(u64::from(partial), Relaxed);
+        self.counters.bytes_written_by_user.fetch_add(request.length, Relaxed);
         self.note_unsaved();
         if fua || self.setup.policy == Policy::WriteThrough {
             let pages = pages_of(request.address, request.length);

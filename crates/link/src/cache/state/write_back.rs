@@ -145,12 +145,12 @@ impl State {
             Payload::Packed(self.pack(runs, address))
         };
         let bytes = if let Payload::Packed(bytes) = &payload { bytes.len() as u64 } else { length };
-        let kind = if plain { &self.stats.plain_sent } else { &self.stats.packed_sent };
+        let kind = if plain { &self.counters.plain_sent } else { &self.counters.packed_sent };
         kind.fetch_add(1, Relaxed);
         let whole =
             runs.iter().filter(|run| run.inside == (0..self.table.page_length(run.page))).count();
-        self.stats.whole_pages_sent.fetch_add(whole as u64, Relaxed);
-        self.stats.bytes_sent.fetch_add(bytes, Relaxed);
+        self.counters.whole_pages_sent.fetch_add(whole as u64, Relaxed);
+        self.counters.bytes_sent.fetch_add(bytes, Relaxed);
         let saved_bytes = whole_bytes - bytes as i64;
         let write_back = Box::new(WriteBack { me: self.me.clone(), payload, pages, saved_bytes });
         let request = Request::new(Operation::Write, address, bytes, flags, write_back);
@@ -177,12 +177,12 @@ impl State {
             Ok(_) => {
                 self.dirty.saved_bytes += saved_bytes;
                 let total_bytes = u64::try_from(self.dirty.saved_bytes).unwrap_or(0);
-                self.stats.bytes_saved.fetch_max(total_bytes, Relaxed);
+                self.counters.bytes_saved.fetch_max(total_bytes, Relaxed);
                 pages.iter().for_each(|number| self.saved(*number));
                 self.table.trim();
             }
             Err(error) => {
-                self.stats.write_back_errors.fetch_add(1, Relaxed);
+                self.counters.write_back_errors.fetch_add(1, Relaxed);
                 tracing::warn!(pages = pages.len(), %error, "cache: write-back failed; its bytes \
                     stay dirty");
                 pages.iter().for_each(|number| self.not_saved(*number, error));
@@ -280,7 +280,7 @@ impl Exchange for WriteBack {
         // Later writes to these pages need not copy them.
         drop(payload);
         if let Some(me) = me.upgrade() {
-            me.hear(&mut |state| state.sent(&pages, saved_bytes, &outcome));
+            me.notify(&mut |state| state.sent(&pages, saved_bytes, &outcome));
         }
     }
 }

@@ -40,7 +40,7 @@ const UNPROVED_EVERY_NS: u64 = SECOND;
 /// The longest use of a connection's keys, and the interval of checks whether new keys are due.
 const REKEY_NS: u64 = 24 * 3600 * SECOND;
 const REKEY_LOOK_NS: u64 = SECOND;
-const OVERDUE: u64 = 16;
+const OVERDUE_FACTOR: u64 = 16;
 
 /// An attempt to connect.
 #[derive(Default)]
@@ -149,8 +149,8 @@ impl Control {
 
     /// Makes a new connection long before the keys of this one have sealed too much. It waits until
     /// nothing is in flight, so that no request waits for requests of the old connection at a
-    /// device. After [`OVERDUE`] times as long without an idle moment it does not wait: unanswered
-    /// requests are sent again.
+    /// device. After [`OVERDUE_FACTOR`] times as long without an idle moment it does not wait:
+    /// unanswered requests are sent again.
     pub(super) fn rekey(&mut self, of: &Initiator, live: &LiveConnection, now: u64) {
         if now < self.rekey_look_ns {
             return;
@@ -163,7 +163,7 @@ impl Control {
             self.rekey_look_ns = now + REKEY_LOOK_NS;
             return;
         }
-        self.attempt.wanted |= of.pendings.count() == 0 || is_due(OVERDUE);
+        self.attempt.wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);
     }
 
     pub(super) fn welcomed(&mut self, of: &Initiator, message: &[u8], now: u64) {
@@ -257,7 +257,7 @@ impl Initiator {
         Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended)
     }
 
-    pub(in crate::initiator) fn say_hello(
+    pub(in crate::initiator) fn send_hello(
         &self,
         path: &Path,
         link: u8,

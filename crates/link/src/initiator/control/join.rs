@@ -98,7 +98,7 @@ impl Way {
 
 impl JoinAttempt {
     /// Chooses the length of the next word, and when one more follows.
-    fn say(&mut self, path: &Path, now: u64) {
+    fn plan_next_word(&mut self, path: &Path, now: u64) {
         if self.said > 0 && path.peer != Peer::Stream {
             self.packet_bytes = match self.kept_bytes {
                 Some(kept_bytes) => kept_bytes,
@@ -159,7 +159,7 @@ impl Control {
     }
 
     /// Joins link `index`, and probes it if it is silent or idle.
-    pub(super) fn look_after(&mut self, live: &LiveConnection, index: usize, now: u64) {
+    pub(super) fn maintain_link(&mut self, live: &LiveConnection, index: usize, now: u64) {
         let Some(path) = self.ways[index].path.clone() else { return };
         let random = &mut self.random;
         let way = &mut self.ways[index];
@@ -175,7 +175,7 @@ impl Control {
                 Some(JoinAttempt { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
         }
         let Some(join) = way.attempt.as_mut().filter(|join| now >= join.next_ns) else { return };
-        join.say(&path, now);
+        join.plan_next_word(&path, now);
         let word = Word {
             kind: WordKind::Join,
             link: index as u8,

@@ -76,7 +76,7 @@ impl Control {
         // Otherwise a close would hit the exports that have their numbers on the new connection.
         closed.iter().for_each(|export| of.pendings.set_number(export.number, NOT_OPEN));
         let asked: Vec<_> =
-            open.into_iter().map(|export| (ask_again(of, &export), export)).collect();
+            open.into_iter().map(|export| (request_again(of, &export), export)).collect();
         if asked.is_empty() {
             all_open(of, local);
         }
@@ -85,7 +85,7 @@ impl Control {
 
     /// Checks whether the exports that were requested again are open. Repeated requests are sent
     /// after the step.
-    pub(super) fn look_at_reopened(&mut self, of: &Initiator) {
+    pub(super) fn check_reopened(&mut self, of: &Initiator) {
         while let Some((answer, open_export)) = self.reopening.asked.first() {
             let Some(outcome) = answer.poll() else { return };
             let open_export = Arc::clone(open_export);
@@ -97,7 +97,7 @@ impl Control {
                 Ok(opened) => self.reopened(of, &open_export, &opened),
                 // The target is stopping, or the former user's requests are not done: ask again.
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    self.reopening.asked[0].0 = ask_again(of, &open_export);
+                    self.reopening.asked[0].0 = request_again(of, &open_export);
                     return;
                 }
                 Err(error) => return self.fail(of, error),
@@ -138,7 +138,7 @@ fn all_open(of: &Initiator, local: u64) {
 /// Uses the export's reservation: if another initiator has had the export since, the reservation is
 /// over. Never takes over: an initiator that has the export now took it over, or was admitted after
 /// we were given up.
-fn ask_again(of: &Initiator, open_export: &OpenExport) -> Answer {
+fn request_again(of: &Initiator, open_export: &OpenExport) -> Answer {
     let mode = OpenMode { take_over: false, ..open_export.mode };
     of.queue_open(&open_export.export, mode, open_export.answer.reservation)
 }

@@ -2,20 +2,20 @@
 //!
 //! Invariant: a process without links still lists every metric with its help, and no samples.
 //!
-//! Not here: what the numbers mean (`link::told`).
+//! Not here: what the numbers mean (`link::end_report`).
 
 use super::text::{Exposition, Kind, Metric, counter, gauge, labels};
-use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
+use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, LinkReport};
 
 /// Per end of links, without labels.
-pub(super) const END: &[Metric<EndTold>] = &[gauge(
+pub(super) const END: &[Metric<EndReport>] = &[gauge(
     "sawmill_link_connections",
     "Initiators connected to a target; for an `attach`, whether it is connected.",
     |e| e.connections.iter().filter(|c| c.connected).count() as u64,
 )];
 
 /// Per connection, labels `connection` (the same at both ends) and `peer`.
-pub(super) const CONNECTION: &[Metric<ConnectionTold>] = &[
+pub(super) const CONNECTION: &[Metric<ConnectionReport>] = &[
     gauge("sawmill_link_connected", "1 while connected, 0 while the target is unreachable.", |c| {
         u64::from(c.connected)
     }),
@@ -39,7 +39,7 @@ pub(super) const CONNECTION: &[Metric<ConnectionTold>] = &[
 ];
 
 /// Per link, labels `connection`, `peer`, `link` (the same at both ends) and `address`.
-pub(super) const LINK: &[Metric<LinkTold>] = &[
+pub(super) const LINK: &[Metric<LinkReport>] = &[
     gauge(
         "sawmill_link_up",
         "1 while the link carries requests, 0 while it is down or silent.",
@@ -84,7 +84,7 @@ pub(super) const LINK_RTT: (&str, &str) =
     ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its acknowledgement.");
 
 /// The byte-granular cache of an `attach`, without labels.
-pub(super) const LINK_CACHE: &[Metric<CacheTold>] = &[
+pub(super) const LINK_CACHE: &[Metric<CacheReport>] = &[
     gauge(
         "sawmill_link_cache_dirty_bytes",
         "Dirty bytes: the target does not have them yet.",
@@ -118,15 +118,15 @@ pub(super) const LINK_CACHE: &[Metric<CacheTold>] = &[
 ];
 
 /// The metrics of links; without any link, only their names and help.
-pub(super) fn write(text: &mut Exposition, end: Option<&EndTold>) {
+pub(super) fn write(text: &mut Exposition, end: Option<&EndReport>) {
     // Without an end there are no samples below, but every head all the same.
     let connections = end.map_or(&[][..], |end| &end.connections);
     let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
     text.table(END, &ends);
-    let of = |c: &ConnectionTold| labels(&[("connection", &c.id), ("peer", &c.peer)]);
+    let of = |c: &ConnectionReport| labels(&[("connection", &c.id), ("peer", &c.peer)]);
     let told: Vec<_> = connections.iter().map(|c| (of(c), c)).collect();
     text.table(CONNECTION, &told);
-    let of_link = |c: &ConnectionTold, l: &LinkTold| {
+    let of_link = |c: &ConnectionReport, l: &LinkReport| {
         let address = l.address.as_deref().unwrap_or_default();
         format!("{},{}", of(c), labels(&[("link", &l.link.to_string()), ("address", address)]))
     };

@@ -97,7 +97,7 @@ impl Shape {
 
 /// The disk space that serving the volume takes on this machine by default.
 fn said_of_serving(context: &Context, record: &VolumeRecord) -> Option<String> {
-    let (state, cache) = (context.places.state_folder().ok()?, context.places.cache_path().ok()?);
+    let (state, cache) = (context.paths.state_folder().ok()?, context.paths.cache_path().ok()?);
     let least = limits::journal_bytes_min(record.segment_bytes);
     let journal = sizes::journal(sizes::free_bytes(&state), 1, least);
     Some(format!(
@@ -110,7 +110,7 @@ fn said_of_serving(context: &Context, record: &VolumeRecord) -> Option<String> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let options = arguments.shape.options(arguments.size);
     let record = sawmill_volume::create(&*store, &address.name, &options)?;

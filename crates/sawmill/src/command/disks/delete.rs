@@ -40,14 +40,14 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let record = match sawmill_volume::find(&*store, &address.name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             // An interrupted delete left something: there is nothing more to ask.
             let finished = sawmill_volume::finish_delete(&*store, &address.name)?;
             let id = finished.volume_id.to_string();
-            let folder = context.places.volume_folder(&id, &address.store_url)?;
+            let folder = context.paths.volume_folder(&id, &address.store_url)?;
             // A process that still serves it has its journal open there.
             if control::attached(&folder)?.is_none() {
                 forget_state(&folder);
@@ -56,7 +56,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         record => record?,
     };
-    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    let folder = context.paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     // Before the question: nobody should agree to what is refused anyway.
     if let Some(served) = control::attached(&folder)? {
         return Err(Failure::new(

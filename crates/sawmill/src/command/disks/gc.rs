@@ -76,14 +76,14 @@ fn parse_threshold(text: &str) -> Result<f64, String> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     if arguments.dry_run {
         let store = wiring::open_store(&address.store_url)?;
         // Read from the store alone: a dry run must not fence, and works beside any server.
         let garbage = sawmill_volume::gc::garbage(&*store, &address.name, arguments.threshold)?;
-        return tell_garbage(context, arguments, &address, garbage);
+        return report_garbage(context, arguments, &address, garbage);
     }
-    let served = control::served(&context.places.state_folder()?, &address)?;
+    let served = control::served(&context.paths.state_folder()?, &address)?;
     let answer = match served {
         Some((_, process)) if process.volumes.iter().any(|volume| volume.read_only) => {
             let text = format!(
@@ -103,7 +103,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                     .map_or((0, 0), |status| left(&status))
             };
             watch(look, || {
-                control::ask_writer(&folder, &request)?.ok_or_else(|| {
+                control::query_writer(&folder, &request)?.ok_or_else(|| {
                     let name = &address.name;
                     let text =
                         format!("volume {name} is no longer served for writing here; try again");
@@ -113,7 +113,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         None => at_rest(context, arguments, &address)?,
     };
-    tell_moved(context, arguments, &address, answer)
+    report_moved(context, arguments, &address, answer)
 }
 
 fn left(status: &VolumeStatus) -> (u64, u64) {
@@ -126,8 +126,7 @@ fn at_rest(
     address: &VolumeAddress,
 ) -> Result<CollectReply> {
     let (_, record) = wiring::find(address)?;
-    let attached =
-        arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
+    let attached = arguments.attach.open(&context.paths, address, &record, arguments.no_fencing)?;
     let volume = attached.volume.clone();
     let look = || {
         let status = volume.status();
@@ -163,7 +162,7 @@ fn watch(
     })
 }
 
-fn tell_garbage(
+fn report_garbage(
     context: &Context,
     arguments: &Arguments,
     address: &VolumeAddress,
@@ -192,7 +191,7 @@ fn tell_garbage(
     Ok(Exit::Ok)
 }
 
-fn tell_moved(
+fn report_moved(
     context: &Context,
     arguments: &Arguments,
     address: &VolumeAddress,

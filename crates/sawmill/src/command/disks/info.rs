@@ -109,16 +109,16 @@ struct Document {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
-    let remarks = |end, id| seen::remarks(&context.places, id, &address.store_url, end);
-    let document = match control::served(&context.places.state_folder()?, &address)? {
+    let address = context.paths.resolve(&arguments.volume)?;
+    let remarks = |end, id| seen::remarks(&context.paths, id, &address.store_url, end);
+    let document = match control::served(&context.paths.state_folder()?, &address)? {
         Some((_, process)) => {
             // No comparison with the store here: it may be unreachable, and the server notes what
             // it has.
             let mut live = of_live(&address, process);
             if let Ok(id) = live.record.id.parse() {
                 live.remarks = remarks(None, id);
-                live.elsewhere = seen::elsewhere(&context.places, id, &address.store_url);
+                live.elsewhere = seen::elsewhere(&context.paths, id, &address.store_url);
             }
             live
         }
@@ -146,7 +146,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 cache: None,
                 live: None,
                 remarks: remarks(Some((rest.epoch, rest.stored_sequence)), record.volume_id),
-                elsewhere: seen::elsewhere(&context.places, record.volume_id, &address.store_url),
+                elsewhere: seen::elsewhere(&context.paths, record.volume_id, &address.store_url),
             }
         }
     };

@@ -63,7 +63,7 @@ impl UnnamedDocument {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let url = match &arguments.store {
         Some(url) => url.clone(),
-        None => context.places.default_store()?,
+        None => context.paths.default_store()?,
     };
     let store = wiring::open_store(&url)?;
     let mut rows = Vec::new();
@@ -72,7 +72,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     for (listed, size_bytes) in listed.into_iter().zip(sizes) {
         rows.push(match listed.record.and_then(|record| Ok((record, size_bytes?))) {
             Ok((record, size_bytes)) => {
-                let folder = context.places.volume_folder(&record.volume_id.to_string(), &url)?;
+                let folder = context.paths.volume_folder(&record.volume_id.to_string(), &url)?;
                 let attached = attached_to(&folder);
                 let volume =
                     Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });

@@ -41,7 +41,7 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let record = match (
         sawmill_volume::rename(&*store, &address.name, &arguments.new),

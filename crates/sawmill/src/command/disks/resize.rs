@@ -51,9 +51,9 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    let folder = context.paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     // The server's answer always has the current size.
     let served = control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next());
     let old_size_bytes = match &served {
@@ -71,12 +71,12 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         return Err(Failure::new(Exit::Refused, text));
     }
     let resized =
-        control::ask_writer::<ResizeReply>(&folder, &ControlRequest::Resize { size_bytes });
+        control::query_writer::<ResizeReply>(&folder, &ControlRequest::Resize { size_bytes });
     let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
     // A volume that has the size already is not attached: that would cost an epoch for nothing.
     if resized.is_none() && size_bytes != old_size_bytes {
         let attached =
-            arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
+            arguments.attach.open(&context.paths, &address, &record, arguments.no_fencing)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
         // Close even if the size was refused: that stores what the journal held.
         attached.close()?;

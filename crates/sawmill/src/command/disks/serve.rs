@@ -24,7 +24,7 @@ use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::command::Context;
 use crate::command::opening::{OpenArguments, Tuning};
-use crate::config::Places;
+use crate::config::Paths;
 use crate::daemon::{self, DoorOf, print_event};
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::DoorOptions;
@@ -144,21 +144,21 @@ pub(in crate::command) enum ServeEvent {
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
-    let plan = plan(&context.places, arguments)?;
-    let (tell, hear) = sync_channel(daemon::EVENTS_MAX);
+    let plan = plan(&context.paths, arguments)?;
+    let (sender, receiver) = sync_channel(daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(tell.clone(), started.clone(), false)?;
-    let ring = tell.clone();
-    let bell = Box::new(move |asked| ring.send(ServeEvent::HandOff(asked)).is_ok());
+    forward_signals(sender.clone(), started.clone(), false)?;
+    let to_main = sender.clone();
+    let notifier = Box::new(move |asked| to_main.send(ServeEvent::HandOff(asked)).is_ok());
     let (serving, admin) = match arguments.take_over {
-        true => successor::take_over(&context.places, plan.clone(), bell)?,
-        false => wiring::serve(&context.places, plan.clone(), bell)?,
+        true => successor::take_over(&context.paths, plan.clone(), notifier)?,
+        false => wiring::serve(&context.paths, plan.clone(), notifier)?,
     };
     started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
     daemon::notify(sd_notify::NotifyState::Ready);
     let again = ReopenQueue::new(&plan, &serving);
-    match serve_on(context.json, &serving, &again, &admin, &hear) {
+    match serve_on(context.json, &serving, &again, &admin, &receiver) {
         ServeEnd::HandedOver(done) => {
             // Everything belongs to the successor: close, store and remove nothing here.
             admin.finish_answers();
@@ -177,21 +177,18 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     tracing::info!(
         "stopping: finishing requests and storing everything; a second signal stops immediately"
     );
-    let outcome = close(context.json, &serving, &tell, &hear);
+    let outcome = close(context.json, &serving, &sender, &receiver);
     // Kept until now, so that `info` and `wait` get answers while everything is being stored.
     drop(admin);
     outcome
 }
 
-fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
-    let volumes = arguments
-        .volumes
-        .iter()
-        .map(|text| places.resolve_cut(text))
-        .collect::<Result<Vec<_>>>()?;
-    let doors = arguments.doors.plans_or(&places.nbd_socket()?);
+fn plan(paths: &Paths, arguments: &Arguments) -> Result<Plan> {
+    let volumes =
+        arguments.volumes.iter().map(|text| paths.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
+    let doors = arguments.doors.plans_or(&paths.nbd_socket()?);
     doors.iter().try_for_each(|door| door.check(volumes.len()))?;
-    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
     Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }
 
@@ -199,7 +196,7 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
 /// to request a clean end. While the process starts, a second signal kills it; accepted writes
 /// survive that. Without `reloads`, SIGHUP ends the process too.
 pub(in crate::command) fn forward_signals(
-    tell: SyncSender<ServeEvent>,
+    sender: SyncSender<ServeEvent>,
     started: Arc<AtomicBool>,
     reloads: bool,
 ) -> Result<()> {
@@ -224,7 +221,7 @@ pub(in crate::command) fn forward_signals(
                 ServeEvent::Signal
             }
         };
-        tell.send(word).is_ok()
+        sender.send(word).is_ok()
     })
 }
 
@@ -273,16 +270,16 @@ fn serve_on(
     serving: &Arc<ServeProcess>,
     reopen_queue: &Arc<ReopenQueue>,
     admin: &Admin,
-    hear: &Receiver<ServeEvent>,
+    receiver: &Receiver<ServeEvent>,
 ) -> ServeEnd {
     let mut known: Vec<HealthStatus> = serving.volumes.iter().map(ServedVolume::health).collect();
     loop {
         // Users of a closed volume wait, so it is tried more often than health is looked at.
         let is_any_away = serving.away().next().is_some();
-        match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
+        match receiver.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
             Ok(ServeEvent::Collect) => serving.collect_all(),
             Ok(ServeEvent::HandOff(asked)) => {
-                if let Some(until) = hand_off(serving, reopen_queue, admin, hear, &asked) {
+                if let Some(until) = hand_off(serving, reopen_queue, admin, receiver, &asked) {
                     return until;
                 }
             }
@@ -315,7 +312,7 @@ fn hand_off(
     serving: &Arc<ServeProcess>,
     again: &Arc<ReopenQueue>,
     admin: &Admin,
-    hear: &Receiver<ServeEvent>,
+    receiver: &Receiver<ServeEvent>,
     request: &HandOffRequest,
 ) -> Option<ServeEnd> {
     let outcome = Predecessor { serving, reopen_queue: again, admin }.hand_off(&request.wanted);
@@ -335,7 +332,7 @@ fn hand_off(
     // If this process continues to serve, the loop handles what arrived during the attempt.
     // Otherwise it was meant for the server, so the successor gets it.
     let done = done?;
-    for heard in hear.try_iter() {
+    for heard in receiver.try_iter() {
         let signal = match heard {
             ServeEvent::Signal => Signal::TERM,
             ServeEvent::Collect => Signal::USR1,
@@ -353,17 +350,17 @@ fn hand_off(
 pub(in crate::command) fn close(
     json: bool,
     serving: &Arc<ServeProcess>,
-    tell: &SyncSender<ServeEvent>,
-    hear: &Receiver<ServeEvent>,
+    sender: &SyncSender<ServeEvent>,
+    receiver: &Receiver<ServeEvent>,
 ) -> Result<Exit> {
     // First: their users wait for a volume that this process does not open any more, so their doors
     // could not finish.
     serving.leave_away();
-    start_closing(serving, tell)?;
+    start_closing(serving, sender)?;
     let mut open: Vec<usize> = (0..serving.volumes.len()).collect();
     let mut worst = None;
     while !open.is_empty() {
-        match hear.recv_timeout(REMIND_EVERY) {
+        match receiver.recv_timeout(REMIND_EVERY) {
             Err(RecvTimeoutError::Timeout) => {
                 let names: Vec<_> =
                     open.iter().map(|index| serving.volumes[*index].name()).collect();
@@ -375,7 +372,7 @@ pub(in crate::command) fn close(
             }
             Ok(ServeEvent::Closed(index, outcome)) => {
                 open.retain(|other| *other != index);
-                tell_stopped(json, &serving.volumes[index], &outcome);
+                report_stopped(json, &serving.volumes[index], &outcome);
                 if let Err(failure) = outcome {
                     worst.get_or_insert(failure);
                 }
@@ -412,8 +409,8 @@ fn close_served(served_volume: &ServedVolume) -> Result<()> {
 
 /// Lets the doors finish, then closes each volume on a thread of its own, because each may have to
 /// wait.
-fn start_closing(serving: &Arc<ServeProcess>, tell: &SyncSender<ServeEvent>) -> Result<()> {
-    let (serving, tell) = (Arc::clone(serving), tell.clone());
+fn start_closing(serving: &Arc<ServeProcess>, sender: &SyncSender<ServeEvent>) -> Result<()> {
+    let (serving, sender) = (Arc::clone(serving), sender.clone());
     let all = move || {
         // The requester may kill this process soon, and memory may be lost with it (as in a
         // container).
@@ -427,10 +424,10 @@ fn start_closing(serving: &Arc<ServeProcess>, tell: &SyncSender<ServeEvent>) -> 
         serving.forget_added_doors();
         std::thread::scope(|scope| {
             for (index, served) in serving.volumes.iter().enumerate() {
-                let tell = tell.clone();
+                let sender = sender.clone();
                 // After a second signal there is no listener any more.
                 scope.spawn(move || {
-                    drop(tell.send(ServeEvent::Closed(index, close_served(served))))
+                    drop(sender.send(ServeEvent::Closed(index, close_served(served))))
                 });
             }
         });
@@ -441,7 +438,7 @@ fn start_closing(serving: &Arc<ServeProcess>, tell: &SyncSender<ServeEvent>) -> 
         .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
 }
 
-fn tell_stopped(json: bool, served_volume: &ServedVolume, outcome: &Result<()>) {
+fn report_stopped(json: bool, served_volume: &ServedVolume, outcome: &Result<()>) {
     let everything_stored = outcome.is_ok();
     let positions = served_volume.positions();
     if json {

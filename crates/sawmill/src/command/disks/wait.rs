@@ -41,12 +41,12 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
-    let folder = match control::served(&context.places.state_folder()?, &address)? {
+    let address = context.paths.resolve(&arguments.volume)?;
+    let folder = match control::served(&context.paths.state_folder()?, &address)? {
         Some((folder, _)) => folder,
         None => {
             let (_, record) = wiring::find(&address)?;
-            context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?
+            context.paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?
         }
     };
     let safety = if arguments.stored { "stored" } else { "logged" };

@@ -85,7 +85,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let UblkOptions { mut run_folder, link_folder, .. } = UblkOptions::new("any");
     // Devices without privileges have their facts in the folder of their user.
     if !rustix::process::geteuid().is_root() {
-        run_folder = context.places.ublk_folder()?;
+        run_folder = context.paths.ublk_folder()?;
     }
     match &arguments.action {
         Action::List => list(context, &run_folder),
@@ -138,7 +138,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     // A device of a past state has its cut behind the volume; both have one state folder.
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
     let folder = folder
-        .map(|folder| context.places.state_folder().map(|state| state.join(folder)))
+        .map(|folder| context.paths.state_folder().map(|state| state.join(folder)))
         .transpose()?;
     let request = ControlRequest::AddDoor(DoorPlan::parse(&format!("ublk={id}"))?);
     let served = match folder {
@@ -147,7 +147,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     };
     match served {
         Some(folder) => {
-            let DoorAdded { address, .. } = control::ask_any(&folder, &name, &request)?;
+            let DoorAdded { address, .. } = control::query_any(&folder, &name, &request)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "recovered": id, "address": address }))?,
                 false => output::line(&format!("{address} has resumed"))?,

@@ -74,7 +74,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         Action::Remove(what) => {
             let (folder, name) = folder_of(context, &what.volume)?;
             let request = ControlRequest::RemoveDoor { address: what.address.clone() };
-            let DoorRemoved { removed } = control::ask_any(&folder, &name, &request)?;
+            let DoorRemoved { removed } = control::query_any(&folder, &name, &request)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "volume": name, "removed": removed }))?,
                 false => output::line(&format!("{name}: removed {removed}"))?,
@@ -86,8 +86,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 
 /// The folder of the process that serves the volume, and the volume's name.
 fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
-    let address = context.places.resolve(&volume.volume)?;
-    let served = control::served(&context.places.state_folder()?, &address)?;
+    let address = context.paths.resolve(&volume.volume)?;
+    let served = control::served(&context.paths.state_folder()?, &address)?;
     let Some((folder, _)) = served else { return Err(control::not_served(&address.name)) };
     Ok((folder, address.name))
 }
@@ -100,7 +100,7 @@ fn add(context: &Context, arguments: &AddArguments) -> Result<Exit> {
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {
         // Printed one by one: the doors before one that fails stay open.
-        let added: DoorAdded = control::ask_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
+        let added: DoorAdded = control::query_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
         match context.json {
             true => output::json_event(&added)?,
             false => output::line(&added.address)?,
@@ -110,8 +110,8 @@ fn add(context: &Context, arguments: &AddArguments) -> Result<Exit> {
 }
 
 fn list(context: &Context, volume: &Volume) -> Result<Exit> {
-    let address = context.places.resolve(&volume.volume)?;
-    let served = control::served(&context.places.state_folder()?, &address)?;
+    let address = context.paths.resolve(&volume.volume)?;
+    let served = control::served(&context.paths.state_folder()?, &address)?;
     let Some((_, process)) = served else { return Err(control::not_served(&address.name)) };
     let doors: Vec<_> = process.volumes.into_iter().flat_map(|volume| volume.doors).collect();
     match context.json {

@@ -43,8 +43,8 @@ pub(in crate::command) struct Arguments {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve_cut(&arguments.volume)?;
-    let served = control::served(&context.places.state_folder()?, &address)?;
+    let address = context.paths.resolve_cut(&arguments.volume)?;
+    let served = control::served(&context.paths.state_folder()?, &address)?;
     let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
     // Absolute, because the serving process may run in another folder.
     let binary = arguments.binary.as_ref();
@@ -55,7 +55,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         timeout: arguments.timeout,
         stall_max: arguments.stall_max,
     });
-    let done: HandOffResult = control::ask_any(&folder, &address.name, &request)?;
+    let done: HandOffResult = control::query_any(&folder, &address.name, &request)?;
     if done.unheard {
         let text = format!(
             "process {} took over and then did not report: check that it serves, or start a \

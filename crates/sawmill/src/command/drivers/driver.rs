@@ -78,7 +78,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         Action::List => return list(context),
         Action::Socket(device) => {
             let socket = socket_of(context, &device.name)?;
-            ask(&socket, &device.name, "status")?;
+            query_host(&socket, &device.name, "status")?;
             let socket = socket.display().to_string();
             match context.json {
                 true => output::json(&serde_json::json!({ "socket": socket }))?,
@@ -86,25 +86,25 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             }
         }
         Action::Flush(device) => {
-            drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?)
+            drop(query_host(&socket_of(context, &device.name)?, &device.name, "flush")?)
         }
         Action::End(end) => {
             let what = if end.now { "fail" } else { "end" };
-            drop(ask(&socket_of(context, &end.device.name)?, &end.device.name, what)?);
+            drop(query_host(&socket_of(context, &end.device.name)?, &end.device.name, what)?);
         }
         Action::Replace(device) => {
-            drop(ask(&socket_of(context, &device.name)?, &device.name, "replace")?)
+            drop(query_host(&socket_of(context, &device.name)?, &device.name, "replace")?)
         }
     }
     Ok(Exit::Ok)
 }
 
 fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
-    Ok(context.places.driver_folder(name)?.join(SOCKET))
+    Ok(context.paths.driver_folder(name)?.join(SOCKET))
 }
 
 /// Sends a question to a host and returns the answer.
-fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
+fn query_host(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
             let text =
@@ -132,13 +132,13 @@ fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
 }
 
 fn list(context: &Context) -> Result<Exit> {
-    let folder = context.places.state_folder()?.join(DRIVERS_FOLDER);
+    let folder = context.paths.state_folder()?.join(DRIVERS_FOLDER);
     let mut rows = Vec::new();
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let socket = entry.path().join(SOCKET);
         // A host that does not answer has exited.
-        if let Ok(facts) = ask(&socket, &name, "status") {
+        if let Ok(facts) = query_host(&socket, &name, "status") {
             rows.push(row(name, socket.display().to_string(), &facts));
         }
     }

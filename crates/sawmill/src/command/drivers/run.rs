@@ -84,7 +84,7 @@ pub(in crate::command) fn parse_option(text: &str) -> Result<(String, String), S
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
     let name = name_of(arguments)?;
-    let folder = context.places.driver_folder(&name)?;
+    let folder = context.paths.driver_folder(&name)?;
     let mut doors = arguments.doors.clone();
     doors.extend(arguments.more_doors.plans());
     if doors.is_empty() {
@@ -105,10 +105,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     };
     // The reader of the events may be gone, for example a driver that started this host and died.
     // The device stays.
-    let tell = |event: &DeviceEvent<'_>| {
-        say(context.json, event).or_else(|failure| unheard(event, failure))
+    let on_event = |event: &DeviceEvent<'_>| {
+        report_event(context.json, event).or_else(|failure| unheard(event, failure))
     };
-    driving::drive(plan, &mut |told| tell(told))
+    driving::drive(plan, &mut |told| on_event(told))
 }
 
 /// A lost event matters only if drivers do not know yet where to connect.
@@ -132,7 +132,7 @@ fn name_of(arguments: &Arguments) -> Result<String> {
     })
 }
 
-fn say(json: bool, event: &DeviceEvent<'_>) -> Result<()> {
+fn report_event(json: bool, event: &DeviceEvent<'_>) -> Result<()> {
     if json {
         return output::json_event(event);
     }

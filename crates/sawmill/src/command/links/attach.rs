@@ -2,7 +2,7 @@
 //!
 //! Invariants: doors open after the target has described the device. At the end, doors close first,
 //! then the cache is flushed, then the link ends. A fenced process exits by itself. Not here: how a
-//! link works (`sawmill-link`), what is reported of it (`link::told`).
+//! link works (`sawmill-link`), what is reported of it (`link::end_report`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
 use crate::link::KeyOptions;
-use crate::link::place::LinkPlace;
+use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, StatusListener, Teller};
+use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
-use crate::link::told::{CacheTold, ConnectionTold, EndTold, StatusListener, Teller};
 use crate::listening::check_free;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_duration, parse_size};
@@ -213,10 +213,10 @@ impl Front {
         }
     }
 
-    fn cache_told(&self) -> Option<CacheTold> {
+    fn cache_told(&self) -> Option<CacheReport> {
         match self {
             Front::Plain(_) => None,
-            Front::Cached(cache) => Some(CacheTold::new(cache.stats())),
+            Front::Cached(cache) => Some(CacheReport::new(cache.counters())),
         }
     }
 }
@@ -231,11 +231,11 @@ enum AttachEvent {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
     let began = Instant::now();
-    let place = LinkPlace::parse(&arguments.link)?;
+    let place = LinkLocation::parse(&arguments.link)?;
     let export = place.export()?.to_owned();
     let name = name_of(arguments, &export)?;
-    let folder = context.places.links_folder()?.join(&name);
-    let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
+    let folder = context.paths.links_folder()?.join(&name);
+    let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
     let security = arguments.key.security()?;
     let timeout_s = whole_seconds(arguments.timeout);
     let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
@@ -260,19 +260,19 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         // A target may lose what was not flushed while no initiator is attached to learn of it.
         outlives_server: false,
     };
-    let tell_main = ring.clone();
-    daemon::on_signals(&[SIGTERM, SIGINT], move |_| tell_main.send(AttachEvent::Signal).is_ok())?;
+    let to_main = sender.clone();
+    daemon::on_signals(&[SIGTERM, SIGINT], move |_| to_main.send(AttachEvent::Signal).is_ok())?;
     make_folder(&folder)?;
     doors.open_all(&plans, &[shown])?;
-    let tell = teller(&place, &remote, &front);
-    let _telling = StatusListener::start(&context.places.links_folder()?, Arc::clone(&tell))?;
-    let admin = arguments.admin.map(|at| admin(at, tell, &doors, began)).transpose()?;
+    let teller = teller(&place, &remote, &front);
+    let _telling = StatusListener::start(&context.paths.links_folder()?, Arc::clone(&teller))?;
+    let admin = arguments.admin.map(|at| admin(at, teller, &doors, began)).transpose()?;
     let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
     attachment.announce(admin.as_ref())?;
     daemon::notify(sd_notify::NotifyState::Ready);
-    let failure = attachment.go_on(&hear);
+    let failure = attachment.handle_events(&receiver);
     daemon::notify(sd_notify::NotifyState::Stopping);
-    attachment.end(failure, &ring, &hear)
+    attachment.end(failure, &sender, &receiver)
 }
 
 fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
@@ -301,7 +301,7 @@ fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> 
     admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
 }
 
-fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Result<Admin> {
+fn admin(at: SocketAddr, teller: Teller, doors: &Arc<Doors>, began: Instant) -> Result<Admin> {
     let doors = Arc::downgrade(doors);
     let status = move |_: Option<&str>| ProcessStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -309,7 +309,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
         uptime_ms: milliseconds(began.elapsed()),
         nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory()),
         doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
-        link: Some(tell()),
+        link: Some(teller()),
         ..ProcessStatus::default()
     };
     let no_volume = || {
@@ -323,14 +323,15 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
     Admin::start(subject, vec![Door::Loopback(at)])
 }
 
-fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
+fn teller(place: &LinkLocation, remote: &Remote, front: &Front) -> Teller {
     // Weak, so that an open status connection does not keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
     let (place, front) = (place.clone(), front.clone());
     Arc::new(move || {
-        let connection =
-            |initiator: Arc<Initiator>| ConnectionTold::new(&initiator.status(), &place.addresses);
-        EndTold {
+        let connection = |initiator: Arc<Initiator>| {
+            ConnectionReport::new(&initiator.status(), &place.addresses)
+        };
+        EndReport {
             kind: "attach".into(),
             name: place.to_string(),
             pid: std::process::id(),
@@ -344,7 +345,7 @@ fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
 struct Attachment {
     json: bool,
     name: String,
-    place: LinkPlace,
+    place: LinkLocation,
     doors: Arc<Doors>,
     front: Front,
     device: Arc<RemoteDevice>,
@@ -385,22 +386,22 @@ impl Attachment {
     }
 
     /// Serves until a signal, or until there is nothing left to serve: then returns why.
-    fn go_on(&self, hear: &Receiver<AttachEvent>) -> Option<Failure> {
+    fn handle_events(&self, receiver: &Receiver<AttachEvent>) -> Option<Failure> {
         let (mut known, mut probed) = (None, Instant::now());
         let probe = Probe::default();
         loop {
-            match hear.recv_timeout(TICK) {
+            match receiver.recv_timeout(TICK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return None,
             }
             if let Front::Cached(cache) = &self.front {
                 cache.tick(Instant::now());
             }
-            self.look(&mut known);
+            self.log_changes(&mut known);
             if probed.elapsed() >= PROBE_EVERY {
                 probed = Instant::now();
                 // An idle initiator sends nothing, and would not learn that it was fenced.
-                probe.ask(&self.device);
+                probe.request_list_of(&self.device);
             }
             if let Some(error) = self.remote.initiator().failure().or_else(|| probe.fenced()) {
                 return Some(Failure::from(error).of_volume(&self.name));
@@ -408,7 +409,7 @@ impl Attachment {
         }
     }
 
-    fn look(&self, known: &mut Option<(bool, usize)>) {
+    fn log_changes(&self, known: &mut Option<(bool, usize)>) {
         let status = self.remote.initiator().status();
         let open = status.links.iter().filter(|link| link.open && !link.silent).count();
         let now = (status.connected && open > 0, open);
@@ -427,24 +428,24 @@ impl Attachment {
     fn end(
         self,
         failure: Option<Failure>,
-        ring: &SyncSender<AttachEvent>,
-        hear: &Receiver<AttachEvent>,
+        sender: &SyncSender<AttachEvent>,
+        receiver: &Receiver<AttachEvent>,
     ) -> Result<Exit> {
         self.emit(&Event::Stopping);
-        let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
+        let (doors, front, sender) = (Arc::clone(&self.doors), self.front.clone(), sender.clone());
         // On a thread of its own: the main thread must hear a second signal meanwhile.
         let close = move || {
             doors.stop();
             let device = front.device();
             let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
-            let _ = ring.send(AttachEvent::Closed(flushed.map_err(Failure::from)));
+            let _ = sender.send(AttachEvent::Closed(flushed.map_err(Failure::from)));
         };
         let started = std::thread::Builder::new().name("close".into()).spawn(close);
         started.map_err(|error| {
             Failure::io("cannot start the thread that closes the doors", &error)
         })?;
         let heard = loop {
-            match hear.recv_timeout(REMIND_EVERY) {
+            match receiver.recv_timeout(REMIND_EVERY) {
                 Err(RecvTimeoutError::Timeout) => tracing::warn!(
                     "stopping: waiting for the target to answer requests and a flush; a second \
                      signal exits immediately, and unflushed writes are lost"
@@ -461,7 +462,7 @@ impl Attachment {
                 // device of ours.
                 self.remote.initiator().close();
                 self.doors.stop_now();
-                let _ = hear.recv_timeout(CLOSED_WITHIN);
+                let _ = receiver.recv_timeout(CLOSED_WITHIN);
                 self.emit(&Event::Stopped { flushed: false });
                 return Ok(Exit::Negative);
             }
@@ -489,7 +490,7 @@ struct ProbeState {
 }
 
 impl Probe {
-    fn ask(&self, device: &RemoteDevice) {
+    fn request_list_of(&self, device: &RemoteDevice) {
         // One at a time: while the target is away, probes would pile up.
         if std::mem::replace(&mut self.0.lock().under_way, true) {
             return;

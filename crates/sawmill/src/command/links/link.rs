@@ -3,7 +3,7 @@
 //! Invariant: discovery proves nothing: an answer does not make its sender a trusted target.
 //!
 //! Not here: exports and connections of a running end (`target`, `attach`), its status document
-//! (`link::told`), packets (`sawmill_link`).
+//! (`link::end_report`), packets (`sawmill_link`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,9 +22,11 @@ use sawmill_link::session::{PreSharedKey, unguessable};
 use serde::Serialize;
 
 use crate::command::Context;
-use crate::link::place::LinkPlace;
+use crate::link::end_report::{
+    self, CacheReport, ConnectionReport, EndReport, LinkReport, RateReport,
+};
+use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
-use crate::link::told::{self, CacheTold, ConnectionTold, EndTold, LinkTold, RateTold};
 use crate::link::{KeyOptions, key_failed};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -327,7 +329,7 @@ struct ExportEntry {
 }
 
 fn list(context: &Context, asked: &List) -> Result<Exit> {
-    let place = LinkPlace::parse(&asked.link)?;
+    let place = LinkLocation::parse(&asked.link)?;
     let options = InitiatorOptions { name: own_name(), ..InitiatorOptions::default() };
     let remote = Remote::connect(&place, asked.key.security()?, options)?;
     let exports = remote.exports()?;
@@ -349,11 +351,11 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
 }
 
 fn status(context: &Context, asked: &Status) -> Result<Exit> {
-    let folder = context.places.links_folder()?;
-    let (mut ends, since) = (told::ask_all(&folder), Instant::now());
+    let folder = context.paths.links_folder()?;
+    let (mut ends, since) = (end_report::query_all(&folder), Instant::now());
     if !asked.over.is_zero() && !ends.is_empty() {
         std::thread::sleep(asked.over);
-        let before = std::mem::replace(&mut ends, told::ask_all(&folder));
+        let before = std::mem::replace(&mut ends, end_report::query_all(&folder));
         measure(&before, &mut ends, since.elapsed());
     }
     if context.json {
@@ -387,7 +389,7 @@ fn status(context: &Context, asked: &Status) -> Result<Exit> {
 }
 
 /// Sets the rate of each link since `before`. A link that began after it has no rate.
-fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
+fn measure(before: &[EndReport], now: &mut [EndReport], over: Duration) {
     let a_second = |new: u64, old: u64| {
         // A connection that was made anew counts from zero again, below its old number.
         (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64
@@ -396,10 +398,10 @@ fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
         let Some(old_end) = before.iter().find(|old| old.pid == end.pid) else { continue };
         for connection in &mut end.connections {
             let same =
-                |old: &&ConnectionTold| old.id == connection.id && old.peer == connection.peer;
+                |old: &&ConnectionReport| old.id == connection.id && old.peer == connection.peer;
             let Some(old) = old_end.connections.iter().find(same) else { continue };
             for (link, old) in connection.links.iter_mut().zip(&old.links) {
-                link.rate = Some(RateTold {
+                link.rate = Some(RateReport {
                     sent_bytes_per_s: a_second(link.sent_bytes, old.sent_bytes),
                     received_bytes_per_s: a_second(link.received_bytes, old.received_bytes),
                     sent_packets_per_s: a_second(link.sent_packets, old.sent_packets),
@@ -410,7 +412,7 @@ fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
     }
 }
 
-fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
+fn rows_of(end: &EndReport) -> Vec<Vec<String>> {
     let first = |peer: &str| vec![end.kind.clone(), end.pid.to_string(), peer.to_owned()];
     let mut rows = Vec::new();
     for connection in &end.connections {
@@ -442,9 +444,9 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
 }
 
 /// The columns from `link` to `rtt`.
-fn cells_of(link: &LinkTold) -> [String; 7] {
+fn cells_of(link: &LinkReport) -> [String; 7] {
     let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
-    let rate = |bytes: fn(&RateTold) -> u64, packets: fn(&RateTold) -> u64| match &link.rate {
+    let rate = |bytes: fn(&RateReport) -> u64, packets: fn(&RateReport) -> u64| match &link.rate {
         Some(rate) => {
             format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate)))
         }
@@ -461,7 +463,7 @@ fn cells_of(link: &LinkTold) -> [String; 7] {
     ]
 }
 
-fn cache_line(cache: &CacheTold) -> String {
+fn cache_line(cache: &CacheReport) -> String {
     format!(
         "cache: {} dirty; {} written by users, {} sent, {} saved by {} partial writes; {} fetched",
         human_size(cache.dirty_bytes),
@@ -480,27 +482,33 @@ mod tests {
     #[test]
     fn rates_count_what_passed_meanwhile_and_not_what_passed_before() {
         let end = |pid, id: &str, sent_bytes| {
-            let link =
-                LinkTold { sent_bytes, received_packets: sent_bytes / 100, ..LinkTold::default() };
+            let link = LinkReport {
+                sent_bytes,
+                received_packets: sent_bytes / 100,
+                ..LinkReport::default()
+            };
             let connection =
-                ConnectionTold { id: id.into(), links: vec![link], ..Default::default() };
-            EndTold { pid, connections: vec![connection], ..EndTold::default() }
+                ConnectionReport { id: id.into(), links: vec![link], ..Default::default() };
+            EndReport { pid, connections: vec![connection], ..EndReport::default() }
         };
         let second = Duration::from_secs(1);
-        let measured = |before: &EndTold, mut now: EndTold, over| {
+        let measured = |before: &EndReport, mut now: EndReport, over| {
             measure(std::slice::from_ref(before), std::slice::from_mut(&mut now), over);
             now.connections[0].links[0].rate
         };
         let old = end(1, "a", 1000);
         let rate = measured(&old, end(1, "a", 5000), second * 2);
-        let expected =
-            RateTold { sent_bytes_per_s: 2000, received_packets_per_s: 20, ..RateTold::default() };
+        let expected = RateReport {
+            sent_bytes_per_s: 2000,
+            received_packets_per_s: 20,
+            ..RateReport::default()
+        };
         assert_eq!(rate, Some(expected));
         assert_eq!(measured(&old, end(2, "a", 5000), second), None, "another process");
         assert_eq!(measured(&old, end(1, "b", 5000), second), None, "another connection");
         assert_eq!(
             measured(&old, end(1, "a", 10), second),
-            Some(RateTold::default()),
+            Some(RateReport::default()),
             "it connected anew"
         );
     }

@@ -26,14 +26,14 @@ use crate::admin::Admin;
 use crate::command::Context;
 use crate::command::disks::serve::{ServeEvent, close, forward_signals, parse_loopback};
 use crate::command::opening::{OpenArguments, Tuning};
-use crate::config::{Places, VolumeAddress, check_name};
+use crate::config::{Paths, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
 use crate::file_device::FileDevice;
 use crate::handoff::HandOffRequest;
-use crate::link::place::list_of;
+use crate::link::end_report::{ConnectionReport, EndReport, StatusListener, Teller};
+use crate::link::location::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
-use crate::link::told::{ConnectionTold, EndTold, StatusListener, Teller};
 use crate::link::{KeyOptions, key_failed};
 use crate::plan::{CachePlan, Plan};
 use crate::serving::ServeProcess;
@@ -186,14 +186,14 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     // Whatever a user can get wrong comes before the first attach, which fences a writer.
     let trust = trust(arguments)?;
     let sealed = !matches!(trust, Trust::All(Security::Insecure));
-    let named = read_names(&context.places, arguments)?;
-    let plan = plan(&context.places, arguments, &named)?;
-    let (tell, hear) = sync_channel(crate::daemon::EVENTS_MAX);
+    let named = read_names(&context.paths, arguments)?;
+    let plan = plan(&context.paths, arguments, &named)?;
+    let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(tell.clone(), Arc::clone(&started), true)?;
+    forward_signals(sender.clone(), Arc::clone(&started), true)?;
     // Before the volumes: a device that is in use must not cost them an epoch.
-    let others = open_others(&context.places, &named, arguments.opening.read_only)?;
-    let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
+    let others = open_others(&context.paths, &named, arguments.opening.read_only)?;
+    let (serving, admin) = wiring::serve(&context.paths, plan, Box::new(refuse_hand_off))?;
     let mut shown = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
     let target = target(arguments, &name, trust, &mut shown)?;
@@ -201,14 +201,14 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let teller = teller(&name, listener.target());
     serving.is_end_of_link(Arc::clone(&teller));
-    let telling = StatusListener::start(&context.places.links_folder()?, teller)?;
+    let telling = StatusListener::start(&context.paths.links_folder()?, teller)?;
     started.store(true, Ordering::Release);
     announce(
         context.json,
         &ReadyReport { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
     )?;
     daemon::notify(sd_notify::NotifyState::Ready);
-    wait(&serving, &hear, || {
+    wait(&serving, &receiver, || {
         let event = reload(arguments, listener.target());
         if let Some(event) = event.filter(|_| context.json) {
             print_event(&event);
@@ -224,7 +224,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     drop(telling);
     // Before the volumes close: initiators must not get their errors, but wait for the next target.
     drop(listener);
-    let outcome = close(context.json, &serving, &tell, &hear);
+    let outcome = close(context.json, &serving, &sender, &receiver);
     drop(admin);
     outcome
 }
@@ -237,10 +237,10 @@ fn refuse_hand_off(request: HandOffRequest) -> bool {
     true
 }
 
-fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<ExportRequest>> {
+fn read_names(paths: &Paths, arguments: &Arguments) -> Result<Vec<ExportRequest>> {
     let mut all: Vec<ExportRequest> = Vec::new();
     for text in &arguments.names {
-        let named = read_name(places, text)?;
+        let named = read_name(paths, text)?;
         if all.iter().any(|other| other.export == named.export) {
             return Err(Failure::usage(format!(
                 "two exports would have the name {}; give one of them another name: EXPORT={text}",
@@ -258,7 +258,7 @@ fn check_export(name: &str) -> Result<()> {
     })
 }
 
-fn read_name(places: &Places, text: &str) -> Result<ExportRequest> {
+fn read_name(paths: &Paths, text: &str) -> Result<ExportRequest> {
     let (export, text) = match text.split_once('=') {
         // The URL of a volume may have a `=` in its parameters, which begins no name.
         Some((export, rest)) if !export.contains([':', '/']) => {
@@ -293,14 +293,14 @@ fn read_name(places: &Places, text: &str) -> Result<ExportRequest> {
             (name.to_owned(), ExportSource::Device(path.into()))
         }
         _ => {
-            let address = places.resolve_cut(text)?;
+            let address = paths.resolve_cut(text)?;
             (address.shown(), ExportSource::Volume(address))
         }
     };
     Ok(ExportRequest { export: export.unwrap_or(usual), source: what })
 }
 
-fn plan(places: &Places, arguments: &Arguments, requests: &[ExportRequest]) -> Result<Plan> {
+fn plan(paths: &Paths, arguments: &Arguments, requests: &[ExportRequest]) -> Result<Plan> {
     let volumes: Vec<VolumeAddress> = requests
         .iter()
         .filter_map(|named| match &named.source {
@@ -309,7 +309,7 @@ fn plan(places: &Places, arguments: &Arguments, requests: &[ExportRequest]) -> R
         })
         .collect();
     let without = volumes.is_empty();
-    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
     // Files and disks do not use it, and a cache serves one process at a time.
     let cache = if without { CachePlan::None } else { plan.cache };
     Ok(Plan { admin: arguments.admin, cache, ..plan })
@@ -317,7 +317,7 @@ fn plan(places: &Places, arguments: &Arguments, requests: &[ExportRequest]) -> R
 
 /// Opens the devices that are not volumes.
 fn open_others(
-    places: &Places,
+    paths: &Paths,
     requests: &[ExportRequest],
     read_only: bool,
 ) -> Result<Vec<ExportDevice>> {
@@ -335,7 +335,7 @@ fn open_others(
                     // Before its state is read: the target that held it before may still write
                     // there.
                     lock = Some(self::lock(path)?);
-                    let folder = places.exports_folder()?;
+                    let folder = paths.exports_folder()?;
                     folders::make_folder(&folder)?;
                     state = Some(StateFile::of_device(&folder, path)?);
                 }
@@ -482,8 +482,8 @@ fn teller(name: &str, target: &Arc<Target>) -> Teller {
     let (name, target) = (name.to_owned(), Arc::downgrade(target));
     Arc::new(move || {
         let status = target.upgrade().map(|target| target.status()).unwrap_or_default();
-        let connections = status.iter().map(|status| ConnectionTold::new(status, &[]));
-        EndTold {
+        let connections = status.iter().map(|status| ConnectionReport::new(status, &[]));
+        EndReport {
             kind: "target".into(),
             name: name.clone(),
             pid: std::process::id(),
@@ -539,9 +539,9 @@ fn announce(json: bool, told: &ReadyReport<'_>) -> Result<()> {
 }
 
 /// Serves until the first signal that ends it.
-fn wait(serving: &ServeProcess, hear: &Receiver<ServeEvent>, reload: impl Fn()) {
+fn wait(serving: &ServeProcess, receiver: &Receiver<ServeEvent>, reload: impl Fn()) {
     loop {
-        match hear.recv_timeout(LOOK_EVERY) {
+        match receiver.recv_timeout(LOOK_EVERY) {
             Ok(ServeEvent::Reload) => reload(),
             Ok(ServeEvent::Collect) => serving.collect_all(),
             Err(RecvTimeoutError::Timeout) => {}
@@ -555,13 +555,13 @@ fn wait(serving: &ServeProcess, hear: &Receiver<ServeEvent>, reload: impl Fn()) 
 mod tests {
     use super::*;
 
-    fn places() -> Places {
-        Places { home: Some("/home/ada".into()), ..Places::default() }
+    fn paths() -> Paths {
+        Paths { home: Some("/home/ada".into()), ..Paths::default() }
     }
 
     #[test]
     fn names_say_what_is_shown_and_under_which_name() {
-        let read = |text: &str| read_name(&places(), text).unwrap();
+        let read = |text: &str| read_name(&paths(), text).unwrap();
         assert_eq!(
             read("memory:1M"),
             ExportRequest { export: "memory".into(), source: ExportSource::Memory(1 << 20) }
@@ -592,7 +592,7 @@ mod tests {
             ("device:/", "EXPORT="),
             ("a/b", "file:///"),
         ] {
-            let told = read_name(&places(), text).unwrap_err().to_string();
+            let told = read_name(&paths(), text).unwrap_err().to_string();
             assert!(told.contains(word), "{text}: {told}");
         }
     }

@@ -32,9 +32,9 @@ pub(in crate::command) struct Arguments {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let base = context.places.resolve_cut(&arguments.base)?;
+    let base = context.paths.resolve_cut(&arguments.base)?;
     let new = if arguments.name.contains('/') {
-        let new = context.places.resolve(&arguments.name)?;
+        let new = context.paths.resolve(&arguments.name)?;
         if new.store_url != base.store_url {
             return Err(Failure::usage(format!(
                 "{} and {} are in different stores; a clone shares its base's data and must be in \
@@ -48,7 +48,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     };
     // A state of the past is in the store already.
     if base.cut.is_none()
-        && let Some((folder, _)) = served(&context.places, &base)?
+        && let Some((folder, _)) = served(&context.paths, &base)?
     {
         // The clone must have everything that has been accepted so far.
         control::wait(&folder, &base.name, "stored", None)?;

@@ -42,12 +42,12 @@ pub(in crate::command) struct Arguments {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let from = context.places.resolve(&arguments.volume)?;
-    let to = context.places.resolve(&arguments.destination)?;
+    let from = context.paths.resolve(&arguments.volume)?;
+    let to = context.paths.resolve(&arguments.destination)?;
     if from == to {
         return Err(Failure::usage(format!("{} cannot be copied onto itself", from.name)));
     }
-    let (volume, record) = open_cut(&context.places, &from, arguments.cut)?;
+    let (volume, record) = open_cut(&context.paths, &from, arguments.cut)?;
     let size_bytes = volume.geometry().size_bytes;
     let source = VolumeEnd::new(volume, &from.name);
     let filled = fill(
@@ -71,6 +71,6 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             what: format!("copying {}", from.name),
         },
     )?;
-    filled.tell(context, &from.name, &to)?;
+    filled.report(context, &from.name, &to)?;
     Ok(Exit::Ok)
 }

@@ -102,9 +102,9 @@ struct Job<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
-    let (volume, record) = open_cut(&context.places, &address, arguments.cut)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    let address = context.paths.resolve(&arguments.volume)?;
+    let (volume, record) = open_cut(&context.paths, &address, arguments.cut)?;
+    let folder = context.paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     make_volume_folder(&folder, &address.store_url)?;
     let source = VolumeEnd::new(volume, &address.name);
     let position = source.position();
@@ -161,7 +161,7 @@ impl Job<'_> {
 
     fn fill_nbd(self, uri: &str) -> Result<TransferResult> {
         let end = NbdEnd::connect(uri)?;
-        end.demand_writable()?;
+        end.require_writable()?;
         if end.size_bytes() < self.size_bytes() {
             let text = format!(
                 "the volume does not fit: {uri} has {} bytes, the volume {}",

@@ -39,8 +39,8 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
-    if let Some((_, pid)) = served(&context.places, &address)? {
+    let address = context.paths.resolve(&arguments.volume)?;
+    if let Some((_, pid)) = served(&context.paths, &address)? {
         let text = format!("volume {} is served by process {pid}; stop that first", address.name);
         return Err(Failure::new(Exit::InUse, text));
     }
@@ -54,7 +54,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         // Rounds after the first copy nothing. They are for the checkpoints, one at each close.
         let mut progress = Progress::new("flattening");
-        arguments.attach.at_rest(&context.places, &address, |volume| {
+        arguments.attach.at_rest(&context.paths, &address, |volume| {
             if round == 0 {
                 copied_bytes = volume.flatten(&mut |done, total| progress.show(done, total))?;
             }

@@ -89,7 +89,7 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let filling = |source: &dyn Source, far_name: String, far_state: String| {
         let what = format!("importing {}", address.name);
         let create = arguments.shape.options(source.size_bytes());
@@ -111,7 +111,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let source = &arguments.source;
     if source.starts_with("nbd:") || source.starts_with("nbd+") {
         let end = NbdEnd::connect(source)?;
-        filling(&end, source.clone(), String::new())?.tell(context, source, &address)?;
+        filling(&end, source.clone(), String::new())?.report(context, source, &address)?;
         return Ok(Exit::Ok);
     }
     let path = path_of(Path::new(source))?;
@@ -128,7 +128,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             filling(&Image { file: &file, end }, name, state.to_owned())?
         }
     };
-    filled.tell(context, source, &address)?;
+    filled.report(context, source, &address)?;
     Ok(Exit::Ok)
 }
 
@@ -186,7 +186,7 @@ pub(in crate::command) struct ImportResult {
 }
 
 impl ImportResult {
-    pub(in crate::command) fn tell(
+    pub(in crate::command) fn report(
         &self,
         context: &Context,
         source: &str,
@@ -229,8 +229,8 @@ pub(in crate::command) fn fill(context: &Context, filling: &ImportJob<'_>) -> Re
     };
     let rest = inspect::at_rest(&*store, &record)?;
     // Before the volume is attached, which would fence its writer elsewhere.
-    demand_size(source.size_bytes(), rest.size_bytes, &record)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    require_size(source.size_bytes(), rest.size_bytes, &record)?;
+    let folder = context.paths.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     refuse_served(&folder, &address.name)?;
     make_volume_folder(&folder, &address.store_url)?;
     let known = TransferProgress {
@@ -247,7 +247,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &ImportJob<'_>) -> Re
     // Before the attach: if this process dies in it, the volume is known to be of an import.
     file.keep(start.from)?;
     let attached =
-        filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
+        filling.attach.open(&context.paths, address, &record, filling.create.no_fencing)?;
     // Attaching began a new epoch. A later run resumes only if the store still has this one.
     file.known.epoch = attached.volume.status().epoch;
     file.keep(start.from)?;
@@ -313,7 +313,7 @@ fn start_of(file: &ProgressFile, again: &ExistingData, name: &str) -> Result<Sta
     Ok(Start { from: earlier.done_bytes, compare_below: 0, blank: true })
 }
 
-fn demand_size(source_bytes: u64, volume_bytes: u64, record: &VolumeRecord) -> Result<()> {
+fn require_size(source_bytes: u64, volume_bytes: u64, record: &VolumeRecord) -> Result<()> {
     if source_bytes.next_multiple_of(u64::from(record.block_bytes)) == volume_bytes {
         return Ok(());
     }

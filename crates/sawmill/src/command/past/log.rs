@@ -75,7 +75,7 @@ fn row(cut: &CutInfo) -> Row {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let report = sawmill_volume::past(&*store, &address.name)?;
     // A pin has no name that users can give: it belongs to a clone.

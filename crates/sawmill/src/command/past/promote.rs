@@ -62,7 +62,7 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.replica)?;
+    let address = context.paths.resolve(&arguments.replica)?;
     let store = wiring::open_store(&address.store_url)?;
     let world = RealWorld::default();
     if arguments.dry_run {
@@ -79,7 +79,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             Some(ReplicaLag::Elsewhere) | None => None,
         };
         let damage = drill.check.damage.iter().map(ToString::to_string);
-        return tell(
+        return report(
             context,
             &Document {
                 lost_bytes: lost.map(|(bytes, _)| bytes),
@@ -92,15 +92,15 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         );
     }
     // Of two promotions one wins only where the store creates conditionally (P49).
-    replicate::demand_fencing(&*store)?;
+    replicate::require_fencing(&*store)?;
     let promotion = match arguments.as_it_is {
         false => replicate::promote(&world, &*store, &address.name)?,
         true => replicate::promote_as_it_is(&world, &*store, &address.name)?,
     };
     // Its history is new: what this machine remembers does not apply to it.
     let volume_id = promotion.record.volume_id.to_string();
-    seen::forget(&context.places.volume_folder(&volume_id, &address.store_url)?)?;
-    tell(context, &document(&address.name, &promotion, false))
+    seen::forget(&context.paths.volume_folder(&volume_id, &address.store_url)?)?;
+    report(context, &document(&address.name, &promotion, false))
 }
 
 fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Document<'a> {
@@ -121,14 +121,14 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
 
 /// How far the source is ahead, if it can be asked.
 fn behind(context: &Context, drill: &Drill) -> Option<ReplicaLag> {
-    let address = context.places.resolve(&drill.would.source).ok()?;
+    let address = context.paths.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
     // A source that cannot be read makes the loss unknown, and leaves the drill's findings valid.
     let asked = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
     asked.map_err(|error| tracing::warn!("cannot read the source: {error}")).ok()
 }
 
-fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
+fn report(context: &Context, document: &Document<'_>) -> Result<Exit> {
     let is_well = document.damage.as_ref().is_none_or(Vec::is_empty);
     let exit = if is_well { Exit::Ok } else { Exit::Negative };
     if context.json {

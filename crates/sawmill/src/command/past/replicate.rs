@@ -85,7 +85,7 @@ struct Document<'a> {
 
 /// The figures in the metrics file.
 #[derive(Default)]
-struct Totals {
+struct ReplicaMetrics {
     last: Round,
     objects: u64,
     bytes: u64,
@@ -95,8 +95,8 @@ struct Totals {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let from = context.places.resolve(&arguments.volume)?;
-    let to = context.places.resolve(&arguments.destination)?;
+    let from = context.paths.resolve(&arguments.volume)?;
+    let to = context.paths.resolve(&arguments.destination)?;
     if from.store_url == to.store_url {
         return Err(Failure::usage(format!(
             "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or \
@@ -108,17 +108,17 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
     let world = RealWorld::default();
     // Now, and not when the primary is lost: a replica in such a store could not be promoted.
-    replicate::demand_fencing(&*destination)?;
+    replicate::require_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
     let replica = VolumeAt::new(&*destination, &to.name);
     let mut copier = Copier::begin(&world, VolumeAt::new(&*source, &from.name), replica, &options)?;
     if arguments.fail_back {
         // The destination gets the source's history: what was noted of its own is obsolete.
         let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
-        seen::forget(&context.places.volume_folder(&volume_id, &to.store_url)?)?;
+        seen::forget(&context.paths.volume_folder(&volume_id, &to.store_url)?)?;
     }
     let mut bucket = Bucket::new(arguments.bandwidth);
-    let mut totals = Totals::default();
+    let mut totals = ReplicaMetrics::default();
     loop {
         let began = Instant::now();
         let outcome = copier.round(&mut |bytes| bucket.take(bytes));
@@ -203,7 +203,7 @@ impl RoundReport<'_> {
     }
 }
 
-impl Totals {
+impl ReplicaMetrics {
     /// Counts a round. Returns whether it copied anything.
     fn add(&mut self, outcome: &sawmill_volume::Result<Round>, world: &dyn World) -> bool {
         self.rounds += 1;
@@ -239,7 +239,7 @@ struct Metric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    value: fn(&Totals) -> f64,
+    value: fn(&ReplicaMetrics) -> f64,
 }
 
 const METRICS_PREFIX: &str = "sawmill_replica_";
@@ -366,7 +366,7 @@ mod tests {
     fn the_metrics_name_volume_and_destination() {
         let address =
             |url: &str| VolumeAddress { store_url: url.into(), name: "disk".into(), cut: None };
-        let mut totals = Totals::default();
+        let mut totals = ReplicaMetrics::default();
         let round = Round { objects: 2, bytes: 10, behind_ms: 1500, ..Round::default() };
         assert!(totals.add(&Ok(round), &RealWorld::default()));
         let text = totals.text(&address("file:///a"), &address("file:///b"));

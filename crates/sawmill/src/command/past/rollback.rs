@@ -42,8 +42,8 @@ struct Document<'a> {
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let cut = parse_cut(&arguments.to)?;
-    let address = context.places.resolve(&arguments.volume)?;
-    let before = order(&context.places, &address, &arguments.attach, &Past::RollBack(cut))?;
+    let address = context.paths.resolve(&arguments.volume)?;
+    let before = order(&context.paths, &address, &arguments.attach, &Past::RollBack(cut))?;
     let before = before.unwrap_or_default();
     let undo = format!("sawmill rollback {} --to {before}", arguments.volume);
     if context.json {

@@ -37,9 +37,9 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let retention_s = arguments.retention.as_secs();
-    order(&context.places, &address, &arguments.attach, &Past::SetRetention(retention_s))?;
+    order(&context.paths, &address, &arguments.attach, &Past::SetRetention(retention_s))?;
     if context.json {
         output::json(&Document { volume: &address.name, retention_s })?;
     } else if retention_s == 0 {

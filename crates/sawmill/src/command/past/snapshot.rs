@@ -114,8 +114,8 @@ fn change(
             arguments.name
         )));
     }
-    let address = context.places.resolve(&arguments.volume)?;
-    order(&context.places, &address, &arguments.attach, &past)?;
+    let address = context.paths.resolve(&arguments.volume)?;
+    order(&context.paths, &address, &arguments.attach, &past)?;
     if context.json {
         output::json(&Document { volume: &address.name, snapshot: &arguments.name, done: true })?;
     } else {
@@ -125,7 +125,7 @@ fn change(
 }
 
 fn list(context: &Context, arguments: &Volume) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let report = sawmill_volume::past(&*store, &address.name)?;
     let snapshots = report.cuts.iter().filter(|cut| cut.kind == CutKind::Snapshot);

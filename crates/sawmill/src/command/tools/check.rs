@@ -49,13 +49,13 @@ struct Document {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let address = context.places.resolve(&arguments.volume)?;
+    let address = context.paths.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
     let mut progress = output::Progress::new("checking segment");
     let mut report = check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
     // Removes its line from the terminal before results are printed there.
     drop(progress);
-    let remarks = seen::remarks(&context.places, record.volume_id, &address.store_url, report.end);
+    let remarks = seen::remarks(&context.paths, record.volume_id, &address.store_url, report.end);
     report.notes.extend(remarks);
     // Before the report is taken apart for the document.
     let found = report.damage.iter().map(ToString::to_string).collect::<Vec<_>>();

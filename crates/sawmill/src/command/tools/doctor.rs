@@ -35,7 +35,7 @@ struct Document {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let url = match &arguments.store {
         Some(url) => url.clone(),
-        None => context.places.default_store()?,
+        None => context.paths.default_store()?,
     };
     let store = wiring::open_store(&url)?;
     let store_checks: Vec<Finding> = sawmill_store::doctor(&*store)
@@ -47,7 +47,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             advice: check.advice.to_string(),
         })
         .collect();
-    let mut machine_checks = machine::examine(&context.places)?;
+    let mut machine_checks = machine::examine(&context.paths)?;
     // Among the checks of the machine, which do not change the exit code: it is a warning (P102).
     machine_checks.extend(store.exposed_endpoint().map(|endpoint| {
         Finding {

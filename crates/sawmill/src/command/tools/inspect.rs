@@ -157,7 +157,7 @@ impl SegmentDocument {
 }
 
 fn segment(context: &Context, volume: &str, sequence: u64) -> Result<()> {
-    let (store, record) = wiring::find(&context.places.resolve(volume)?)?;
+    let (store, record) = wiring::find(&context.paths.resolve(volume)?)?;
     let header = sawmill_volume::inspect::segment(&*store, &record, sequence)?;
     let document = SegmentDocument::new(&header);
     if context.json {
@@ -272,7 +272,7 @@ impl CheckpointDocument {
 }
 
 fn checkpoint(context: &Context, volume: &str, number: Option<u64>) -> Result<()> {
-    let (store, record) = wiring::find(&context.places.resolve(volume)?)?;
+    let (store, record) = wiring::find(&context.paths.resolve(volume)?)?;
     let checkpoint = sawmill_volume::inspect::checkpoint(&*store, &record, number)?;
     let document = CheckpointDocument::new(&checkpoint);
     if context.json {
@@ -310,10 +310,10 @@ fn journal_at(context: &Context, text: &str, unstored_to: Option<&Path>) -> Resu
     let path = if !Path::new(text).is_dir() && Path::new(text).exists() {
         PathBuf::from(text)
     } else {
-        let address = context.places.resolve(text)?;
+        let address = context.paths.resolve(text)?;
         let (_, record) = wiring::find(&address)?;
         context
-            .places
+            .paths
             .volume_folder(&record.volume_id.to_string(), &address.store_url)?
             .join("journal")
     };
@@ -408,10 +408,10 @@ struct StepDocument {
 }
 
 fn recovery(context: &Context, volume: &str, journal: Option<&Path>) -> Result<()> {
-    let address = context.places.resolve(volume)?;
+    let address = context.paths.resolve(volume)?;
     let (store, record) = wiring::find(&address)?;
     let usual = context
-        .places
+        .paths
         .volume_folder(&record.volume_id.to_string(), &address.store_url)?
         .join("journal");
     let journal = journal.unwrap_or(&usual);

@@ -35,7 +35,7 @@ mod tests {
     fn every_command_has_a_manual_page() {
         let folder = tempfile::tempdir().unwrap();
         run(&Arguments { to: folder.path().join("man1") }).unwrap();
-        for (name, _) in crate::command::told_commands() {
+        for (name, _) in crate::command::visible_commands() {
             let page =
                 std::fs::read_to_string(folder.path().join(format!("man1/sawmill-{name}.1")))
                     .unwrap();

@@ -54,8 +54,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "memory that is not ours is no reason to stop",
         "volume/src/open/memory.rs",
-        "            Err(NotIt::Foreign(why)) => reasons.push(why),",
-        "            Err(NotIt::Foreign(_)) => return Ok(MemoryLookup::NoneNeeded),",
+        "            Err(Mismatch::Foreign(why)) => reasons.push(why),",
+        "            Err(Mismatch::Foreign(_)) => return Ok(MemoryLookup::NoneNeeded),",
     ),
     mutant(
         "a name that means a volume is given again",

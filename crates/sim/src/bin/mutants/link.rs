@@ -60,7 +60,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "what was lost of an answer is not sent again",
-        "link/src/going.rs",
+        "link/src/unsent_parts.rs",
         "        self.head |= piece.kind == PieceKind::Head;\n",
         "        self.head |= false;\n",
     ),
@@ -78,7 +78,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a new connection begins before the old one's requests are done",
-        "link/src/target/greeted.rs",
+        "link/src/target/handshakes.rs",
         "if !self.supersede(instance, &half.holder) || !self.has_room(source) {",
         "self.supersede(instance, &half.holder);\n        if !self.has_room(source) {",
     ),
@@ -134,13 +134,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a packed write's later ranges get the bytes of earlier ones",
-        "link/src/packed.rs",
+        "link/src/packed_device.rs",
         "            place += bytes.len();\n",
         "            place += bytes.len() - if bytes.len() > 16 { 16 } else { 0 };\n",
     ),
     mutant(
         "a packed write is answered before its last range is written",
-        "link/src/packed.rs",
+        "link/src/packed_device.rs",
         "            if left.pieces > 0 {\n",
         "            if left.pieces > 1 {\n",
     ),

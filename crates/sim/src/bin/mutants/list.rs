@@ -356,7 +356,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a clone: pins are not asked for",
         "volume/src/engine/cleanup.rs",
-        "pins::ask(context, self.what.number, self.what.doomed.clone());",
+        "pins::request_pin(context, self.what.number, self.what.doomed.clone());",
         "self.delete_unpinned(context, self.what.number, self.what.doomed.clone());",
     ),
     mutant(
@@ -489,7 +489,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a check does not look at the past",
-        "volume/src/check/kept.rs",
+        "volume/src/check/kept_list.rs",
         "        list.add_cuts(store, &cuts, &readable)?;",
         "        let _ = (&cuts, &readable);",
     ),
@@ -501,13 +501,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a check passes over segments that are dead by now",
-        "volume/src/check/kept.rs",
+        "volume/src/check/kept_list.rs",
         "            self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);",
         "            let _ = (entry, &lineage);",
     ),
     mutant(
         "a check is content with one checkpoint",
-        "volume/src/check/kept.rs",
+        "volume/src/check/kept_list.rs",
         "let is_alone = readable.len() < 2;",
         "let is_alone = false;",
     ),

@@ -72,7 +72,7 @@ fn every_object_arrives_over_a_link_that_carries_one_in_the_time_of_many() {
     // A limit in all would be 3 s here: silence, and the time that one object needs alone.
     let patient = Patient { silence_max: Duration::from_secs(2), unseen_bytes_per_s: 32 << 10 };
     let client = Client::patient("slow".to_owned(), backend, &StoreOptions::default(), patient);
-    let (tell, hear) = channel();
+    let (sender, receiver) = channel();
     for number in 0..OBJECTS {
         let body = bytes::Bytes::from(vec![number as u8; OBJECT_BYTES]);
         let put = Put {
@@ -81,11 +81,11 @@ fn every_object_arrives_over_a_link_that_carries_one_in_the_time_of_many() {
             class: Class::Upload,
             bodies: Bodies::Whole,
         };
-        let tell = tell.clone();
-        client.put(put, Box::new(move |outcome| tell.send(outcome).unwrap()));
+        let sender = sender.clone();
+        client.put(put, Box::new(move |outcome| sender.send(outcome).unwrap()));
     }
     for _ in 0..OBJECTS {
-        assert_eq!(hear.recv().unwrap().unwrap(), PutOutcome::Created);
+        assert_eq!(receiver.recv().unwrap().unwrap(), PutOutcome::Created);
     }
     let (sent, all) = (link.sent_bytes.load(Relaxed), (OBJECTS * OBJECT_BYTES) as u64);
     assert!(sent <= all * 3 / 2, "{sent} bytes were sent for {all}");

@@ -96,7 +96,9 @@ pub fn open_xdp(
         (libc::XDP_RX_RING, RECEIVE_CHUNKS),
         (libc::XDP_TX_RING, SEND_CHUNKS),
     ];
-    rings.iter().try_for_each(|&(option, entries)| ring::ask_for(&descriptor, option, entries))?;
+    rings
+        .iter()
+        .try_for_each(|&(option, entries)| ring::request_ring(&descriptor, option, entries))?;
     let at = offsets(&descriptor)?;
     let sent = Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, SEND_CHUNKS)?;
     let sending = Ring::map(&descriptor, libc::XDP_PGOFF_TX_RING as u64, at.tx, SEND_CHUNKS)?;
@@ -236,7 +238,7 @@ impl XdpOutbox {
         for ahead in 0..count {
             // The kernel gives back only chunks that it got, so there are never more than exist.
             if self.free.len() < self.free.capacity() {
-                self.free.push(self.sent.look(ahead));
+                self.free.push(self.sent.peek(ahead));
             }
         }
         self.sent.take(count);
@@ -272,7 +274,7 @@ impl XdpInbox {
 
     /// The number of chunks of the next frame, if it has arrived completely.
     fn frame_chunks(&self) -> Option<u32> {
-        let is_last = |&ahead: &u32| self.received.look(ahead).options & libc::XDP_PKT_CONTD == 0;
+        let is_last = |&ahead: &u32| self.received.peek(ahead).options & libc::XDP_PKT_CONTD == 0;
         (0..self.received.available()).find(is_last).map(|last| last + 1)
     }
 
@@ -284,12 +286,12 @@ impl XdpInbox {
             // SAFETY: the bytes lie in a chunk of the shared memory that is ours from the moment
             // the kernel put its entry until it is given back; this inbox alone looks at it, and
             // lets go before that.
-            unsafe { &mut *piece(umem, &self.received.look(0)) }
+            unsafe { &mut *piece(umem, &self.received.peek(0)) }
         } else {
             let mut frame_bytes = 0;
             for ahead in 0..chunks {
                 // SAFETY: as above.
-                let piece = unsafe { &*piece(umem, &self.received.look(ahead)) };
+                let piece = unsafe { &*piece(umem, &self.received.peek(ahead)) };
                 let Some(into) = self.whole.get_mut(frame_bytes..frame_bytes + piece.len()) else {
                     return false;
                 };
@@ -310,7 +312,7 @@ impl XdpInbox {
     /// Gives the chunks of the next frame back to the kernel, which receives into them again.
     fn give_back(&mut self, chunks: u32) {
         for ahead in 0..chunks {
-            let start = self.received.look(ahead).addr / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;
+            let start = self.received.peek(ahead).addr / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;
             // As many fit as there are chunks to receive into.
             self.to_fill.put(ahead, start);
         }

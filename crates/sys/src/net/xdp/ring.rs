@@ -26,7 +26,7 @@ pub(super) struct Ring<T> {
 }
 
 /// Requests a ring of this many entries, a power of two.
-pub(super) fn ask_for(socket: &OwnedFd, option: libc::c_int, entries: u32) -> io::Result<()> {
+pub(super) fn request_ring(socket: &OwnedFd, option: libc::c_int, entries: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_XDP, option, &entries.to_ne_bytes())
 }
 
@@ -90,7 +90,7 @@ impl<T: Copy> Ring<T> {
     }
 
     /// Entry `ahead` of those to be taken; it must be available.
-    pub(super) fn look(&self, ahead: u32) -> T {
+    pub(super) fn peek(&self, ahead: u32) -> T {
         // SAFETY: the place lies inside the mapping; the kernel wrote it before it moved its index,
         // and does not touch it before we move ours. Any bytes are a valid `T`: numbers alone.
         unsafe { self.entry(self.own.wrapping_add(ahead)).read() }

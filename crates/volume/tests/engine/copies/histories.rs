@@ -379,7 +379,7 @@ impl ObjectStore for OverwriteStore {
 
 #[test]
 fn a_store_where_two_promotions_would_win_is_refused() {
-    let error = replicate::demand_fencing(&OverwriteStore(memory())).unwrap_err();
+    let error = replicate::require_fencing(&OverwriteStore(memory())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-    replicate::demand_fencing(&*memory()).unwrap();
+    replicate::require_fencing(&*memory()).unwrap();
 }

@@ -292,19 +292,19 @@ fn take_panic() -> Option<String> {
 fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
     // What an earlier clause left must not be told as the reason of this one.
     take_panic();
-    let (tell, hear) = sync_channel(1);
+    let (sender, receiver) = sync_channel(1);
     let device = stage.device();
     let test = move || {
         let kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
         // A clause that took too long has no listener any more.
-        let _ = tell.send(kept);
+        let _ = sender.send(kept);
     };
     if let Err(error) = std::thread::Builder::new().name("clause".into()).spawn(test) {
         return Outcome::Failed(format!("no thread to test with: {error}"));
     }
     let deadline = Instant::now() + CLAUSE_WITHIN;
     loop {
-        match hear.recv_timeout(LOOK_EVERY) {
+        match receiver.recv_timeout(LOOK_EVERY) {
             Ok(true) => return Outcome::Ok(String::new()),
             Ok(false) | Err(RecvTimeoutError::Disconnected) => {
                 return Outcome::Failed(
@@ -322,7 +322,7 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
         };
         // Everything that waits for an answer gets an error now.
         stage.fail(&why);
-        let _ = hear.recv_timeout(GIVES_UP_WITHIN);
+        let _ = receiver.recv_timeout(GIVES_UP_WITHIN);
         return Outcome::Failed(why);
     }
 }

@@ -57,8 +57,8 @@ pub(super) struct Stage {
     doors: Arc<Doors>,
     /// The device as the users of the door see it.
     device: Option<Arc<dyn BlockDevice>>,
-    ring: SyncSender<StageEvent>,
-    hear: Receiver<StageEvent>,
+    sender: SyncSender<StageEvent>,
+    receiver: Receiver<StageEvent>,
     /// The process of the current driver.
     pid: u32,
     /// Drivers that ended, until something asks for their exit status.
@@ -103,8 +103,8 @@ impl Stage {
             .prefix("sawmill-conform-")
             .tempdir()
             .map_err(|error| Failure::io("cannot make a folder for the sockets", &error))?;
-        let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
-        let to_stage = ring.clone();
+        let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
+        let to_stage = sender.clone();
         let listener = Box::new(move |event| drop(to_stage.send(StageEvent::Host(event))));
         // The process id is part of the name: several of these commands may run at the same time.
         let name = format!("conform-{}", std::process::id());
@@ -118,8 +118,8 @@ impl Stage {
             drivers: Drivers::new(plan.command.clone(), Vec::new()),
             doors: Arc::default(),
             device: None,
-            ring,
-            hear,
+            sender,
+            receiver,
             pid: 0,
             ended: Vec::new(),
             folder,
@@ -144,9 +144,9 @@ impl Stage {
     }
 
     fn start_driver(&self) -> Result<u32> {
-        let ring = self.ring.clone();
+        let sender = self.sender.clone();
         self.drivers.start(self.host.path(), move |pid, status| {
-            drop(ring.send(StageEvent::Ended(pid, status)))
+            drop(sender.send(StageEvent::Ended(pid, status)))
         })
     }
 
@@ -154,7 +154,7 @@ impl Stage {
     fn next(&mut self, deadline: Instant) -> Option<Event> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.hear.recv_timeout(left) {
+            match self.receiver.recv_timeout(left) {
                 Ok(StageEvent::Host(event)) => return Some(event),
                 Ok(StageEvent::Ended(pid, status)) => self.ended.push((pid, status)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
@@ -204,7 +204,7 @@ impl Stage {
             outlives_server: false,
         };
         let open = self.doors.open(plan, &[shown])?;
-        let (_, address) = open.told(&name);
+        let (_, address) = open.address_of(&name);
         (trial.connect)(&address, &device.geometry())
     }
 
@@ -234,7 +234,7 @@ impl Stage {
         if self.interrupted.load(Ordering::SeqCst) {
             return Some("interrupted".to_owned());
         }
-        while let Ok(heard) = self.hear.try_recv() {
+        while let Ok(heard) = self.receiver.try_recv() {
             match heard {
                 StageEvent::Ended(pid, status) => self.ended.push((pid, status)),
                 StageEvent::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
@@ -259,7 +259,7 @@ impl Stage {
     pub(super) fn kill_and_start(&mut self) -> Result<()> {
         let old = self.pid;
         self.drivers.kill(old);
-        self.gone(old)?;
+        self.wait_for_exit(old)?;
         self.start_driver()?;
         self.attached()
     }
@@ -291,7 +291,7 @@ impl Stage {
                 _ => {}
             }
         }
-        let status = self.gone(old)?;
+        let status = self.wait_for_exit(old)?;
         match status.success() {
             true => Ok(()),
             false => Err(wrong(format!("the driver that was replaced ended with {status}"))),
@@ -299,7 +299,7 @@ impl Stage {
     }
 
     /// Waits for the end of a process.
-    fn gone(&mut self, pid: u32) -> Result<ExitStatus> {
+    fn wait_for_exit(&mut self, pid: u32) -> Result<ExitStatus> {
         let within = self.within / 3;
         let deadline = Instant::now() + within;
         loop {
@@ -320,13 +320,13 @@ impl Stage {
     pub(super) fn end(&mut self) -> Result<()> {
         self.device = None;
         self.doors.stop();
-        let (host, (tell, hear)) = (Arc::clone(&self.host), sync_channel(1));
-        let finish = move || drop(tell.send(host.finish()));
+        let (host, (sender, receiver)) = (Arc::clone(&self.host), sync_channel(1));
+        let finish = move || drop(sender.send(host.finish()));
         std::thread::Builder::new()
             .name("ending".into())
             .spawn(finish)
             .map_err(|error| Failure::io("cannot start a thread for the end", &error))?;
-        match hear.recv_timeout(self.within) {
+        match receiver.recv_timeout(self.within) {
             Ok(flushed) => flushed.map_err(|error| {
                 Failure::caused(Exit::Unavailable, "the flush at the end failed", error)
             })?,
@@ -338,7 +338,7 @@ impl Stage {
                 )));
             }
         }
-        let status = self.gone(self.pid)?;
+        let status = self.wait_for_exit(self.pid)?;
         match status.success() {
             true => Ok(()),
             false => Err(wrong(format!("the driver ended with {status} after END"))),
@@ -364,7 +364,7 @@ impl Drop for Stage {
         self.drivers.kill_all();
         while !self.drivers.are_gone() {
             // Killed processes end; wait until the threads that watch them notice.
-            let _ = self.hear.recv_timeout(super::LOOK_EVERY);
+            let _ = self.receiver.recv_timeout(super::LOOK_EVERY);
         }
     }
 }

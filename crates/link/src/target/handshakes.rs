@@ -4,7 +4,7 @@
 //! than the hello. A connection starts with a packet that opened, after all devices have answered
 //! the requests of the previous connection.
 //!
-//! Not here: the places (`waiting`), the keys (`keys`).
+//! Not here: the places (`half_open`), the keys (`keys`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::{LINKS_MAX, PROOF_BYTES, Packet, PacketKind, VERSION};
 
+use super::half_open::{HalfOpen, HalfOpenTable};
 use super::keys::Holder;
 use super::served::{ConnectionIdentity, TargetConnection};
-use super::waiting::{HalfOpen, HalfOpenTable};
 use super::{Arrival, ConnectionLookup, NOTHING, Target};
 use crate::carrier::{Peer, Sender};
 use crate::initiator::PROLOGUE;
@@ -78,7 +78,7 @@ impl Target {
         waiting.expire(now);
         // The same hello on another link, or repeated: the same answer.
         if let Some(half) = waiting.find(message) {
-            return self.say_to(
+            return self.send_to(
                 sender,
                 peer,
                 PacketKind::Welcome,
@@ -101,7 +101,7 @@ impl Target {
             {
                 let proof = holder.proofs.of_cookie(message, header.link, &cookie);
                 let header = Packet { kind: PacketKind::Cookie, link: header.link, ..NOTHING };
-                self.say(sender, peer, &header, &Cookie { cookie, proof }.encode());
+                self.send_packet(sender, peer, &header, &Cookie { cookie, proof }.encode());
             }
             return;
         }
@@ -117,7 +117,7 @@ impl Target {
         if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
             return self.refuse(sender, peer, connection, &keys, PacketRefusal::Unknown);
         }
-        self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
+        self.send_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
         waiting.push(answered.half_open(message, source, now));
     }
 
@@ -130,11 +130,11 @@ impl Target {
         reason: PacketRefusal,
     ) {
         if let Some(text) = refusal(keys.any(), reason) {
-            self.say_to(sender, peer, PacketKind::Refused, connection, &text);
+            self.send_to(sender, peer, PacketKind::Refused, connection, &text);
         }
     }
 
-    fn say_to(
+    fn send_to(
         &self,
         sender: &Arc<dyn Sender>,
         peer: &Peer,
@@ -142,7 +142,7 @@ impl Target {
         connection: u64,
         body: &[u8],
     ) {
-        self.say(sender, peer, &Packet { kind, connection, ..NOTHING }, body);
+        self.send_packet(sender, peer, &Packet { kind, connection, ..NOTHING }, body);
     }
 
     /// Answers a greeting with the first key that it proves; none if its payload is invalid.

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_cache_let_go_leaves_its_file_to_the_next_though_still_referenced() {
+fn a_released_cache_leaves_its_file_to_the_next_though_still_referenced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache");
     let held = crate::open_cache(&path, 1 << 20).unwrap();
@@ -11,7 +11,7 @@ fn a_cache_let_go_leaves_its_file_to_the_next_though_still_referenced() {
     insert(&held, key);
     assert_eq!(get(&held, key), Some(()));
     assert!(crate::open_cache(&path, 1 << 20).is_err(), "one process at a time");
-    held.let_go();
+    held.release();
     let next = crate::open_cache(&path, 1 << 20).expect("no process holds it any more");
     // The old cache, still referenced, is empty and touches neither disk nor index.
     assert_eq!(get(&held, key), None);
@@ -24,7 +24,7 @@ fn a_cache_let_go_leaves_its_file_to_the_next_though_still_referenced() {
 }
 
 #[test]
-fn letting_go_waits_for_readers_of_the_disk() {
+fn release_waits_for_readers_of_the_disk() {
     let (disk, cache) = cache(4);
     let cache = Arc::new(cache);
     let key = frame(&cache, 1);
@@ -34,7 +34,7 @@ fn letting_go_waits_for_readers_of_the_disk() {
     let (left, leaving) = std::sync::mpsc::channel();
     *disk.before_read.lock() = Some(Box::new(move || {
         thread::spawn(move || {
-            goer.let_go();
+            goer.release();
             told.send(()).unwrap();
         });
         // Once `enter` fails, the other thread has begun to let go; it must not have finished.

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 /// Counters since the cache was made, and three gauges. Lengths are in bytes.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct CacheCounters {
     /// Writes that cover a page only in part.
     pub partial_writes: AtomicU64,
     /// Payload of the writes of users.

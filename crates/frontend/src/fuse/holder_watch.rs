@@ -20,7 +20,7 @@ use crate::DoorPiece;
 use crate::mount_holder::{MountHolder, lives};
 
 /// The pause between two starts of mount holders: if none survives, retrying costs next to nothing.
-const PAUSE: Duration = Duration::from_secs(1);
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// A watched mount holder. When this is dropped, it continues unwatched.
 pub(super) struct HolderWatch {
@@ -178,7 +178,7 @@ impl WatchContext {
             }
             if !held.over {
                 // With the lock released, so that a stop does not wait for the pause.
-                self.changed.wait_for(&mut held, PAUSE);
+                self.changed.wait_for(&mut held, RESTART_PAUSE_MIN);
             }
         }
     }

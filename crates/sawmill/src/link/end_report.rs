@@ -28,20 +28,20 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// One end and its connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct EndTold {
+pub(crate) struct EndReport {
     /// `target` or `attach`.
     pub(crate) kind: String,
     /// The target's name, or the attached place.
     pub(crate) name: String,
     pub(crate) pid: u32,
-    pub(crate) connections: Vec<ConnectionTold>,
+    pub(crate) connections: Vec<ConnectionReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cache: Option<CacheTold>,
+    pub(crate) cache: Option<CacheReport>,
 }
 
 /// One connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ConnectionTold {
+pub(crate) struct ConnectionReport {
     /// The id of the initiator's run: the same at both ends, and in its next connection.
     pub(crate) id: String,
     /// The name of the other end.
@@ -56,12 +56,12 @@ pub(crate) struct ConnectionTold {
     /// Requests in flight, and how many of them wait for a credit.
     pub(crate) pending: usize,
     pub(crate) waiting: usize,
-    pub(crate) links: Vec<LinkTold>,
+    pub(crate) links: Vec<LinkReport>,
 }
 
 /// One link of a connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LinkTold {
+pub(crate) struct LinkReport {
     /// Its number in the connection, the same at both ends.
     pub(crate) link: usize,
     /// The address of the other end, if this end knows it.
@@ -86,12 +86,12 @@ pub(crate) struct LinkTold {
     pub(crate) doubled_packets: u64,
     /// Measured by the process that asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rate: Option<RateTold>,
+    pub(crate) rate: Option<RateReport>,
 }
 
 /// The traffic of a link per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RateTold {
+pub(crate) struct RateReport {
     pub(crate) sent_bytes_per_s: u64,
     pub(crate) received_bytes_per_s: u64,
     pub(crate) sent_packets_per_s: u64,
@@ -100,7 +100,7 @@ pub(crate) struct RateTold {
 
 /// The cache of an `attach`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CacheTold {
+pub(crate) struct CacheReport {
     pub(crate) dirty_bytes: u64,
     pub(crate) pages: u64,
     pub(crate) written_by_user_bytes: u64,
@@ -112,22 +112,22 @@ pub(crate) struct CacheTold {
     pub(crate) write_back_errors: u64,
 }
 
-impl ConnectionTold {
+impl ConnectionReport {
     /// `addresses`: the addresses of its links, if known. Links that are not joined are down.
     pub(crate) fn new(status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
         let joined =
-            status.links.iter().enumerate().map(|(index, link)| LinkTold::new(index, link));
-        let away = (status.links.len()..addresses.len()).map(|link| LinkTold {
+            status.links.iter().enumerate().map(|(index, link)| LinkReport::new(index, link));
+        let away = (status.links.len()..addresses.len()).map(|link| LinkReport {
             link,
             state: "down".into(),
             state_ms: status.heard_ms,
-            ..LinkTold::default()
+            ..LinkReport::default()
         });
-        let mut links: Vec<LinkTold> = joined.chain(away).collect();
+        let mut links: Vec<LinkReport> = joined.chain(away).collect();
         for (link, address) in links.iter_mut().zip(addresses) {
             link.address = Some(address.to_string());
         }
-        ConnectionTold {
+        ConnectionReport {
             id: status.instance[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
             peer: status.peer.clone(),
             connected: status.connected,
@@ -141,14 +141,14 @@ impl ConnectionTold {
     }
 }
 
-impl LinkTold {
+impl LinkReport {
     fn new(link: usize, status: &OneLink) -> Self {
         let state = match status {
             OneLink { open: false, .. } => "down",
             OneLink { silent: true, .. } => "silent",
             _ => "open",
         };
-        LinkTold {
+        LinkReport {
             link,
             address: status.peer.as_ref().map(shown),
             state: state.into(),
@@ -182,10 +182,10 @@ fn shown(peer: &Peer) -> String {
     }
 }
 
-impl CacheTold {
-    pub(crate) fn new(stats: &cache::Stats) -> Self {
+impl CacheReport {
+    pub(crate) fn new(stats: &cache::CacheCounters) -> Self {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        CacheTold {
+        CacheReport {
             dirty_bytes: get(&stats.dirty_bytes),
             pages: get(&stats.pages),
             written_by_user_bytes: get(&stats.bytes_written_by_user),
@@ -199,7 +199,7 @@ impl CacheTold {
 }
 
 /// Returns the status of an end.
-pub(crate) type Teller = Arc<dyn Fn() -> EndTold + Send + Sync>;
+pub(crate) type Teller = Arc<dyn Fn() -> EndReport + Send + Sync>;
 
 /// Answers every connection, until dropped.
 pub(crate) struct StatusListener {
@@ -210,7 +210,7 @@ pub(crate) struct StatusListener {
 
 impl StatusListener {
     /// Listens in `folder`.
-    pub(crate) fn start(folder: &Path, tell: Teller) -> Result<StatusListener> {
+    pub(crate) fn start(folder: &Path, teller: Teller) -> Result<StatusListener> {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
         let cannot =
@@ -225,7 +225,7 @@ impl StatusListener {
                 if ended.load(Ordering::SeqCst) {
                     return;
                 }
-                if let Err(error) = asked.and_then(|stream| answer(stream, &tell())) {
+                if let Err(error) = asked.and_then(|stream| answer(stream, &teller())) {
                     tracing::debug!("cannot report link status: {error}");
                 }
             }
@@ -236,7 +236,7 @@ impl StatusListener {
     }
 }
 
-fn answer(mut stream: UnixStream, told: &EndTold) -> io::Result<()> {
+fn answer(mut stream: UnixStream, told: &EndReport) -> io::Result<()> {
     // One thread answers everybody: a client that reads nothing must not stop it.
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
     stream.write_all(&serde_json::to_vec(told)?)
@@ -257,14 +257,14 @@ impl Drop for StatusListener {
 }
 
 /// Asks all running ends, in the order of their process ids.
-pub(crate) fn ask_all(folder: &Path) -> Vec<EndTold> {
+pub(crate) fn query_all(folder: &Path) -> Vec<EndReport> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.extension().is_none_or(|extension| extension != EXTENSION) {
             continue;
         }
-        match ask(&path) {
+        match query(&path) {
             Ok(told) => all.push(told),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 // Its process has died.
@@ -277,7 +277,7 @@ pub(crate) fn ask_all(folder: &Path) -> Vec<EndTold> {
     all
 }
 
-fn ask(path: &Path) -> io::Result<EndTold> {
+fn query(path: &Path) -> io::Result<EndReport> {
     let mut stream = UnixStream::connect(path)?;
     // An end that hangs must not keep the others from being listed.
     stream.set_read_timeout(Some(ANSWER_WITHIN))?;
@@ -293,14 +293,14 @@ mod tests {
     #[test]
     fn an_end_is_listed_until_it_ends_and_dead_sockets_are_swept() {
         let folder = tempfile::tempdir().unwrap();
-        let told = || EndTold { name: "store".into(), pid: 7, ..EndTold::default() };
+        let told = || EndReport { name: "store".into(), pid: 7, ..EndReport::default() };
         let telling = StatusListener::start(folder.path(), Arc::new(told)).unwrap();
-        let heard = ask_all(folder.path());
+        let heard = query_all(folder.path());
         assert_eq!((heard.len(), heard[0].name.as_str(), heard[0].pid), (1, "store", 7));
         drop(telling);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let dead = folder.path().join("9.end");
         drop(UnixListener::bind(&dead).unwrap());
-        assert!(ask_all(folder.path()).is_empty() && !dead.exists());
+        assert!(query_all(folder.path()).is_empty() && !dead.exists());
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct DestinationObjects {
 
 impl DestinationObjects {
     /// Reads what the destination has.
-    pub(super) fn look(destination: &dyn ObjectStore, id: VolumeId) -> Result<DestinationObjects> {
+    pub(super) fn read(destination: &dyn ObjectStore, id: VolumeId) -> Result<DestinationObjects> {
         let listed = keys(destination, &segment_prefix(id))?;
         let listed = listed.iter().filter_map(|key| Some(parse_segment_key(key)?.1)).collect();
         let named = match roots(destination, id)?.is_empty() {

@@ -19,7 +19,7 @@ use sawmill_format::checkpoint::{
     kept_key, parse_checkpoint_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::kept_block::{CutEntry, CutKind};
 use sawmill_format::map_part::{PartIdentity, part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;

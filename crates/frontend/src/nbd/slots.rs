@@ -1,32 +1,32 @@
-//! Places for connections: some for clients that have chosen their export, others for those in
+//! Slots for connections: some for clients that have chosen their export, others for those in
 //! their handshake. No peer can take all of either.
 //!
-//! A peer may have three times as many places as are left: a single peer gets three quarters, the
-//! next one three quarters of the rest, and the last places are for new peers. Among handshakes,
+//! A peer may have three times as many slots as are left: a single peer gets three quarters, the
+//! next one three quarters of the rest, and the last slots are for new peers. Among handshakes,
 //! the oldest one of the peer with most of them is evicted for the next.
 //!
 //! Invariant: pure; the registry holds the state. Not here: identifying peers (`origin`).
 
 use super::origin::Origin;
 
-/// A peer may have at most this many times the number of free places.
-const SHARE: usize = 3;
+/// A peer may have at most this many times the number of free slots.
+const SLOTS_PER_FREE_SLOT_MAX: usize = 3;
 
-/// Whether a peer gets one more place, with `taken` places in use; `origins` are the peers of the
+/// Whether a peer gets one more slot, with `taken` slots in use; `origins` are the peers of the
 /// current clients.
-pub(super) fn has_place(
+pub(super) fn has_slot(
     newcomer: Origin,
     origins: impl Iterator<Item = Origin>,
-    places: usize,
+    slots: usize,
 ) -> bool {
     let (mut all, mut own) = (0, 0);
     for origin in origins {
         all += 1;
         own += usize::from(origin == newcomer);
     }
-    // One peer alone gets three quarters of the places, and the last places go to peers that have
+    // One peer alone gets three quarters of the slots, and the last slots go to peers that have
     // none (decision 0035).
-    own < SHARE * places.saturating_sub(all)
+    own < SLOTS_PER_FREE_SLOT_MAX * slots.saturating_sub(all)
 }
 
 /// The handshake (listed oldest first) that is evicted for a new one; `None` while there is room.
@@ -54,8 +54,8 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
 mod tests {
     use super::*;
 
-    fn admitted(taken: &mut Vec<Origin>, origin: Origin, places: usize) -> bool {
-        let fits = has_place(origin, taken.iter().copied(), places);
+    fn admitted(taken: &mut Vec<Origin>, origin: Origin, slots: usize) -> bool {
+        let fits = has_slot(origin, taken.iter().copied(), slots);
         if fits {
             taken.push(origin);
         }
@@ -72,11 +72,11 @@ mod tests {
             counts.push(taken.iter().filter(|other| **other == origin).count());
         }
         assert_eq!(counts[..4], [192, 48, 12, 3], "{counts:?}");
-        assert_eq!(taken.len(), 256, "the last places are not wasted");
-        for places in [1, 2] {
+        assert_eq!(taken.len(), 256, "the last slots are not wasted");
+        for slots in [1, 2] {
             let mut taken = Vec::new();
-            while admitted(&mut taken, Origin::Unknown, places) {}
-            assert_eq!(taken.len(), places, "few places are not shared");
+            while admitted(&mut taken, Origin::Unknown, slots) {}
+            assert_eq!(taken.len(), slots, "few slots are not shared");
         }
     }
 

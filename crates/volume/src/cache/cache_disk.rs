@@ -13,17 +13,17 @@ use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
 use crate::disk::Disk;
 
-/// Where a cache lies.
-pub(super) struct Place {
+/// The disk of a cache, until it is released.
+pub(super) struct CacheDisk {
     disk: RwLock<Option<Arc<dyn Disk>>>,
 }
 
 /// The right to use the disk.
 pub(super) type Entry<'a> = MappedRwLockReadGuard<'a, Arc<dyn Disk>>;
 
-impl Place {
+impl CacheDisk {
     pub(super) fn of(disk: Arc<dyn Disk>) -> Self {
-        Place { disk: RwLock::new(Some(disk)) }
+        CacheDisk { disk: RwLock::new(Some(disk)) }
     }
 
     /// The disk, unless it was let go of or is just being let go of.
@@ -32,7 +32,7 @@ impl Place {
     }
 
     /// Waits until all entries are dropped, then closes the disk.
-    pub(super) fn let_go(&self) {
+    pub(super) fn release(&self) {
         let disk = self.disk.write().take();
         drop(disk);
     }

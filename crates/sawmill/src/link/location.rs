@@ -10,14 +10,14 @@ use sawmill_console::exit::{Failure, Result};
 
 /// Links to a target, and optionally one of its exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LinkPlace {
+pub(crate) struct LinkLocation {
     pub(crate) addresses: Vec<LinkAddress>,
     pub(crate) export: Option<String>,
 }
 
-impl LinkPlace {
+impl LinkLocation {
     /// Parses `link:ADDRESS[,ADDRESS...][/EXPORT]`.
-    pub(crate) fn parse(text: &str) -> Result<LinkPlace> {
+    pub(crate) fn parse(text: &str) -> Result<LinkLocation> {
         let Some(place) = text.strip_prefix("link:") else {
             return Err(Failure::usage(format!(
                 "'{text}' is not a link; write link:ADDRESS[,ADDRESS...]/EXPORT, as in \
@@ -30,7 +30,7 @@ impl LinkPlace {
             Some((list, _)) => (list, None),
             None => (place, None),
         };
-        Ok(LinkPlace { addresses: list_of(list)?, export })
+        Ok(LinkLocation { addresses: list_of(list)?, export })
     }
 
     /// The export, which is required here.
@@ -44,7 +44,7 @@ impl LinkPlace {
     }
 }
 
-impl fmt::Display for LinkPlace {
+impl fmt::Display for LinkLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if index == 0 { "link:" } else { "," })?;
@@ -77,9 +77,9 @@ mod tests {
             "link:udp:[fe80::2%eth1]:9700,tcp:store.lan:9800,eth:eth1/disk1@position:5",
             "link:eth:eth0",
         ] {
-            assert_eq!(LinkPlace::parse(text).unwrap().to_string(), text);
+            assert_eq!(LinkLocation::parse(text).unwrap().to_string(), text);
         }
-        let short = LinkPlace::parse("link:udp:10.0.0.1/disk1").unwrap();
+        let short = LinkLocation::parse("link:udp:10.0.0.1/disk1").unwrap();
         assert_eq!(short.to_string(), "link:udp:10.0.0.1:9700/disk1");
     }
 
@@ -94,10 +94,10 @@ mod tests {
             ("link:eth:a,eth:b,eth:c,eth:d,eth:e,eth:f,eth:g,eth:h,eth:i/disk1", "at most 8"),
         ];
         for (text, word) in table {
-            let told = LinkPlace::parse(text).unwrap_err().to_string();
+            let told = LinkLocation::parse(text).unwrap_err().to_string();
             assert!(told.contains(word), "{text}: {told}");
         }
-        let whole = LinkPlace::parse("link:eth:eth0/").unwrap();
+        let whole = LinkLocation::parse("link:eth:eth0/").unwrap();
         assert!(
             whole.export().unwrap_err().to_string().contains("sawmill link list link:eth:eth0")
         );

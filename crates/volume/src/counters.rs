@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::status::Counters;
 
-macro_rules! tally {
+macro_rules! counters {
     ($($name:ident),+ $(,)?) => {
         /// The counters behind [`Counters`], added to from many threads.
         #[derive(Default)]
-        pub(crate) struct Tally { $(pub(crate) $name: AtomicU64),+ }
+        pub(crate) struct AtomicCounters { $(pub(crate) $name: AtomicU64),+ }
 
-        impl Tally {
+        impl AtomicCounters {
             /// The current values of all of them. The journal's own two are filled in by the
             /// caller.
             pub(crate) fn counters(&self) -> Counters {
@@ -21,7 +21,7 @@ macro_rules! tally {
     };
 }
 
-tally!(
+counters!(
     written_bytes,
     writes,
     read_bytes,
