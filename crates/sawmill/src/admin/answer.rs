@@ -1,7 +1,7 @@
 //! Handles one request: whether its sender may make it, what it asks for, and the answer.
 //!
 //! Invariants: a request through the loopback address changes nothing and reveals no path of ours.
-//! A request that blocks takes a place of its kind.
+//! A request that blocks takes a slot of its kind.
 //!
 //! Not here: connections (`super`), what the numbers mean (`status`).
 
@@ -156,24 +156,24 @@ async fn carry_out(
 
 /// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a
 /// few of them would close that kind of request for good.
-struct Place {
+struct Slot {
     shared: Arc<AdminState>,
     kind: Call,
 }
 
-impl Place {
+impl Slot {
     /// None if all are in use.
     fn take(shared: &Arc<AdminState>, kind: Call) -> Option<Self> {
         let in_use = &shared.blocked[kind as usize];
-        if in_use.fetch_add(1, Ordering::Relaxed) >= kind.places() {
+        if in_use.fetch_add(1, Ordering::Relaxed) >= kind.slots() {
             in_use.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Place { shared: Arc::clone(shared), kind })
+        Some(Slot { shared: Arc::clone(shared), kind })
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.shared.blocked[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
@@ -185,14 +185,14 @@ async fn blocking<T: Send + 'static>(
     kind: Call,
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    let Some(place) = Place::take(shared, kind) else {
+    let Some(slot) = Slot::take(shared, kind) else {
         let failure = Failure::new(
             Exit::Unavailable,
             format!("{} other requests wait already; try again later", kind.slots()),
         );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     };
-    let outcome = tokio::task::spawn_blocking(move || work(&place.shared.subject)).await;
+    let outcome = tokio::task::spawn_blocking(move || work(&slot.shared.subject)).await;
     match outcome {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),
