@@ -141,6 +141,7 @@ impl Forecast {
     /// Writes `length` bytes at `address`, at time `at` since some start. Time never goes back: an
     /// earlier time counts as that of the request before.
     pub fn write(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.check_range(address, length)?;
         self.report.written_bytes += length;
         self.report.writes += 1;
         self.append(RecordOperation::Write, address, length, at)
@@ -148,12 +149,14 @@ impl Forecast {
 
     /// A discard; arguments as for [`write`](Self::write).
     pub fn discard(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.check_range(address, length)?;
         self.report.discards += 1;
         self.append(RecordOperation::Discard, address, length, at)
     }
 
     /// A write of zeroes; arguments as for [`write`](Self::write).
     pub fn zero(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.check_range(address, length)?;
         self.report.discards += 1;
         self.append(RecordOperation::Zero, address, length, at)
     }
@@ -192,6 +195,7 @@ impl Forecast {
         Err(Error::new(ErrorKind::Invalid, text))
     }
 
+    /// The range was checked, so that nothing counts what is refused.
     fn append(
         &mut self,
         operation: RecordOperation,
@@ -199,7 +203,6 @@ impl Forecast {
         length: u64,
         at: Duration,
     ) -> Result<()> {
-        self.check_range(address, length)?;
         self.pass_time(at)?;
         let mut done = 0;
         while done < length {

@@ -290,4 +290,7 @@ fn what_no_volume_can_be_or_hold_is_refused() {
                 .all(|r| r.err().map(|error| error.kind()) == Some(ErrorKind::Invalid))
         );
     }
+    let report = forecast.finish().unwrap();
+    assert_eq!((report.writes, report.written_bytes), (0, 0), "what is refused is not counted");
+    assert_eq!((report.reads, report.discards), (0, 0));
 }

@@ -269,11 +269,13 @@ fn is_same_store(
     let number = u64::from_le_bytes(world.random()?[..8].try_into().unwrap_or_default()) | 1 << 63;
     let word = Role { number, ..role.clone() };
     let key = role_key(role.volume_id, number);
-    role::put(destination, &word)?;
-    let seen = ask::get(source, &key, None, Class::Read);
+    // A put that failed may have taken effect: the word is removed in any case.
+    let put = role::put(destination, &word);
+    let seen = put.and_then(|_| ask::get(source, &key, None, Class::Read));
     let removed = Blocking(destination).delete(vec![key], Class::Upload);
+    let seen = seen?;
     removed.map_err(|error| store_error(&error))?;
-    Ok(seen?.is_some())
+    Ok(seen.is_some())
 }
 
 /// Puts a fence that a writer attached to the destination meets; no new writer attaches. Once the
@@ -297,5 +299,34 @@ fn shut_out_writers(
             Err(error) if error.kind() == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_store::{Call, CallKind, Fault, FaultStore, StoreOptions};
+
+    use super::*;
+    use crate::RealWorld;
+
+    #[test]
+    fn a_look_for_the_same_store_leaves_nothing_even_if_its_put_failed() {
+        let open = || sawmill_store::open("memory:", StoreOptions::default()).unwrap();
+        let (source, behind) = (open(), open());
+        let lost = |call: &Call| match call.kind {
+            CallKind::Put => Fault::LoseAnswer,
+            _ => Fault::None,
+        };
+        let destination = FaultStore::new(behind.clone(), Box::new(lost));
+        let role = Role {
+            volume_id: sawmill_format::ids::VolumeId([7; 16]),
+            put_id: PutId([1; 16]),
+            number: 1,
+            wall_unix_ms: 0,
+            kind: RoleKind::Replica,
+            source: "elsewhere".into(),
+        };
+        assert!(is_same_store(&RealWorld::default(), &*source, &*destination, &role).is_err());
+        assert_eq!(Blocking(&*behind).list("", Class::Read).unwrap(), []);
     }
 }
