@@ -7,12 +7,13 @@
 //! (`attach`).
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rustix::fs::{FlockOperation, RenameFlags};
+use rustix::io::Errno;
 use sawmill_format::disk_image::Format;
 use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
@@ -295,6 +296,44 @@ fn name_of(path: &Path) -> Result<String> {
     Ok(whole.display().to_string())
 }
 
+/// Renames a file unless something has the new name.
+fn rename_if_free(from: &Path, to: &Path) -> Result<()> {
+    let here = rustix::fs::CWD;
+    match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot do this.
+        Err(Errno::INVAL) => link_and_unlink(from, to),
+        other => other.map_err(|error| cannot_rename(from, to, &error.into())),
+    }
+}
+
+/// The same in two steps. A crash in between leaves both names.
+fn link_and_unlink(from: &Path, to: &Path) -> Result<()> {
+    let linked = fs::hard_link(from, to);
+    match linked.and_then(|()| fs::remove_file(from)) {
+        // A file system without links.
+        Err(error)
+            if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) =>
+        {
+            let text = format!(
+                "{} is complete, but its file system cannot rename it without the danger of \
+                 replacing another file; rerun with --overwrite to finish",
+                from.display()
+            );
+            Err(Failure::caused(Exit::Refused, text, error))
+        }
+        done => done.map_err(|error| cannot_rename(from, to, &error)),
+    }
+}
+
+/// Device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+fn cannot_rename(from: &Path, to: &Path, error: &io::Error) -> Failure {
+    Failure::io(format!("cannot rename {} to {}", from.display(), to.display()), error)
+}
+
 /// FILE.part, locked.
 struct Part {
     path: PathBuf,
@@ -311,10 +350,14 @@ impl Part {
         let options =
             // Not truncated: it may be what an interrupted export continues.
             || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        // What a crash in `link_and_unlink` has left: to write there would change FILE.
+        if identity(&path).is_some_and(|found| Some(found) == identity(whole)) {
+            fs::remove_file(&path).map_err(failed)?;
+        }
         let file = options().open(&path).map_err(failed)?;
         // Two exports to one FILE would mix their bytes in FILE.part.
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            if error != rustix::io::Errno::WOULDBLOCK {
+            if error != Errno::WOULDBLOCK {
                 return failed(error.into());
             }
             let text = format!("another process is exporting to {}", path.display());
@@ -351,26 +394,50 @@ impl Part {
 
     /// Syncs the file and gives it its name.
     fn become_whole(self, path: &Path, overwrite: bool) -> Result<()> {
-        let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        let here = rustix::fs::CWD;
-        let rename = || {
-            // Before the name: FILE must never be there without all its bytes, also after a power
-            // cut.
-            self.file.sync_all()?;
-            match rustix::fs::renameat_with(here, &self.path, here, path, flags) {
-                // A file system without "rename only if the name is free".
-                Err(rustix::io::Errno::INVAL) => fs::rename(&self.path, path)?,
-                other => other?,
-            }
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
-        };
-        let renamed: io::Result<()> = rename();
-        renamed.map_err(|error| {
-            Failure::io(
-                format!("cannot rename {} to {}", self.path.display(), path.display()),
-                &error,
-            )
-        })
+        let failed = |error: io::Error| cannot_rename(&self.path, path, &error);
+        // Before the name: FILE must never be there without all its bytes, also after a power cut.
+        self.file.sync_all().map_err(failed)?;
+        if overwrite {
+            fs::rename(&self.path, path).map_err(failed)?;
+        } else {
+            rename_if_free(&self.path, path)?;
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_appeared_meanwhile_is_not_replaced_on_any_file_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let (part, whole) = (folder.path().join("disk.part"), folder.path().join("disk"));
+        for rename in [rename_if_free, link_and_unlink] {
+            fs::write(&part, "exported").unwrap();
+            fs::write(&whole, "of somebody else").unwrap();
+            let failure = rename(&part, &whole).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Exists, "{failure}");
+            assert_eq!(fs::read_to_string(&whole).unwrap(), "of somebody else");
+            fs::remove_file(&whole).unwrap();
+            rename(&part, &whole).unwrap();
+            assert_eq!(fs::read_to_string(&whole).unwrap(), "exported");
+            assert!(!part.exists());
+            fs::remove_file(&whole).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_the_whole_file_already_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = folder.path().join("disk");
+        fs::write(&whole, "exported").unwrap();
+        fs::hard_link(&whole, folder.path().join("disk.part")).unwrap();
+        let part = Part::open(&whole).unwrap();
+        part.grow(4096).unwrap();
+        assert_eq!(fs::read_to_string(&whole).unwrap(), "exported");
     }
 }
