@@ -7,9 +7,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
     socket_with, socketpair,
@@ -39,12 +41,22 @@ impl PacketSocket {
     /// # Errors
     /// `NotFound` if nothing listens there, `Denied`, `Unavailable`.
     pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_within(path, None)
+    }
+
+    /// As [`connect`](Self::connect). To connect, and then to send or receive a packet, takes no
+    /// longer than `patience` each.
+    ///
+    /// # Errors
+    /// As `connect`; `TimedOut`.
+    pub fn connect_within(path: &Path, patience: Option<Duration>) -> Result<Self> {
         let failed = |error: Errno| {
             let kind = match error {
                 // A host that was killed leaves its socket file, and a connection to that is
                 // refused.
                 Errno::NOENT | Errno::CONNREFUSED => ErrorKind::NotFound,
                 Errno::ACCESS | Errno::PERM => ErrorKind::Denied,
+                Errno::AGAIN => ErrorKind::TimedOut,
                 _ => ErrorKind::Unavailable,
             };
             Error::caused(kind, format!("cannot connect to the host at {}", path.display()), error)
@@ -53,6 +65,9 @@ impl PacketSocket {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+        for direction in [Timeout::Send, Timeout::Recv] {
+            set_socket_timeout(&socket, direction, patience).map_err(failed)?;
+        }
         connect(&socket, &address).map_err(failed)?;
         Ok(PacketSocket(socket))
     }
@@ -150,6 +165,10 @@ impl From<PacketSocket> for OwnedFd {
 }
 
 fn gone(error: Errno) -> Error {
+    if error == Errno::AGAIN {
+        let text = "the other side does not answer in time";
+        return Error::caused(ErrorKind::TimedOut, text, error);
+    }
     Error::caused(ErrorKind::Closed, "the other side is gone", error)
 }
 

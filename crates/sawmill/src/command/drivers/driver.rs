@@ -7,7 +7,8 @@
 //! judging a driver (`conform`).
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use sawmill_device::ErrorKind;
@@ -20,6 +21,9 @@ use crate::driving::SOCKET;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::human_size;
+
+/// Time for a host to answer what it knows.
+const STATUS_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Show, flush, end and replace devices with drivers (see `sawmill run`).
 #[derive(Args)]
@@ -104,18 +108,28 @@ fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
 }
 
 /// Sends a question to a host and returns the answer.
-fn query_host(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
-    let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => {
-            let text =
-                format!("device '{name}' has no running host here; see: sawmill driver list");
-            Failure::new(Exit::NotFound, text).caused_by(error)
-        }
-        _ => error.into(),
-    })?;
+fn query_host(socket: &Path, name: &str, what: &str) -> Result<Facts> {
+    // The other questions wait for work of the driver, which takes as long as it takes.
+    ask_within(socket, name, what, (what == "status").then_some(STATUS_TIME_MAX))
+}
+
+/// The same, for so long if there is a limit.
+fn ask_within(socket: &Path, name: &str, what: &str, patience: Option<Duration>) -> Result<Facts> {
+    let host =
+        PacketSocket::connect_within(socket, patience).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                let text =
+                    format!("device '{name}' has no running host here; see: sawmill driver list");
+                Failure::new(Exit::NotFound, text).caused_by(error)
+            }
+            _ => error.into(),
+        })?;
     host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
-    let Some(packet) = host.receive(&mut buffer)? else {
+    let unanswered = |error: sawmill_device::Error| {
+        Failure::caused(Exit::Unavailable, format!("the host of '{name}' does not answer"), error)
+    };
+    let Some(packet) = host.receive(&mut buffer).map_err(unanswered)? else {
         return Err(Failure::new(
             Exit::Unavailable,
             format!("the host of '{name}' exited without an answer"),
@@ -176,5 +190,30 @@ fn row(name: String, socket: String, facts: &Facts) -> Row {
         doors: doors.map(|(_, address)| address.to_owned()).collect(),
         name,
         socket,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_hangs_counts_as_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET);
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let hung = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        bind(&hung, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&hung, 0).unwrap();
+        // The first waits for an answer; the second cannot even connect, as the queue is full.
+        for _ in 0..2 {
+            let patience = Some(Duration::from_millis(50));
+            let failure = ask_within(&path, "disk", "status", patience).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Unavailable, "{failure}");
+        }
     }
 }
