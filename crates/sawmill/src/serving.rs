@@ -240,10 +240,7 @@ impl ServeProcess {
                 // The note goes last: a crash in between brings back a door without users, and
                 // loses none.
                 let plan = self.doors.remove(name, &address)?;
-                served
-                    .note
-                    .as_ref()
-                    .map_or(Ok(()), |added| added.forget(&plan.reopened_at(&address)))?;
+                served.note.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
                 serde_json::json!(DoorRemoved { removed: address })
             }
             ControlRequest::HandOff(wanted) => self.begin_hand_off(wanted)?,

@@ -143,6 +143,20 @@ mod tests {
     }
 
     #[test]
+    fn a_server_at_any_port_is_noted_with_the_one_it_got() {
+        let reopened =
+            |text: &str, address| DoorPlan::parse(text).unwrap().reopened_at(address).to_string();
+        for (text, address, noted) in [
+            ("nbd=tcp:127.0.0.1:0", "nbd://127.0.0.1:40123/disk", "nbd=tcp:127.0.0.1:40123"),
+            ("nbd-insecure=tcp:[::]:0", "nbd://[::]:40123/disk", "nbd-insecure=tcp:[::]:40123"),
+            ("nbd=tcp:127.0.0.1:7", "nbd://127.0.0.1:7/disk", "nbd=tcp:127.0.0.1:7"),
+            ("nbd=unix:/a", "nbd+unix:///disk?socket=%2Fa", "nbd=unix:/a"),
+        ] {
+            assert_eq!(reopened(text, address), noted);
+        }
+    }
+
+    #[test]
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();

@@ -227,7 +227,7 @@ impl Doors {
     }
 
     /// Closes the door with this address that serves this volume. Requests in flight finish; then
-    /// its users see it end. Returns the door's plan.
+    /// its users see it end. Returns the plan that would reopen it, as it was noted.
     pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _one_at_a_time = self.changing.lock();
         self.require_ours()?;
@@ -250,9 +250,11 @@ impl Doors {
                 found.shows.len()
             )));
         }
+        // The door's own: `address` may be the text of its plan.
+        let (_, address) = found.told(volume);
         found.door.stop(Stop::Drained);
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
-        Ok(found.plan.clone())
+        Ok(found.plan.reopened_at(&address))
     }
 
     fn require_ours(&self) -> Result<()> {

@@ -143,8 +143,11 @@ impl Plan for NbdPlan {
         None
     }
 
-    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
-        None
+    /// A server at any port keeps the one that its clients know.
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>> {
+        let any = matches!(&self.listen, Listen::Tcp(listen) if listen.port() == 0);
+        let (bound, _) = address.strip_prefix("nbd://").filter(|_| any)?.split_once('/')?;
+        Some(NbdPlan::boxed(Listen::Tcp(bound.parse().ok()?), self.insecure))
     }
 
     fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
