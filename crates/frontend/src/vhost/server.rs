@@ -2,7 +2,8 @@
 //! each running queue has a thread of its own.
 //!
 //! Invariants: there is one frontend at a time; a second one waits in the socket's backlog. While
-//! the door is held (quiet), no message is received and no queue runs. Not here: the effect of
+//! the door is held (quiet), no message is received and no queue runs. A door that was taken over
+//! and has not resumed ends nothing of the process that handed it over. Not here: the effect of
 //! messages, and how requests are served.
 
 use std::os::fd::OwnedFd;
@@ -48,6 +49,8 @@ struct VhostState {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Set when the socket belongs to another process.
     gone: AtomicBool,
+    /// Taken over from another process, which may still roll that back.
+    on_trial: AtomicBool,
 }
 
 /// A running vhost-user-blk door. Dropping it is [`Stop::Now`].
@@ -88,7 +91,15 @@ impl VhostDoor {
         let system = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
-        let waker = Waker::new().map_err(system)?;
+        // A door that is taken over is held. Until it resumes, the other process still listens.
+        let on_trial = session_state.held;
+        let failed = |listener: &UnixSocket, error| {
+            if !on_trial {
+                listener.remove();
+            }
+            system(error)
+        };
+        let waker = Waker::new().map_err(|error| failed(&listener, error))?;
         let socket = session_state.session.as_ref().map(|session| session.socket.clone());
         let shared = Arc::new(VhostState {
             common,
@@ -99,6 +110,7 @@ impl VhostDoor {
             waker,
             thread: Mutex::default(),
             gone: AtomicBool::new(false),
+            on_trial: AtomicBool::new(on_trial),
         });
         let serving = shared.clone();
         let thread =
@@ -108,10 +120,7 @@ impl VhostDoor {
                 *shared.thread.lock() = Some(thread);
                 Ok(VhostDoor { shared })
             }
-            Err(error) => {
-                shared.listener.remove();
-                Err(system(error))
-            }
+            Err(error) => Err(failed(&shared.listener, error)),
         }
     }
 
@@ -252,6 +261,8 @@ impl VhostState {
     }
 
     fn resume(&self) {
+        // First: a door that goes on must not be let go as one on trial.
+        self.on_trial.store(false, Ordering::SeqCst);
         let mut inside = self.state.lock();
         if !std::mem::take(&mut inside.held) {
             return;
@@ -288,7 +299,8 @@ impl VhostState {
     }
 
     fn stop(&self) {
-        {
+        // The queues of a door on trial belong to another process, as `stop_now` knows.
+        if !self.on_trial.load(Ordering::SeqCst) {
             let mut inside = self.state.lock();
             if let Some(session) = &mut inside.session {
                 let _ = session.pause(None);
@@ -299,6 +311,10 @@ impl VhostState {
     }
 
     fn stop_now(&self) {
+        // On trial, everything belongs to another process and must not be ended.
+        if self.on_trial.load(Ordering::SeqCst) {
+            return self.let_go();
+        }
         for queue in self.common.roster.lock().clone() {
             // The frontend does not wait for its answers any more.
             queue.detach();

@@ -193,6 +193,31 @@ fn a_hand_over_can_be_taken_back() {
 }
 
 #[test]
+fn a_door_on_trial_leaves_everything_as_it_was() {
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
+    let mut guest = Guest::new(1);
+    let front = guest.connect(&place.path());
+    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+    for ending in ["dropped", "stopped", "let go"] {
+        let pieces = quiet.hand_over().expect("it is quiet");
+        let (tried, word) =
+            VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
+        match ending {
+            "dropped" => drop(tried),
+            "stopped" => tried.stop(Stop::Drained),
+            _ => word.let_go(),
+        }
+        assert!(place.path().exists(), "{ending}: the socket belongs to the other door");
+    }
+    quiet.resume();
+    front.get_features().expect("an answer on the same connection");
+    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
+    drop(door);
+    assert!(!place.path().exists());
+}
+
+#[test]
 fn a_door_that_cannot_be_quiet_goes_on() {
     let (place, pausable) = (Place::new(), PausableDevice::open());
     let door = place.serve(pausable.clone());
