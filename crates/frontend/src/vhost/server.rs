@@ -313,7 +313,7 @@ impl VhostState {
     fn stop_now(&self) {
         // On trial, everything belongs to another process and must not be ended.
         if self.on_trial.load(Ordering::SeqCst) {
-            return self.let_go();
+            return self.release();
         }
         for queue in self.common.roster.lock().clone() {
             // The frontend does not wait for its answers any more.

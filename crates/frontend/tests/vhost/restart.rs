@@ -199,14 +199,14 @@ fn a_door_on_trial_leaves_everything_as_it_was() {
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
     let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
-    for ending in ["dropped", "stopped", "let go"] {
+    for ending in ["dropped", "stopped", "released"] {
         let pieces = quiet.hand_over().expect("it is quiet");
         let (tried, word) =
             VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
         match ending {
             "dropped" => drop(tried),
             "stopped" => tried.stop(Stop::Drained),
-            _ => word.let_go(),
+            _ => word.release(),
         }
         assert!(place.path().exists(), "{ending}: the socket belongs to the other door");
     }

@@ -43,6 +43,7 @@ fn subject() -> Subject {
             Asked::AddDoor(_) | Asked::RemoveDoor { .. } | Asked::HandOff(_) => {
                 Err(Failure::usage(format!("{name}: there is nothing but this")))
             }
+            Asked::CollectGarbage { threshold: 2.0 } => panic!("a bug, on purpose"),
             Asked::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),
     }
@@ -131,6 +132,20 @@ fn changes_are_taken_on_the_control_socket_alone() {
     let (code, _) =
         request(&admin, "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405, "not over TCP");
+}
+
+#[test]
+fn a_change_that_panics_gives_its_slot_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let _admin = start(folder.path());
+    let ask = |threshold| {
+        let request = Asked::CollectGarbage { threshold };
+        control::query_writer::<serde_json::Value>(folder.path(), &request)
+    };
+    for _ in 0..Call::Change.slots() {
+        assert_eq!(ask(2.0).unwrap_err().exit(), Exit::Internal);
+    }
+    assert_eq!(ask(1.0).unwrap().unwrap()["moved_bytes"], 7, "a slot is free");
 }
 
 #[test]

@@ -251,7 +251,7 @@ impl Doors {
             )));
         }
         // The door's own: `address` may be the text of its plan.
-        let (_, address) = found.told(volume);
+        let (_, address) = found.address_of(volume);
         found.door.stop(Stop::Drained);
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
         Ok(found.plan.reopened_at(&address))
