@@ -212,7 +212,7 @@ fn a_door_on_trial_leaves_everything_as_it_was() {
     }
     quiet.resume();
     front.get_features().expect("an answer on the same connection");
-    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
+    assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
     drop(door);
     assert!(!place.path().exists());
 }
