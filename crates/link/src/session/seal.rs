@@ -71,8 +71,8 @@ impl Seals {
     /// Seals `packet` (header | body | 16 bytes of room) in place.
     ///
     /// # Errors
-    /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]; the packet is unchanged
-    /// then.
+    /// [`PacketRefusal::Spent`] past the last packet number, [`PacketRefusal::Short`]; the
+    /// packet is unchanged then.
     pub fn seal(&self, packet: &mut [u8]) -> Result<(), PacketRefusal> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
@@ -92,8 +92,8 @@ impl Seals {
     /// have been overwritten.
     ///
     /// # Errors
-    /// [`Refused::Forged`] or, insecure, [`Refused::Damaged`]; [`Refused::Spent`];
-    /// [`Refused::Short`].
+    /// [`PacketRefusal::Forged`] or, insecure, [`PacketRefusal::Damaged`];
+    /// [`PacketRefusal::Spent`]; [`PacketRefusal::Short`].
     pub fn open<'a>(&self, packet: &'a mut [u8]) -> Result<&'a mut [u8], PacketRefusal> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
