@@ -27,7 +27,7 @@ What `make fuzz` ran and found. Each run with `PAGE=` adds itself here;
 [CONTRIBUTING](../../CONTRIBUTING.md#fuzzing) says how. A new corpus entry is an input that reached
 code that no earlier input of that machine reached, or that reached it with fewer bytes. A crash is
 an input that broke a target: a panic, a promise that did not hold, more than 5 s, or more than
-2 GiB. What broke was mended before the next run; the commit that adds a run says what it was.
+2 GiB. Every crash was fixed before the next run; the commit that adds the run describes it.
 
 {BEGIN}
 {END}

@@ -23,7 +23,7 @@ use crate::journal::scan::{LogImage, ScanOptions, ScannedRecord, scan};
 use crate::open;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::headers;
-use crate::recovery::stored::{self};
+use crate::recovery::stored;
 use crate::recovery::{RecoveryReport, Reporter, checkpoint as checkpoints};
 use crate::world::RealWorld;
 use crate::{Error, ErrorKind, Result};

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::thread::{self};
+use std::thread;
 use std::time::Duration;
 
 use super::Device;

@@ -52,9 +52,9 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
             while lane.has_pending() && !work_one(lane, handler, &mut answers)? {}
             answers.send(lane)?;
         }
-        let (told, ready) = wait(link)?;
-        let heard = if told { link.receive_message()? } else { HostMessage::News };
-        match heard {
+        let (has_message, ready) = wait(link)?;
+        let message = if has_message { link.receive_message()? } else { HostMessage::News };
+        match message {
             HostMessage::Doors(doors) => {
                 handler.ready(&doors);
                 if !to_the_end {
@@ -91,9 +91,10 @@ fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
             Ok(_) => break,
         }
     }
-    let mut came = files.iter().map(|file| !file.revents().is_empty());
-    let told = came.next().unwrap_or(false);
-    Ok((told, open.iter().zip(came).filter(|(_, came)| *came).map(|(at, _)| *at).collect()))
+    let mut readable = files.iter().map(|file| !file.revents().is_empty());
+    let has_message = readable.next().unwrap_or(false);
+    let ready = open.iter().zip(readable).filter(|(_, readable)| *readable).map(|(at, _)| *at);
+    Ok((has_message, ready.collect()))
 }
 
 /// Starts threads for every lane; this thread handles the other messages of the host.
@@ -118,7 +119,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 if let Err(error) = work_off(lane, handler) {
                     fail(error);
                 }
-                // The last worker ends the wait of `link.hear` below: without lanes, the host has
+                // The last worker unblocks `receive_message` below: without lanes, the host has
                 // nothing more to say.
                 if left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
                     Link::break_off(device, lanes);

@@ -131,10 +131,10 @@ impl Host {
             declared_device.backend.pause();
         }
         let mut done_since = None;
-        let mut now = self.state.lock();
-        while now.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
+        let mut state = self.state.lock();
+        while state.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
             last.expect_disconnect(declared_device.backend.oldest().is_none(), &mut done_since);
-            self.changed.wait_for(&mut now, LOOK_EVERY);
+            self.changed.wait_for(&mut state, LOOK_EVERY);
         }
         Ok(())
     }
@@ -157,9 +157,9 @@ impl Host {
             |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
         let threads = session.start(&served.backend).inspect_err(refuse)?;
         {
-            let mut now = self.state.lock();
-            now.session = Some(Arc::clone(&session));
-            now.since = None;
+            let mut state = self.state.lock();
+            state.session = Some(Arc::clone(&session));
+            state.since = None;
         }
         served.policy.accept();
         // The backend accepts requests before the driver is notified, and commands follow that.
@@ -250,12 +250,12 @@ impl Host {
     }
 
     fn forget(&self, session: &Arc<Session>) {
-        let mut now = self.state.lock();
-        if now.session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
-            now.session = None;
-            now.since = Some(Instant::now());
+        let mut state = self.state.lock();
+        if state.session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
+            state.session = None;
+            state.since = Some(Instant::now());
         }
-        drop(now);
+        drop(state);
         self.changed.notify_all();
     }
 

@@ -248,15 +248,15 @@ impl Host {
     /// Waits until the driver has answered everything and disconnected.
     fn wait_until_gone(&self, device: &DeclaredDevice) {
         let mut done_since = None;
-        let mut now = self.state.lock();
-        while now.outcome.is_none() {
+        let mut state = self.state.lock();
+        while state.outcome.is_none() {
             let is_drained = device.backend.is_drained();
-            match now.session.clone() {
+            match state.session.clone() {
                 None if is_drained => return,
                 Some(session) => session.expect_disconnect(is_drained, &mut done_since),
                 None => done_since = None,
             }
-            self.changed.wait_for(&mut now, LOOK_EVERY);
+            self.changed.wait_for(&mut state, LOOK_EVERY);
         }
     }
 
@@ -277,20 +277,20 @@ impl Host {
     /// # Errors
     /// The reason, if the end was not clean.
     pub fn wait_for_end(&self) -> Result<()> {
-        let mut now = self.state.lock();
+        let mut state = self.state.lock();
         loop {
-            if let Some(outcome) = &now.outcome {
+            if let Some(outcome) = &state.outcome {
                 return outcome.clone();
             }
-            self.changed.wait(&mut now);
+            self.changed.wait(&mut state);
         }
     }
 
     /// After the end of the device, waits a short time until open questions have their answers.
     pub fn wait_for_askers(&self) {
         let until = Instant::now() + GOES_WITHIN;
-        let mut now = self.state.lock();
-        while now.asked > 0 && !self.changed.wait_until(&mut now, until).timed_out() {}
+        let mut state = self.state.lock();
+        while state.asked > 0 && !self.changed.wait_until(&mut state, until).timed_out() {}
     }
 
     /// Accepts no more connections and removes the socket.

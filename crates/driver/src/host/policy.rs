@@ -96,8 +96,8 @@ impl Host {
         // A driver that connects just now must not find its requests failed.
         let Some(_no_driver_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
-            let now = self.state.lock();
-            (now.session.is_none(), now.since)
+            let state = self.state.lock();
+            (state.session.is_none(), state.since)
         };
         if !is_alone {
             return;
@@ -107,7 +107,10 @@ impl Host {
         if let Some(error) = device.policy.refusal() {
             device.backend.fail_pending(&error);
         } else if is_over {
-            let text = format!("no driver connected within {} s", patience.as_secs_f64());
+            let text = format!(
+                "no driver connected within {} s; start one, or raise death_timeout_s",
+                patience.as_secs_f64()
+            );
             device.policy.refuse(Error::new(ErrorKind::TimedOut, text));
         }
     }

@@ -14,7 +14,7 @@ use sawmill_sys::BLOCK_BYTES;
 use super::bind::{Bound, FenceIntent, bind};
 use super::journal::{self, JournalVerdict, UsableJournal, judge};
 use super::make::make_journal;
-use super::memory::{self};
+use super::memory;
 use super::repeat::repeat_checkpoint;
 use crate::disk::Lock;
 use crate::fencing::{Claim, fence, require_fencing};

@@ -14,8 +14,8 @@ use super::promote::{
 use super::role;
 use crate::check::{CheckReport, Damage, check};
 use crate::recovery::Reporter;
+use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
-use crate::recovery::stored::{self};
 use crate::world::World;
 use crate::{Result, names};
 
