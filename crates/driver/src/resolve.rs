@@ -82,6 +82,7 @@ impl Resolver {
                 break;
             }
         }
+        // Also after a failure: the records before it were applied and are remembered.
         self.history.lock().areas.entry(horizon).or_default().append(&mut areas);
         outcome
     }

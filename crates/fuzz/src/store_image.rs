@@ -71,6 +71,7 @@ impl ObjectStore for Objects {
     }
 
     fn put(&self, put: Put, done: Completion<PutOutcome>) {
+        // Create-only, as the engine demands of every store.
         let fresh = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
         if fresh {
             self.0.lock().expect("no thread panicked").insert(put.key, put.body);

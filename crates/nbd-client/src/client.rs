@@ -73,6 +73,8 @@ impl Client {
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
         let listening =
             ReplyReader { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
+        // A handle of its own: the sender's may be locked by a thread that waits for room in the
+        // socket.
         let shut = socket.duplicate()?;
         let named = std::thread::Builder::new().name("nbd-client".into());
         let listener = Some(named.spawn(move || listening.run())?);

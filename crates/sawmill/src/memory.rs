@@ -79,6 +79,7 @@ fn private(shared: &Path, uid: u32) -> Result<PathBuf> {
         }
         _ => {}
     }
+    // The link itself is judged: followed, it would lead the memory to a place of another user.
     let about = fs::symlink_metadata(&folder).map_err(|error| Failure::io(&at, &error))?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
         return Err(unfit(format!(

@@ -32,6 +32,7 @@ pub(crate) fn order(
     past: &Past,
 ) -> Result<Option<String>> {
     if let Some((folder, _)) = served(paths, address)?
+        // A server that ended in between answers nothing; then the volume is at rest.
         && let Some(ChangeReply { undo }) =
             control::query_writer(&folder, &ControlRequest::Past(past.clone()))?
     {

@@ -390,6 +390,8 @@ impl Inner {
         attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
     ) -> Result<T> {
         for tries in 0.. {
+            // A turn for each attempt: a call that pauses before its next one holds no permit, so
+            // calls that fail do not block those that work.
             let permit = self.limiter.acquire(patience.class, Way::of(call.kind)).await?;
             let start = Instant::now();
             // The deadline begins here, after the turn: a call that waited long in the queue still

@@ -137,6 +137,8 @@ pub struct Blocking<'a>(pub &'a dyn ObjectStore);
 
 impl Blocking<'_> {
     fn wait<T: Send + 'static>(start: impl FnOnce(Completion<T>)) -> Result<T> {
+        // Room for the answer: a store that answers on the caller's own thread must not wait for
+        // `recv`.
         let (sender, receiver) = sync_channel(1);
         start(Box::new(move |outcome| {
             // The waiter can be gone only if its thread died.

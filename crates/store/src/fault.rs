@@ -145,6 +145,8 @@ impl FaultStore {
             call.number = calls.len() as u64;
             calls.push(call.clone());
         }
+        // The script and its number are read under one lock: `hold` tells by the number whether the
+        // script was replaced since.
         let mut decide = self.policy.lock();
         let fault = decide(&call);
         (call, fault, self.scripts.load(Ordering::SeqCst))

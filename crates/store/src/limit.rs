@@ -111,6 +111,8 @@ impl Limiter {
             }
             let (give, turn) = oneshot::channel();
             let number = state.number();
+            // Even a call that could run now joins the queue, so that it overtakes nobody who
+            // waits.
             state.waiting[class as usize][way as usize].push_back(Waiter { number, give });
             self.dispatch(&mut state);
             turn

@@ -208,6 +208,8 @@ fn kept_bytes(selection: &EntrySelection, number: usize, length: u64, dice: &mut
                 length
             }
         }
+        // One throw for each loose entry in the order of the log, so that the text `seed=N` always
+        // gives the same image.
         EntrySelection::Seed(_) => match dice.below(5) {
             0 | 1 => length,
             2 | 3 => 0,

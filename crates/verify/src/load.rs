@@ -231,6 +231,7 @@ impl Load {
             return;
         };
         let LoadCompletion { entry, at, outcome } = ended;
+        // Saturating, because an answer may come after its part of the load has given up waiting.
         self.in_flight = self.in_flight.saturating_sub(1);
         match outcome {
             Ok(()) => {

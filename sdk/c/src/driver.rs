@@ -107,19 +107,20 @@ impl CDriver {
 
     fn read_into(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let read = self.table.read.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function, with memory that is its own meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); `into` is
+        // borrowed, so no one else has that memory until it returns.
         errno_result(unsafe { read(self.user, offset, into.as_mut_ptr(), into.len()) })
     }
 
     fn give_up(&self, offset: u64, length: u64) -> io::Result<()> {
         let discard = self.table.discard.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         errno_result(unsafe { discard(self.user, offset, length) })
     }
 
     fn zero(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         let write_zeroes = self.table.write_zeroes.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         errno_result(unsafe { write_zeroes(self.user, offset, length, c_int::from(keep_space)) })
     }
 
@@ -162,7 +163,8 @@ impl Driver for CDriver {
 
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
+        // borrowed, so they do not change until it returns.
         errno_result(unsafe {
             write(self.user, offset, bytes.as_ptr(), bytes.len(), c_int::from(fua))
         })
@@ -170,7 +172,7 @@ impl Driver for CDriver {
 
     fn flush(&self) -> io::Result<()> {
         let Some(flush) = self.table.flush else { return Ok(()) };
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         errno_result(unsafe { flush(self.user) })
     }
 
@@ -208,7 +210,8 @@ impl ChunkDriver for CDriver {
             queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
             again: u32::from(chunk.command.again),
         };
-        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
+        // borrowed, so they do not change until it returns.
         errno_result(unsafe { write_chunk(self.user, &told_of) })
     }
 
@@ -218,7 +221,7 @@ impl ChunkDriver for CDriver {
 
     fn flush(&self, queue: usize) -> io::Result<()> {
         let flush_queue = self.table.flush_queue.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         errno_result(unsafe { flush_queue(self.user, u32::try_from(queue).unwrap_or(u32::MAX)) })
     }
 

@@ -1,13 +1,14 @@
-//! The tree of folders in ARCHITECTURE.md: every folder is in it, and what it names is there.
+//! The tree of folders in ARCHITECTURE.md: every folder is in it, and what it names is there. Also:
+//! every source file is part of its crate.
 //!
 //! Not here: how many files a folder may have (`tidy.rs`), what a folder may be called.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use sawmill_tests::machine::repository;
 
-use super::tidy::none;
+use super::tidy::{files, none};
 
 /// Columns between a folder and the one it is in.
 const INDENT_COLUMNS: usize = 4;
@@ -111,4 +112,39 @@ fn a_tree_names_what_stands_deeper_below_what_stands_above_it() {
     let tree = "a/b    one\n    c    two\n        d\n    e/f\ng\n";
     let expected = ["a/b", "a/b/c", "a/b/c/d", "a/b/e/f", "g"].map(str::to_owned);
     assert_eq!(named(tree), BTreeSet::from(expected));
+}
+
+/// Whether the file of a module is named by the module above it: in the folder's `mod.rs`, `lib.rs`
+/// or `main.rs`, or in the file of the folder's name.
+fn is_reached(path: &Path, sources: &BTreeMap<PathBuf, String>) -> bool {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = path.parent().expect("a file is in a folder");
+    let (name, folder) = if stem == "mod" {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (name, folder.parent().expect("src is above it"))
+    } else {
+        (stem, folder)
+    };
+    let above = ["mod.rs", "lib.rs", "main.rs"].map(|file| folder.join(file));
+    let declared = [format!("mod {name};"), format!("mod {name} {{")];
+    above.into_iter().chain([folder.with_extension("rs")]).any(|parent| {
+        sources.get(&parent).is_some_and(|text| declared.iter().any(|line| text.contains(line)))
+    })
+}
+
+/// A file that no `mod` names is compiled by nothing: it looks like code, and rots.
+#[test]
+fn every_source_file_is_part_of_its_crate() {
+    let sources: BTreeMap<PathBuf, String> = files(&[".rs"]).into_iter().collect();
+    let is_root = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name == "lib.rs" || name == "main.rs" || path.parent().is_some_and(|up| up.ends_with("bin"))
+    };
+    let below_src = |path: &Path| path.components().any(|part| part.as_os_str() == "src");
+    let faults: Vec<String> = sources
+        .keys()
+        .filter(|path| below_src(path) && !is_root(path) && !is_reached(path, &sources))
+        .map(|path| format!("{}: no module names it", path.display()))
+        .collect();
+    none(&faults);
 }

@@ -164,6 +164,7 @@ impl Areas {
         let mut copies = Vec::new();
         for shard in &self.shards {
             let listed = &mut shard.0.lock().entries;
+            // Of several newer writes, the newest is copied last and wins.
             listed.sort_unstable_by_key(|write| write.sequence);
             for at in 0..listed.len() {
                 if listed[at].is_acknowledged {

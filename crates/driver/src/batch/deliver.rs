@@ -165,6 +165,8 @@ impl Batch {
     /// flight.
     fn settle(&self, queue: usize, closed_chunk: Arc<ClosedChunk>) {
         let number = closed_chunk.number;
+        // Before everything else, so that the next command carries a floor that lets the driver
+        // forget what it remembers of this chunk.
         self.ordinals.lock().open.remove(&closed_chunk.ordinal);
         let (mut kept, mut older, mut released) = (0, Vec::new(), Vec::new());
         for record in &closed_chunk.records {
@@ -177,6 +179,7 @@ impl Batch {
             // Another thread may have released some already: the count may be negative for a while.
             self.keep(ChunkId { queue, number }, Some(closed_chunk), kept as isize);
         } else {
+            // Frees its memory before the stalled writes are tried.
             drop(closed_chunk);
         }
         for chunk in &released {

@@ -27,6 +27,8 @@ impl Batch {
         request: Request,
     ) {
         let (address, length) = (request.address, request.length);
+        // Under the lock of the waiting requests, which the caller holds: no other change of these
+        // bytes gets past it from here on.
         resend_queue.ranges.push((address, address + length));
         let range = Range {
             operation: request.operation,

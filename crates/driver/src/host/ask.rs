@@ -16,6 +16,7 @@ const EINVAL: i32 = 22;
 impl Host {
     /// Answers one question.
     pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
+        // Counted, because the host does not exit before the answers are sent (`wait_for_askers`).
         self.state.lock().asked += 1;
         self.answer_it(control, asked);
         self.state.lock().asked -= 1;

@@ -48,6 +48,7 @@ impl Greeting {
         self: &Arc<Self>,
         socket: &OwnedFd,
     ) -> std::io::Result<SilentConnection> {
+        // A duplicate, to shut the connection down while its thread waits in `recv` on its own.
         let kept = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut silent = self.silent.lock();

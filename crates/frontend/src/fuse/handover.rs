@@ -24,6 +24,8 @@ pub(super) fn handed(
     number: Option<u32>,
     size_bytes: u64,
 ) -> Result<DoorPiece> {
+    // Never `FUSE_DEV_IOC_CLONE`: what was read through a clone fails when the clone is closed, so
+    // when this server dies (decision 0019).
     let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, "fuse: cannot duplicate the descriptor", error)
     })?;

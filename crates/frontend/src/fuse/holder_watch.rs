@@ -73,6 +73,8 @@ impl HolderWatch {
     pub(super) fn update(&self, piece: DoorPiece) -> Result<()> {
         let mut held = self.context.state.lock();
         self.context.settle(&mut held);
+        // Set before the mount holder is told: a replacement that starts in the meantime gets the
+        // new facts.
         held.piece = Arc::new(piece);
         match held.mount_holder.update(&held.piece) {
             Err(_) if MountHolder::at(&self.context.how.socket).is_none() => {

@@ -193,8 +193,10 @@ impl Link {
             state.mode = Mode::Quiet;
             self.waker.wake();
         }
+        // It stays readable until `resume`: a worker that is busy now finds it when it waits next.
         while state.parked < state.workers || state.in_flight > 0 {
             if self.changed.wait_until(&mut state, until).timed_out() {
+                // The last answer may have come between the timeout and the lock.
                 return state.parked == state.workers && state.in_flight == 0;
             }
         }
@@ -229,6 +231,7 @@ impl Link {
 
     /// A worker has ended.
     pub(super) fn worker_left(&self) {
+        // A door that becomes quiet must not wait for a thread that has ended.
         self.state.lock().workers -= 1;
         self.changed.notify_all();
     }

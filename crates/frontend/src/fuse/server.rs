@@ -124,6 +124,7 @@ impl FuseDoor {
     ) -> Result<Self> {
         let MountHandOver { mount, kernel, parameters: agreed, number, size_bytes } =
             MountHandOver::read(options, piece)?;
+        // The kernel was told the limit once, at the mount, and cannot be told another.
         if agreed.write_bytes_max > request_bytes_max(&*device) {
             let text = format!(
                 "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most \

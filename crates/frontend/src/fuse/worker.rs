@@ -54,6 +54,8 @@ impl FuseFile {
 
 /// Works until the link ends, on a thread of its own.
 pub(super) fn work(link: &Arc<Link>, file: &FuseFile) {
+    // Otherwise an allocation here may wait for memory that the kernel frees by writing to this
+    // very file system.
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
             reclaim");

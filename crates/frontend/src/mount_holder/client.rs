@@ -137,6 +137,7 @@ impl MountHolder {
     /// Gives it a replacement for what it holds, and returns when it holds that.
     pub fn update(&self, piece: &DoorPiece) -> Result<()> {
         let path = &self.socket;
+        // A packet owns its descriptors, and the caller goes on with its own.
         let duplicates = piece.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
         let descriptors = duplicates.collect::<Result<Vec<_>, _>>();
         let descriptors =

@@ -157,6 +157,8 @@ impl Connection {
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
+                    // Ends the batch, so that the replies that are ready go out before the
+                    // connection is closed.
                     self.settle(SocketNews { has_room: room, alert: false });
                     return End::Violation(violation);
                 }
@@ -191,6 +193,8 @@ impl Connection {
                 return End::Stopping;
             }
             if standing.socket_full {
+                // Both ways: a client with one thread may have to send the rest of a request before
+                // it reads the replies that fill the socket.
                 let ready = self.wait(Directions { read: true, write: true }, None);
                 room = ready.write;
                 if !ready.read {
@@ -354,6 +358,8 @@ impl Connection {
 
     /// Receives once; with `patient`, waits a little for bytes.
     fn receive(&mut self, wanted: usize, patient: bool) -> ReceiveOutcome {
+        // With a header there, its payload is on its way. Without one, the client may be silent for
+        // hours, and turning the CPU would be for nothing.
         let inside_request = wanted > self.session.style.request_bytes();
         let tries = if patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
         let socket = &self.link.socket;
@@ -372,6 +378,8 @@ impl Connection {
             received = recv(socket, space, flags);
         }
         match received {
+            // `Link::stop` shuts the receiving side down, which looks here as if the client had
+            // left.
             Ok((_, 0)) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
             Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => {
                 ReceiveOutcome::End(End::Died)
@@ -452,6 +460,7 @@ impl Connection {
     fn take_write(&mut self, header: RequestHeader) -> Option<Pause> {
         let head_bytes = self.session.style.request_bytes();
         let length = header.length as usize;
+        // Such a payload can never be complete in the receive buffer.
         if head_bytes + length > RECEIVE_BYTES_MAX {
             self.intake.consume(head_bytes);
             self.intake.fill_apart(length);

@@ -87,6 +87,8 @@ impl NbdServer {
             );
             return;
         };
+        // The client was shown a size and abilities once and keeps relying on them; NBD has no
+        // message that takes one back.
         let geometry = match held.facts.on(&export.device.geometry(), held.style, held.block_status)
         {
             Ok(geometry) => geometry,

@@ -147,6 +147,8 @@ impl Intake {
             return self.filling_space();
         }
         if self.is_worn() {
+            // The old buffer cannot be written to while requests hold it: a device may read a
+            // payload from it at any moment.
             let mut fresh = self.spares.take(RECEIVE_BYTES_MAX);
             let partial = self.start..self.end;
             if let Some(into) = Arc::get_mut(&mut fresh) {

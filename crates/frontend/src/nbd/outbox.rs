@@ -168,6 +168,8 @@ impl Outbox {
                     bytes.clear();
                     self.spare_small.push(bytes);
                 }
+                // One spare is enough: small replies are appended to one buffer. The others are
+                // freed, because the budget counts their capacity.
                 OutputPiece::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
             }
         }
@@ -359,6 +361,8 @@ impl Link {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
         outbox.socket_full &= !news.has_room;
+        // Before sending: a reply that comes while the lock is free for the system call must wake
+        // the thread, too.
         outbox.alert = news.alert;
         if !outbox.socket_full {
             self.send_some(&mut outbox, u32::MAX);

@@ -169,6 +169,7 @@ impl Inbox {
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
         let mut waiting = self.queue.lock();
+        // Under the lock with the check: an entry that comes in between would not wake the thread.
         waiting.asleep = waiting.done.is_empty() && waiting.messages.is_empty();
         waiting.asleep
     }

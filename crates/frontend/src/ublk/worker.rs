@@ -351,6 +351,8 @@ impl Loop {
     /// Notifies the doors which queues are quiet, once the kernel has their answers.
     fn notify_progress(&mut self) -> std::io::Result<()> {
         self.ring.submit()?;
+        // The door may exit as soon as it is told. An answer that is still in the ring would then
+        // be lost, and its request done again.
         self.queues.queues.iter_mut().flatten().for_each(Queue::notify_progress);
         self.quieting = self.queues.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())
@@ -358,6 +360,7 @@ impl Loop {
 
     fn is_over(&self) -> bool {
         let mut queues = self.queues.queues.iter().flatten().peekable();
+        // A thread without queues waits for the next device unless it is told to stop.
         let left = queues.peek().is_some() && queues.all(|queue| queue.state.released);
         left || (self.stop && self.queues.queues.iter().all(Option::is_none))
     }

@@ -69,6 +69,7 @@ impl Memory {
 
     /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
+        // By offset, because the end of a region may be the end of the address space.
         let inside = |given: &&RegisteredRegion| {
             user.checked_sub(given.region.user)
                 .is_some_and(|offset| offset < given.region.size_bytes)

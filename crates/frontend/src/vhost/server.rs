@@ -239,6 +239,8 @@ impl VhostState {
             Error::new(ErrorKind::Unavailable, text)
         };
         let deadline = Instant::now() + patience;
+        // The thread may hold the lock for long, in a message that waits for the requests of a
+        // queue.
         let mut inside = self.state.try_lock_until(deadline).ok_or_else(busy)?;
         if inside.held {
             return Ok(());

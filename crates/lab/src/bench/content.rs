@@ -74,6 +74,8 @@ impl Content {
     fn set(&mut self, address: u64, length: u64, write: Option<u64>) {
         let end = address + length;
         for StretchWrite { address: from, length, .. } in self.known_writes(address, length) {
+            // The stretch may reach out of the range on both sides. What does so keeps its older
+            // write.
             let Some((start, (stop, old))) =
                 self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
             else {

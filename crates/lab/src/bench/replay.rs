@@ -248,6 +248,7 @@ impl Replay<'_> {
             let mut done = 0;
             loop {
                 let length = PIECE_BYTES_MAX.min(request.length - done);
+                // At least one round, because a flush has no bytes.
                 self.send(request.operation, request.address + done, length)?;
                 done += length;
                 if done == request.length {

@@ -185,6 +185,7 @@ impl EventLog {
     }
 
     fn notify_if_half_full(&self, pending: &EventBuffer) {
+        // Exactly at the limit, so that many events cost one system call.
         if pending.events.len() == EVENTS_AT_ONCE_MAX {
             self.changed.notify_one();
         }

@@ -132,6 +132,7 @@ impl TraceDocument {
         TraceDocument {
             trace: result.path.display().to_string(),
             format: result.format.name(),
+            // The survey has read the trace once; the report covers all rounds.
             requests: survey.requests * rounds,
             bad_lines: result.bad_lines,
             disks: survey.disks(),

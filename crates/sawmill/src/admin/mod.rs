@@ -179,6 +179,7 @@ impl Admin {
             .enable_io()
             .enable_time()
             .thread_name("admin")
+            // A thread for every slot, so that a kind that is full takes none of another's.
             .max_blocking_threads(Call::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()
@@ -381,6 +382,7 @@ struct ConnectionSlot {
 
 impl ConnectionSlot {
     fn take(shared: &Arc<AdminState>, side: Side) -> Option<ConnectionSlot> {
+        // Counted first and compared second; a slot beyond the limit is returned by its drop.
         let place = ConnectionSlot { shared: Arc::clone(shared), side };
         let slots = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,

@@ -186,6 +186,7 @@ impl Doors {
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[DoorVolume]) -> Result<()> {
+        // Before the first door: the number decides whether ublk devices share threads.
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         let orphans = ublk::Orphans::default();
         for plan in plans {

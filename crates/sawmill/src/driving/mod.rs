@@ -201,6 +201,7 @@ impl Driving<'_> {
                 }
                 MainEvent::Signal(_) => self.end(None),
                 MainEvent::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
+                // Another driver has come during the wait, or none is needed any more.
                 MainEvent::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
                 MainEvent::StartAgain => self.start_driver()?,
                 MainEvent::Lingers(pid) => self.kill_lingering(pid),

@@ -40,6 +40,7 @@ struct State {
 
 impl ReopenQueue {
     pub(crate) fn new(plan: &Plan, serving: &Arc<ServeProcess>) -> Arc<ReopenQueue> {
+        // A loss that was accepted at the start must not be accepted silently again (P70).
         let options = accepting_nothing(&plan.options);
         Arc::new(ReopenQueue {
             plan: Plan { options, ..plan.clone() },
@@ -187,6 +188,7 @@ impl ReopenQueue {
 
     fn stay_away(&self, served_volume: &ServedVolume, failure: &Failure) {
         let name = served_volume.name();
+        // These may pass by themselves; anything else needs a person, and users would wait in vain.
         if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
             tracing::error!(
                 "a hand-off was rolled back; reopening volume {name} failed, retrying: {failure}"

@@ -214,6 +214,7 @@ impl Predecessor<'_> {
         prepared_ms: u64,
         quiet: Instant,
     ) -> HandOffResult {
+        // First: from here on the successor must survive, whatever happens to this process.
         successor.is_free = true;
         self.serving.doors.release();
         self.admin.leave();

@@ -130,9 +130,11 @@ impl ServedVolume {
         };
         let reason = "it is being handed off to another process; try again".to_owned();
         *held = VolumeState::Away(Absent { last, reason });
+        // The lock ends here, because a request for the status must not wait for the close.
         drop(held);
         let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
+        // The gate's reference to the volume would keep the journal locked for the next process.
         self.gate.replace(Arc::new(AbsentDevice(self.gate.geometry())))?;
         Ok(Some(volume))
     }
@@ -154,6 +156,7 @@ impl ServedVolume {
     /// Puts the reopened volume back: its doors resume.
     pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
         self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
+        // Before the gate opens, so that no request is served while a status says that it is away.
         *self.state.write() = VolumeState::Open(volume);
         self.gate.open();
         Ok(())

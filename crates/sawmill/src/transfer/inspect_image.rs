@@ -55,6 +55,7 @@ fn follow(
              pass --follow-backing"
         ));
     }
+    // Never detected: the writer of a raw file controls what its content looks like.
     let Some(format) = backing_file.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
             "{shown} is a layer over {name} but does not give its format; set it in the image with \

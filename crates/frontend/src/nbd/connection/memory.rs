@@ -70,6 +70,8 @@ impl Connection {
     /// Whether the client has kept memory for which others wait, and has read next to nothing (or
     /// sent next to nothing of a payload) for as long as allowed.
     pub(super) fn is_stalled(&mut self, state: &OutboxState) -> bool {
+        // Where the client has nothing to read or to send, the device is slow, and no connection is
+        // closed for that.
         let is_up_to_client = state.socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
             self.wanted_since = None;
@@ -83,6 +85,8 @@ impl Connection {
             return false;
         }
         let moved = if state.socket_full { now.2 - since.2 } else { now.1 - since.1 };
+        // Each period is judged by itself: a client that read a gigabyte before it stopped has no
+        // credit.
         self.wanted_since = Some(now);
         moved < PROGRESS_BYTES_MIN
     }

@@ -121,6 +121,7 @@ fn sizes(store: &dyn ObjectStore, entries: &[VolumeEntry]) -> Vec<sawmill_volume
         inspect::checkpoint(store, record, None).map(|checkpoint| checkpoint.size_bytes)
     };
     let mut sizes = Vec::new();
+    // In bounded steps: a store may have thousands of volumes, each with a thread here.
     for chunk in entries.chunks(VOLUMES_AT_ONCE_MAX) {
         std::thread::scope(|scope| {
             let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();

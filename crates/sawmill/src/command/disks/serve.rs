@@ -168,6 +168,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
             };
         }
+        // No volume may come back while all of them are being closed.
         ServeEnd::Signal => again.end(),
     }
     daemon::notify(sd_notify::NotifyState::Stopping);

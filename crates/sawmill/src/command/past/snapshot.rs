@@ -107,6 +107,7 @@ fn change(
     past: Past,
     done: &str,
 ) -> Result<Exit> {
+    // A name that reads as a time or a position would never be meant by VOL@NAME.
     if !matches!(parse_cut(&arguments.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
         return Err(Failure::usage(format!(
             "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a \

@@ -321,6 +321,8 @@ impl Stage {
         self.device = None;
         self.doors.stop();
         let (host, (sender, receiver)) = (Arc::clone(&self.host), sync_channel(1));
+        // On a thread: a driver that never answers its last flush breaks the clause and hangs
+        // nothing.
         let finish = move || drop(sender.send(host.finish()));
         std::thread::Builder::new()
             .name("ending".into())
