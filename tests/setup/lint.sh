@@ -9,7 +9,7 @@ cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warn
 cargo clippy --package sawmill-volume --features shuttle --lib --tests -- -D warnings
 cargo test --quiet -p sawmill-tests --test repository
 # Each commit has a title `area: what` of at most 65 characters, and a body that says why.
-since=b43faeb
+since=2074d34
 if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then
     for commit in $(git rev-list --no-merges "$since"..HEAD); do
         title=$(git log -1 --format=%s "$commit") body=$(git log -1 --format=%b "$commit")
