@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn the_guide_lists_exactly_the_metrics() {
-        let mut table = String::from("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+        let mut table = String::from("| metric | type | labels | meaning |\n|---|---|---|---|\n");
         for (name, kind, labels, help) in rows() {
             table.push_str(&format!("| `{name}` | {} | {labels} | {help} |\n", kind.name()));
         }
