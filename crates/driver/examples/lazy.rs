@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 
 use sawmill_driver::client::{Driver, Options, serve};
 /// URL, size, FILE, and FILE.map: the thread that has locked it fetches.
-struct LazyDevice(String, u64, File, Mutex<File>);
+struct Lazy(String, u64, File, Mutex<File>);
 
-impl Driver for LazyDevice {
+impl Driver for Lazy {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let map = self.3.lock().unwrap_or_else(PoisonError::into_inner);
         for block in offset >> 16..(offset + into.len() as u64).div_ceil(1 << 16) {
@@ -55,6 +55,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         |path| File::options().read(true).write(true).create(true).truncate(false).open(path);
     let (file, map) = (open(path.clone())?, open(path + ".map")?);
     file.set_len(size).and_then(|()| map.set_len(size.div_ceil(1 << 16)))?;
-    Ok(serve(&LazyDevice(url, size, file, Mutex::new(map)), &[], &Options::sized(size))
-        .map(|_| ())?)
+    Ok(serve(&Lazy(url, size, file, Mutex::new(map)), &[], &Options::sized(size)).map(|_| ())?)
 }

@@ -21,7 +21,9 @@ pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> Result<&'a str> {
     }
     // SAFETY: it is not null, and the caller promises that it ends with a NUL and stays as it is.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Error::new(ErrorKind::Invalid, "expected UTF-8 text; the string has other bytes"))
+    text.to_str().map_err(|_| {
+        Error::new(ErrorKind::Invalid, "expected UTF-8 text; the string has other bytes")
+    })
 }
 
 /// Keeps an error for this thread.
