@@ -5,8 +5,8 @@
 //! handshake, sealed packets), `path` (one link: what is in flight, what was received),
 //! `connection` (puts packets on the least loaded link), `unsent_parts` (what a slot has to send),
 //! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
-//! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one
-//! request).
+//! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed_device` (many ranges as
+//! one request).
 //!
 //! Invariants: what [`legible`] returns has no control or invisible characters, and different texts
 //! stay different. The status of a link is read with one of its locks at a time.
