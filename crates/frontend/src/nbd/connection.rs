@@ -157,8 +157,7 @@ impl Connection {
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
-                    // Ends the batch, so that the replies that are ready go out before the
-                    // connection is closed.
+                    // Ends the batch: replies that are ready go out before the connection closes.
                     self.settle(SocketNews { has_room: room, alert: false });
                     return End::Violation(violation);
                 }
@@ -193,8 +192,7 @@ impl Connection {
                 return End::Stopping;
             }
             if standing.socket_full {
-                // Both ways: a client with one thread may have to send the rest of a request before
-                // it reads the replies that fill the socket.
+                // Both ways: a client with one thread may send a request's rest before it reads.
                 let ready = self.wait(Directions { read: true, write: true }, None);
                 room = ready.write;
                 if !ready.read {
