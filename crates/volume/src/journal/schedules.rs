@@ -285,7 +285,7 @@ fn recovered(disk: Arc<dyn Disk>, staging: Option<StagingFile>) -> (Vec<u64>, Ve
         accept_loss: false,
     };
     let scan = scan(&mut log, &options).expect("what was flushed is there");
-    let records = scan.found.iter().filter_map(|found| found.record.as_ref());
+    let records = scan.records.iter().filter_map(|scanned| scanned.record.as_ref());
     (records.map(|record| record.position).collect(), scan.voids)
 }
 
