@@ -1,7 +1,7 @@
 //! Figures have a date: each page of measurements states when, on what code, where and by which
 //! command it was measured, and a document that cites the page names that date.
 //!
-//! Not here: the figures. `docs/measurements/fuzz.md` is a list of runs, each with its own date.
+//! Not here: the figures. `fuzz.md` and `nights.md` are lists of runs, each with its own date.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn dates() -> (BTreeMap<String, String>, Vec<String>) {
     let (mut dates, mut faults) = (BTreeMap::new(), Vec::new());
     for (path, text) in files(&[".md"]) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if !path.starts_with(FOLDER) || name == "fuzz.md" {
+        if !path.starts_with(FOLDER) || matches!(&*name, "fuzz.md" | "nights.md") {
             continue;
         }
         let line = text.lines().nth(2).unwrap_or_default();
