@@ -9,7 +9,6 @@ headers included. Needs root. Not here: both ends (`crates/link/examples/bass`).
 """
 
 import json
-from statistics import median
 
 from frame import EXAMPLES, GIB, Rounds, Wires, cli, machine, page, run, turns
 
@@ -58,6 +57,9 @@ Requests a second
 of all, medians of {given.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
 
 {lock}"""
+# Threads and caches.
+LOCK_CASES = {"one thread": (1, 1), "two, one cache": (2, 1), "two caches": (2, 2)}
+LOCK_SIZES = (512, 4096, 16384)
 # The part of the page that bench/mobibench.py writes.
 TRACES = "## MobiBench's traces"
 
@@ -79,37 +81,41 @@ def one(wires, delay_us, command, *words):
         return {**told, "wire_bytes": wires.bytes() - before}
 
 
-def measure(wires, given, workload, size):
-    """Medians of both stacks, which take turns in each round."""
+def measure(wires, given, found, workload, size):
+    """Medians of both stacks, which take turns in each round; `found` gets the rounds."""
     writes, rounds = given.writes, given.rounds
     # Where both stacks do the same, differences are small.
     if size == PAGE_BYTES:
         writes, rounds = given.whole_writes, given.close_rounds
     elif workload == "read-after":
         rounds = given.close_rounds
-    found = Rounds()
-    for number, _, stack in turns(rounds, [None], STACKS):
-        found.keep(number, None, stack,
-                   one(wires, given.delay_us, "load", stack, workload, size, writes))
+    cell = workload, size
+    for number, _, stack in turns(rounds, [cell], STACKS):
+        found.keep(number, cell, stack, one(wires, given.delay_us, "load", stack, *cell, writes))
     row = {"workload": workload, "bytes_per_write": size, "writes": writes, "rounds": rounds}
     for stack in STACKS:
         seconds, processor_s, wire_bytes = (
-            found.median(stack, None, key) for key in ("seconds", "processor_s", "wire_bytes"))
+            found.median(stack, cell, key) for key in ("seconds", "processor_s", "wire_bytes"))
         row[stack] = {"writes_per_s": writes / seconds, "processor_us": processor_s / writes * 1e6,
                       "wire_bytes": wire_bytes / writes}
-    mine, pages = (min(found.found(stack, None, "seconds")) for stack in STACKS)
-    return row | {"times": found.ratio("pages", "bytes", None, "seconds"),
+    mine, pages = (min(found.found(stack, cell, "seconds")) for stack in STACKS)
+    return row | {"times": found.ratio("pages", "bytes", cell, "seconds"),
                   "times_fastest": pages / mine,
-                  "times_processor": found.ratio("pages", "bytes", None, "processor_s")}
+                  "times_processor": found.ratio("pages", "bytes", cell, "processor_s")}
 
 
-def lock_table(rounds):
-    cases, sizes, found = ((1, 1), (2, 1), (2, 2)), (512, 4096, 16384), Rounds()
-    for number, size, case in turns(rounds, sizes, cases):
-        found.keep(number, size, case, json.loads(run(BASS, "lock", *case, size, 300000)))
-    rows = [[size, *(f"{found.median(case, size, 'requests_per_s'):,.0f}" for case in cases)]
-            for size in sizes]
-    return page.table(["bytes a request", "one thread", "two, one cache", "two caches"], rows)
+def one_lock(rounds):
+    found = Rounds()
+    for number, size, case in turns(rounds, LOCK_SIZES, LOCK_CASES):
+        report = run(BASS, "lock", *LOCK_CASES[case], size, 300000)
+        found.keep(number, size, case, json.loads(report))
+    return found
+
+
+def lock_table(found):
+    rows = [[size, *(f"{found.median(case, size, 'requests_per_s'):,.0f}" for case in LOCK_CASES)]
+            for size in LOCK_SIZES]
+    return page.table(["bytes a request", *LOCK_CASES], rows)
 
 
 def table_of(rows):
@@ -132,12 +138,15 @@ def main():
                       ("--close-rounds", 15, "rounds where both should be the same"),
                       ("--delay-us", 200), rounds=3, only={"workloads": list(PLAN)}, root=True)
     build()
-    rows = []
+    rows, found = [], Rounds()
     with Wires() as wires:
         for name in given.only:
-            rows.append(measure(wires, given, *PLAN[name]))
+            rows.append(measure(wires, given, found, *PLAN[name]))
             print(json.dumps(rows[-1]), flush=True)
     if given.page and given.whole:
         _, traces = page.around(given.page, end=TRACES)
-        text = PAGE.format(given=given, table=table_of(rows), lock=lock_table(given.rounds))
-        page.write(given.page, text + (traces and "\n" + traces))
+        lock = one_lock(given.rounds)
+        page.write(
+            given.page, PAGE.format(given=given, table=table_of(rows), lock=lock_table(lock)),
+            {"link": found.rows("workload", "bytes_per_write"),
+             "lock": lock.rows("bytes_per_request")}, after=traces and "\n" + traces)

@@ -129,4 +129,5 @@ def main():
                                   for name in ("kbdus.ko", "libbdus.so")):
         raise Unfit("--kbdus FOLDER: a folder with kbdus.ko and libbdus.so, "
                     "built from BDUS's source")
-    return page.write(given.page, page_of(said_in_guest(given), given.rounds))
+    lines = said_in_guest(given)
+    return page.write(given.page, page_of(lines, given.rounds), lines)

@@ -130,7 +130,7 @@ def latency(place, given):
         # Data that the other kind does not need must not fill the disk.
         if kind == "off":
             volume.sawmill("gc", volume.volume, "--threshold", "0.95")
-    return {"rate_iops": loads, "rounds": found.rounds}, latency_section(loads, found)
+    return {"rate_iops": loads, "rounds": found.rows("load")}, latency_section(loads, found)
 
 
 def latency_section(loads, found):
@@ -164,7 +164,6 @@ def main():
                f"--runtime {given.seconds}")
     facts = machine.describe()
     found, sections = in_parts(given, parts, given.size * MIB)
-    page.write_raw("collection", {"command": command, "machine": facts, "size_mib": given.size,
-                             "rounds_written": given.rounds_written, **found})
     head = "# Garbage collection: forecast and truth, and what users feel\n\n"
-    page.write(given.page, head + "\n".join([page.written_by(command, facts), *sections]))
+    page.write(given.page, head + "\n".join([page.written_by(command, facts), *sections]),
+               {"size_mib": given.size, "rounds_written": given.rounds_written, **found})

@@ -274,4 +274,4 @@ def main():
     flags = Path("/proc/cpuinfo").read_text()
     processor = ("with hardware virtualization" if " vmx" in flags or " svm" in flags
                  else "emulated by QEMU")
-    return page.write(given.page, page_of(lines, processor))
+    return page.write(given.page, page_of(lines, processor), lines)

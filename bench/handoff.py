@@ -85,9 +85,15 @@ def measure(door, given):
             rows = fio.latencies(volume.folder)
     stalls = [max(ms for end, ms in rows if since <= end <= until) for since, until in spans]
     quiet = [ms for end, ms in rows if not any(since <= end <= until for since, until in spans)]
-    told, prepared = (median(answer[key] for answer in said) for key in ("stall_ms", "prepared_ms"))
-    figures = (median(stalls), max(stalls), told, prepared, max(quiet))
-    return [door, len(stalls), *(f"{figure:.0f} ms" for figure in figures)]
+    return {"door": door, "longest_ms": stalls, "undisturbed_ms": quiet,
+            **{key: [answer[key] for answer in said] for key in ("stall_ms", "prepared_ms")}}
+
+
+def row_of(found):
+    stalls = found["longest_ms"]
+    figures = (median(stalls), max(stalls), median(found["stall_ms"]), median(found["prepared_ms"]),
+               max(found["undisturbed_ms"]))
+    return [found["door"], len(stalls), *(f"{figure:.0f} ms" for figure in figures)]
 
 
 @cli.script
@@ -95,10 +101,11 @@ def main():
     given = cli.given(
         __doc__, ("--rate", "10m", "of reads and of writes, each"), rounds=20,
         only={"doors": ["nbd", "loop"]}, only_too="--door", binary=cli.SAWMILL, work=cli.TEMPORARY)
-    rows = page.as_they_come(measure(door, given) for door in given.only)
+    found = list(page.as_they_come(measure(door, given) for door in given.only))
     head = ["door", "hand-offs", "longest request, median", "worst", "told, median",
             "getting ready, median", "longest without a hand-off"]
-    page.write(given.page, (
+    text = (
         "# Hand-off: how long users wait\n\nMade by `bench/handoff.py`; see there for what is "
         f"measured. fio reads and writes {given.rate}B/s each, 16 KiB, 8 in flight, and verifies; "
-        f"{os.cpu_count()} cores, everything on one disk.\n\n") + page.table(head, rows))
+        f"{os.cpu_count()} cores, everything on one disk.\n\n")
+    page.write(given.page, text + page.table(head, map(row_of, found)), found)

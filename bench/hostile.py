@@ -154,10 +154,10 @@ class Watched(Sawmill):
 
     def attacked(self, seconds):
         """The client's rate and the time of a command beside hostile ones;
-        without success 0 and ever."""
-        found = {"rate": 0.0, "order_ms": float("inf")}
+        without success 0 and none."""
+        found = {"requests_per_s": 0.0, "order_ms": None}
         with contextlib.suppress(OSError):
-            found["rate"] = self.client(seconds)
+            found["requests_per_s"] = self.client(seconds)
         began = time.monotonic()
         with contextlib.suppress(OSError):
             self.sawmill("door", "list", self.volume, timeout=120)
@@ -165,33 +165,35 @@ class Watched(Sawmill):
         return found
 
 
-def measure(binary, options, target, rounds, given):
-    """A row of the table, without its first cell."""
+def measure(found, where, binary, options, target, rounds, given):
+    """A row of the table; `found` gets the rounds."""
     kinds = KINDS if target == "nbd" else ("half-open", "half-open", "half-open", "wait")
-    found = Rounds()
     with temporary_place(given.work, GIB) as place:
         server = Watched(place, binary, options)
         server.make()
         with server.running():
             server.client(2)
             url = urllib.parse.urlsplit(server.ready["uri" if target == "nbd" else "admin"])
-            for number, _, kind in turns(rounds, [None], ("alone", "beside")):
+            for number, _, kind in turns(rounds, [where], ("alone", "beside")):
                 server.peak = 0
                 if kind == "alone":
-                    row, said = {"rate": server.client(given.seconds)}, "without them"
+                    row = {"requests_per_s": server.client(given.seconds)}
+                    said = "without them"
                 else:
                     with Attack((url.hostname, url.port), given.connections, kinds) as attack:
                         time.sleep(given.settle)
                         row, said = server.attacked(given.seconds), f"beside {attack.said}"
-                found.keep(number, None, kind, row | {"peak": server.peak})
-                say(f"{target}: {row['rate']:.0f} {said}, {server.peak // MIB} MiB at most")
+                found.keep(number, where, kind, row | {"peak_bytes": server.peak})
+                say(f"{target}: {row['requests_per_s']:.0f} {said}, "
+                    f"{server.peak // MIB} MiB at most")
         lines = len((server.folder / "log").read_text().splitlines())
-    alone, beside = (found.median(kind, None, "rate") for kind in ("alone", "beside"))
-    peaks = [max(found.found(kind, None, "peak")) >> 20 for kind in ("alone", "beside")]
-    order_ms = found.median("beside", None, "order_ms")
-    return [f"{alone:,.0f}", f"{beside:,.0f}",
-            f"{found.ratio('beside', 'alone', None, 'rate'):.2f}",
-            found.found("beside", None, "rate").count(0), *(f"{peak} MiB" for peak in peaks),
+    rate = "requests_per_s"
+    alone, beside = (found.median(kind, where, rate) for kind in ("alone", "beside"))
+    peaks = [max(found.found(kind, where, "peak_bytes")) >> 20 for kind in ("alone", "beside")]
+    order_ms = found.median("beside", where, lambda row: row["order_ms"] or float("inf"))
+    return [where, f"{alone:,.0f}", f"{beside:,.0f}",
+            f"{found.ratio('beside', 'alone', where, rate):.2f}",
+            found.found("beside", where, rate).count(0), *(f"{peak} MiB" for peak in peaks),
             f"{given.limit_mib} MiB" if options else "none",
             "none" if order_ms == float("inf") else f"{order_ms:.0f} ms", lines]
 
@@ -230,12 +232,13 @@ def main():
         ("--connections", 1000), ("--limit-mib", 512),
         ("--beside", Path, "another version without the limit, for a row of its own"), rounds=5,
         seconds=8, only={"targets": ["nbd", "admin"]}, binary=cli.SAWMILL, work=cli.TEMPORARY)
-    rows, options = [], ["--nbd-memory-max", f"{given.limit_mib}M"]
+    rows, found, options = [], Rounds(), ["--nbd-memory-max", f"{given.limit_mib}M"]
     if given.beside:
-        rows.append(["NBD, the version before",
-                     *measure(given.beside.resolve(), [], "nbd", 1, given)])
+        rows.append(measure(found, "NBD, the version before", given.beside.resolve(), [], "nbd", 1,
+                            given))
     for target in given.only:
-        found = measure(given.binary, options, target, given.rounds, given)
-        rows.append([{"nbd": "NBD", "admin": "admin page"}[target], *found])
+        where = {"nbd": "NBD", "admin": "admin page"}[target]
+        rows.append(measure(found, where, given.binary, options, target, given.rounds, given))
     page.write(given.page, PAGE.format(date=date.today(), given=given, cores=os.cpu_count(),
-                                       table=page.table(COLUMNS, rows, True)))
+                                       table=page.table(COLUMNS, rows, True)),
+               {"rounds": found.rows("where"), "log_lines": {row[0]: row[-1] for row in rows}})

@@ -116,7 +116,7 @@ def flood(stops, space, hellos, rate, said):
 
 
 def measure(wires, server, hellos, rate, given):
-    """A row of the table, without its first cell; who gives up has not connected."""
+    """The rounds beside one flood; who gives up has not connected."""
     took_ms, said = [], []
     with beside(flood, wires.spaces[1], hellos, rate, said):
         time.sleep(2)
@@ -130,8 +130,15 @@ def measure(wires, server, hellos, rate, given):
                 # It gives the export back.
                 one.end(None)
         cores = (server.threads_cpu_s() - spent) / (time.monotonic() - began)
-    shown = f"{median(took_ms):.0f} ms, at most {max(took_ms):.0f} ms" if took_ms else "-"
-    return [f"{said[0]:,.0f}", f"{len(took_ms)} of {given.rounds}", shown, f"{cores:.2f}"]
+    return {"round_trip_ms": RTT_MS, "aim_hellos_per_s": rate, "hellos_per_s": said[0],
+            "rounds": given.rounds, "connected_after_ms": took_ms, "target_cores": cores}
+
+
+def row_of(found):
+    took_ms = found["connected_after_ms"]
+    took = f"{median(took_ms):.0f} ms, at most {max(took_ms):.0f} ms" if took_ms else "-"
+    return [f"{RTT_MS} ms", f"{found['hellos_per_s']:,.0f}", f"{len(took_ms)} of {found['rounds']}",
+            took, f"{found['target_cores']:.2f}"]
 
 
 @cli.script
@@ -145,10 +152,9 @@ def main():
             hellos = threads.submit(recorded, wires, given.binary).result()
         with wires.ready(0, given.binary, *words) as server, \
                 beside(relay, wires.spaces[1], RTT_MS / 2000):
-            rows = list(page.as_they_come([f"{RTT_MS} ms",
-                                           *measure(wires, server, hellos, rate, given)]
-                                          for rate in map(int, given.only)))
+            found = list(page.as_they_come(measure(wires, server, hellos, rate, given)
+                                           for rate in map(int, given.only)))
     before, _ = page.around(given.page, begin="| round trip |")
     head = ["round trip", "hellos a second", "connected", "start to first read",
             "cores of the target"]
-    page.write(given.page, before + page.table(head, rows))
+    page.write(given.page, before + page.table(head, map(row_of, found)), found)

@@ -25,6 +25,8 @@ from frame import (
 from frame.page import kept, table
 
 SIZES, DEPTHS, WAYS = (4 * KIB, 256 * KIB, 4 * MIB), (1, 16, 64), ("read", "write")
+# What a cell consists of, and what is measured in it.
+CELL, RATE, COST = ("way", "bytes", "depth"), "requests_per_s", "cpu_s_per_request"
 DEVICES = {"null": f"null:{1 << 40}", "memory": f"memory:{512 * MIB}"}
 CARRIERS, IQN = ("udp", "tcp", "eth", "xdp"), "iqn.2026-01.example:null"
 RATE_MBIT, RATE_BYTES, DELAY_US = 1000, 125_000_000, 200
@@ -71,8 +73,8 @@ class Ours:
             spent = self.server.threads_cpu_s() - before
             if load.end(None) or said["failed"]:
                 raise Unfit(f"the load of {self.name} failed: {said}")
-        return {"rate": said["requests"] / said["seconds"],
-                "cpu_s": (spent + said["cpu_s"]) / max(1, said["requests"])}
+        return {RATE: said["requests"] / said["seconds"],
+                COST: (spent + said["cpu_s"]) / max(1, said["requests"])}
 
 
 class Delayed(Ours):
@@ -95,9 +97,10 @@ class QemuImg:
     def start(self, wires, first):
         self.wires = wires
         self.serve(f"10.96.{first}.1")
-        self.one = self.bench("read", 4 * KIB, 1, 1)["cpu_s"]
+        _, self.one_s = self.bench("read", 4 * KIB, 1, 1)
 
     def bench(self, way, size, depth, count):
+        """Requests a second, and processor time of all."""
         words = ["bench", "-f", "raw", "-t", "none", "-c", count, "-d", depth, "-s", size]
         words += ["-w"] if way == "write" else []
         before = self.server.threads_cpu_s()
@@ -107,16 +110,16 @@ class QemuImg:
             client.end_well(sign=None)
         took = float(told.split("completed in ")[1].split()[0])
         spent = self.server.threads_cpu_s() - before + client.cpu_total_s
-        return {"rate": count / max(took, 1e-3), "cpu_s": spent}
+        return count / max(took, 1e-3), spent
 
     def cell(self, way, size, depth, seconds):
         rate = self.rates.get((way, size, depth))
         if rate is None:
-            rate = self.bench(way, size, depth, max(depth, 64))["rate"]
+            rate, _ = self.bench(way, size, depth, max(depth, 64))
         count = max(depth, int(rate * seconds))
-        found = self.bench(way, size, depth, count)
-        self.rates[way, size, depth] = found["rate"]
-        return {**found, "cpu_s": max(0, found["cpu_s"] - self.one) / count}
+        rate, cpu_s = self.bench(way, size, depth, count)
+        self.rates[way, size, depth] = rate
+        return {RATE: rate, COST: max(0, cpu_s - self.one_s) / count}
 
 
 class Nbd(QemuImg):
@@ -174,7 +177,7 @@ def figures(found, cells):
     rates, costs = [], []
     for cell in cells:
         rate, cost = ([found.median(name, cell, key) for name in found.names()]
-                      for key in ("rate", "cpu_s"))
+                      for key in (RATE, COST))
         if cell[1] < 64 * KIB:
             rates.append([words_of(cell), *(f"{each:,.0f} /s" for each in rate)])
             costs.append([words_of(cell), *(f"{each * 1e6:.1f} µs" for each in cost)])
@@ -191,8 +194,8 @@ def aims(found, shares):
     for carrier, way in itertools.product(CARRIERS, WAYS):
         small, large = (way, 4 * KIB, 64), (way, 256 * KIB, 64)
         for cell, key, what, sign, limit in (
-                (small, "rate", "requests/s", "≥", 1.2), (large, "rate", "bytes/s", "≥", 1.0),
-                (large, "cpu_s", "CPU per byte", "≤", 1.0)):
+                (small, RATE, "requests/s", "≥", 1.2), (large, RATE, "bytes/s", "≥", 1.0),
+                (large, COST, "CPU per byte", "≤", 1.0)):
             ratio = found.ratio(f"{carrier}, insecure", "tgt", cell, key)
             if ratio is not None:
                 rows.append((f"{carrier}, insecure, {words_of(cell)}: {what} beside tgt", sign,
@@ -206,40 +209,43 @@ def aims(found, shares):
 
 
 def delayed(given):
-    """Requests of 4 KiB with 16 and 64 outstanding, on a link with delay."""
+    """Requests of 4 KiB with 16 and 64 outstanding, on a link with delay: the rounds, and their
+    section."""
     rows, cells = [], list(itertools.product(WAYS, [4 * KIB], (16, 64)))
     with Wires() as wires:
         found = measured([Delayed(given, "udp")], wires, cells, given)
     for way in WAYS:
-        few, many = (found.median("udp", (way, 4 * KIB, depth), "rate") for depth in (16, 64))
+        few, many = (found.median("udp", (way, 4 * KIB, depth), RATE) for depth in (16, 64))
         rows.append([f"{way} 4 KiB", f"{few:,.0f} /s", f"{many:,.0f} /s", f"{many / few:.2f}"])
     head = ["", "16 outstanding", "64 outstanding", "times as much"]
-    return f"## With {DELAY_US / 1000:g} ms of delay, udp\n\n{table(head, rows, True)}\n"
+    return (found.rows(*CELL),
+            f"## With {DELAY_US / 1000:g} ms of delay, udp\n\n{table(head, rows, True)}\n")
 
 
 def growth(found):
     cells = list(itertools.product(WAYS, SIZES, [64]))
     rows = [[name, *(
-        f"{found.median(name, cell, 'rate') / found.median(name, (*cell[:2], 16), 'rate'):.2f}"
+        f"{found.median(name, cell, RATE) / found.median(name, (*cell[:2], 16), RATE):.2f}"
         for cell in cells)] for name in found.names()]
     return ("From 16 to 64 outstanding, times as much:\n\n"
             f"{table(['', *map(words_of, cells)], rows, True)}\n")
 
 
 def limited(given):
-    """Share of the sum of limited links, by (contestant, way, links);
-    counted without any headers."""
-    shares, cells = {}, [(way, 256 * KIB, 16) for way in WAYS]
+    """The rounds on limited links, and the share of their sum by (contestant, way, links), counted
+    without any headers."""
+    rows, shares, cells = [], {}, [(way, 256 * KIB, 16) for way in WAYS]
     for links, carrier in itertools.product((1, 2, 4), given.only):
         # Packets that xdp sends bypass tbf.
         if carrier != "xdp":
             with Wires(links, RATE_MBIT) as wires:
                 found = measured([Ours(given, carrier, links=links)], wires, cells, given,
                                  LIMITED_S)
+            rows += [{"links": links, **row} for row in found.rows(*CELL)]
             for cell in cells:
-                rate = found.median(carrier, cell, "rate") * cell[1]
+                rate = found.median(carrier, cell, RATE) * cell[1]
                 shares[carrier, cell[0], links] = rate / (RATE_BYTES * links)
-    return shares
+    return rows, shares
 
 
 def contestants_of(device, given):
@@ -272,13 +278,15 @@ def main():
         text += f"## A {device} device over one link\n\n{absent}{figures(found[device], cells)}\n"
         if {16, 64} <= set(given.depths) and given.sizes == SIZES:
             text += growth(found[device])
-    shares = {} if given.no_limited else limited(given)
-    text += "" if given.no_delayed else delayed(given)
+    raw = {device: rounds.rows(*CELL) for device, rounds in found.items()}
+    raw["limited"], shares = ([], {}) if given.no_limited else limited(given)
+    raw["delayed"], more = ([], "") if given.no_delayed else delayed(given)
+    text += more
     head = ""
     if given.page:
         image = given.page.with_suffix(".svg")
         page.bars(image, f"requests/s; bars for {', '.join(map(str, DEPTHS))} outstanding", [
-            ((name, way), [found["null"].median(name, (way, 4 * KIB, depth), "rate")
+            ((name, way), [found["null"].median(name, (way, 4 * KIB, depth), RATE)
                            for depth in DEPTHS])
             for name, way in itertools.product(found["null"].names(), WAYS)])
         head = (
@@ -287,4 +295,5 @@ def main():
             f"ran; veth pairs of MTU {MTU}. Method: see the head of the script. "
             f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after: with more "
             f"than 2, rates say less than CPU.\n\n![requests per second]({image.name})\n\n")
-    page.write(given.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}")
+    page.write(given.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}",
+               raw)

@@ -28,7 +28,7 @@ from statistics import median
 
 import bass
 from bass import PAGE_BYTES, STACKS
-from frame import Wires, cli, page, turns
+from frame import Rounds, Wires, cli, page, turns
 
 # BASS, section 5.2 and figure 14: latency of all writes, per cent less than with whole pages.
 PAPER = {("facebook", True): 33, ("twitter", True): 40, ("facebook", False): 47,
@@ -112,18 +112,20 @@ def steps(path, flushes):
             yield "f\n"
 
 
-def measure(wires, given, trace, flushes):
-    """Both stacks round by round in turn: of each the round with the median of the writes' sum."""
-    told = {stack: [] for stack in STACKS}
+def measure(wires, given, found, trace, flushes):
+    """Both stacks round by round in turn: of each the round with the median of the writes' sum.
+    `found` gets all rounds."""
+    row = {"trace": trace.name.split(".")[1], "flushes": flushes}
+    cell = tuple(row.values())
     with tempfile.NamedTemporaryFile("w", suffix=".steps") as file:
         file.writelines(steps(trace, flushes))
         file.flush()
-        for _, _, stack in turns(given.rounds, [None], STACKS):
-            told[stack].append(bass.one(wires, given.delay_us, "replay", stack, file.name))
-    tiny = sum(kind == "write" and count < 16 for _, kind, _, count in calls(trace))
-    row = {"trace": trace.name.split(".")[1], "flushes": flushes, "tiny": tiny}
-    for stack, runs in told.items():
-        runs.sort(key=lambda run: run["writes"]["sum_us"])
+        for number, _, stack in turns(given.rounds, [cell], STACKS):
+            found.keep(number, cell, stack,
+                       bass.one(wires, given.delay_us, "replay", stack, file.name))
+    row["tiny"] = sum(kind == "write" and count < 16 for _, kind, _, count in calls(trace))
+    for stack in STACKS:
+        runs = sorted(found.found(stack, cell, dict), key=lambda run: run["writes"]["sum_us"])
         row[stack] = runs[len(runs) // 2] | {
             "flush_us": median(run["flushes"]["sum_us"] for run in runs),
             "read_us": median(run["reads"]["sum_us"] for run in runs)}
@@ -166,12 +168,13 @@ def section(rows, given):
 def main():
     given = cli.given(__doc__, ("traces", Path), ("--delay-us", 200), rounds=5, root=True)
     bass.build()
-    rows = []
+    rows, found = [], Rounds()
     with Wires() as wires:
         for flushes in (True, False):
             for trace in given.traces:
-                rows.append(measure(wires, given, trace, flushes))
+                rows.append(measure(wires, given, found, trace, flushes))
                 print(json.dumps(rows[-1]), flush=True)
     if given.page:
         before, _ = page.around(given.page, begin=bass.TRACES)
-        page.write(given.page, f"{before.rstrip()}\n\n{section(rows, given)}")
+        page.write(given.page, section(rows, given), found.rows("trace", "with_flushes"),
+                   name="mobibench", before=f"{before.rstrip()}\n\n")

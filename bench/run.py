@@ -196,5 +196,5 @@ def main():
     raw = page.write_raw(now.strftime("%Y-%m-%d" if whole else "%Y-%m-%d-%H%M%S"), document,
                          page.RESULTS if whole else page.RAW)
     kept = raw.with_suffix(".md")
-    page.write(given.page or kept, report.page(document))
+    page.write(given.page or kept, report.page(document), None)
     say(f"and {raw}")

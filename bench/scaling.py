@@ -51,7 +51,7 @@ def built():
 
 
 def over_nbd(place, export, seconds, *server):
-    """fio's 4 KiB writes on one connection."""
+    """The rate of fio's 4 KiB writes on one connection."""
     door = place.memory / "nbd.sock"
     uri = f"nbd+unix:///{export}?socket={door}"
     with Process(*server, log=os.devnull, env=os.environ | {"XDG_STATE_HOME": str(place.memory)}):
@@ -59,13 +59,16 @@ def over_nbd(place, export, seconds, *server):
         found = fio.call(fio.words(fio.nbd(uri), "randwrite", "4k", 64, "64M", seconds=seconds),
                          place.folder)
     door.unlink(missing_ok=True)
-    return found["write"]
+    return {"requests_per_s": found["write"]["iops"]}
+
+
+def kinds_of(given):
+    return itertools.product(given.only, WAYS, SIZES)
 
 
 def measured(program, cores, given, place):
-    """Medians of requests a second: by mode, way and size a list by cores; of NBD by server."""
+    """Requests a second: of modes by cores, way and size; of NBD by server."""
     rates, nbd = Rounds(), Rounds()
-    kinds = list(itertools.product(given.only, WAYS, SIZES))
     # Servers with nothing behind them, by name: their export and command.
     door, null = place.memory / "nbd.sock", ["--", EXAMPLES / "null", "64M"]
     ours = ["null", given.binary, "run", "--name", "null", "--door", f"nbd=unix:{door}", "--option"]
@@ -73,18 +76,16 @@ def measured(program, cores, given, place):
                "sawmill run, plain": [*ours, "mode=plain", *null],
                "sawmill run, batch": [*ours, "mode=batch", *null]}
     for number in range(given.rounds):
-        for count, (mode, *request) in itertools.product(cores, kinds):
+        for count, (mode, *request) in itertools.product(cores, kinds_of(given)):
             mode_only, *how = mode.split(", ")
             memory = (4 if "4 MiB" in how else 32) * MIB
             first = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
             told = run("taskset", "--cpu-list", first, program, mode_only, *request, count,
                        given.seconds, int("tied" in how), memory)
-            rates.keep(number, count, (mode, *request), json.loads(told))
+            rates.keep(number, (count, *request), mode, json.loads(told))
         for name, (export, *server) in servers.items():
             nbd.keep(number, None, name, over_nbd(place, export, given.seconds, *server))
-    return ({kind: [rates.median(kind, count, "requests_per_s") for count in cores]
-             for kind in kinds},
-            {name: nbd.median(name, None, "iops") for name in servers})
+    return rates, nbd
 
 
 def page_of(rates, nbd, cores):
@@ -94,7 +95,7 @@ def page_of(rates, nbd, cores):
             for (mode, way, size), each in rates.items()]
     head = [f"{count} core{'s' * (count > 1)}, requests/s" for count in cores]
     head = ["mode", "request", *head, "GB/s", "per core", f"{cores[-1]} to 1"]
-    beside = [[name, f"{rate:,.0f}"] for name, rate in nbd.items()]
+    beside = [[name, f"{nbd.median(name, None, 'requests_per_s'):,.0f}"] for name in nbd.names()]
     beside = page.table(["NBD, one connection, fio", "4 KiB writes/s at depth 64"], beside)
     return PAGE.format(rates=page.table(head, rows), nbd=beside)
 
@@ -106,7 +107,9 @@ def main():
     most = len(os.sched_getaffinity(0))
     cores = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
     with temporary_place(given.work) as place:
-        rates, nbd = measured(built(), cores, given, place)
+        found, nbd = measured(built(), cores, given, place)
+    rates = {(mode, *request): [found.median(mode, (count, *request), "requests_per_s")
+                                for count in cores] for mode, *request in kinds_of(given)}
     head = ""
     if given.page:
         image = given.page.with_suffix(".svg")
@@ -117,4 +120,5 @@ def main():
         head = (f"# A null driver and more cores\n\n`bench/scaling.py --rounds {given.rounds} "
                 f"--seconds {given.seconds:g}`, medians, {most} cores.\n\n"
                 f"![chart]({image.name})\n\n")
-    page.write(given.page, head + page_of(rates, nbd, cores))
+    page.write(given.page, head + page_of(rates, nbd, cores),
+               {"modes": found.rows("cores", "way", "bytes_per_request"), "nbd": nbd.rows()})

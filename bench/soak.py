@@ -189,6 +189,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: setattr(given, "told_to_end", True))
     samples, trouble = soak(given)
     rows = growth(samples)
-    page.write(given.page, page_of(given, samples, trouble, rows))
+    page.write(given.page, page_of(given, samples, trouble, rows),
+               {"rests": samples, "trouble": trouble})
     if not all(row[-1] for row in rows):
         sys.exit("something grew")

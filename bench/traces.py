@@ -128,20 +128,25 @@ in the paper.
 """
 
 
-def simulate(binary, path, *options):
+def simulate(binary, runs, path, *options):
+    """The figures of one run; `runs` gets them too."""
     said = run(binary, "simulate", "--json", "--skip-bad-lines", path, *options)
-    return json.loads(said)["traces"][0]
+    figures = json.loads(said)["traces"][0]
+    # Of up to 512 moments: only for charts.
+    del figures["samples"]
+    runs.append({**figures, "trace": path.name, "options": options})
+    return figures
 
 
-def traces_in(folder, given):
+def traces_in(folder, given, runs):
     """How to simulate each of the files that are traces, by name without the mark of a packer."""
     found = {}
     for path in sorted(folder.iterdir()):
         name = path.stem if path.suffix in MARKS else path.name
         if path.is_file() and (given.whole or name in given.only):
             with contextlib.suppress(Unfit):
-                simulate(given.binary, path)
-                found[name] = functools.partial(simulate, given.binary, path)
+                simulate(given.binary, runs, path)
+                found[name] = functools.partial(simulate, given.binary, runs, path)
     return found
 
 
@@ -219,7 +224,8 @@ def main():
     folder = Path(os.environ.get("SAWMILL_TRACES", ""))
     if "SAWMILL_TRACES" not in os.environ or not folder.is_dir():
         raise Unfit("SAWMILL_TRACES must name a folder of traces")
-    traces = traces_in(folder, given)
+    runs = []
+    traces = traces_in(folder, given, runs)
     compared, apart_in, absent = agreement(traces)
     ours, ten = defaults(traces)
     once, _ = beside(traces, 1)
@@ -228,5 +234,6 @@ def main():
         ["our defaults, ten times in a row", *ten], ["our defaults, once through", *once],
         ["32 MiB, no age, ten times", *large]])
     absent = f"\nNot in the folder: {', '.join(absent)}.\n" if absent else ""
-    page.write(given.page, PAGE.format(agreement=compared, absent=absent, defaults=ours, ways=ways))
+    page.write(given.page, PAGE.format(agreement=compared, absent=absent, defaults=ours, ways=ways),
+               runs)
     say(f"further apart than {TOLERANCE:.0%}: {', '.join(apart_in) or 'none'}")

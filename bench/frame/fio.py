@@ -86,15 +86,16 @@ def verifying(target, block, size, rate, seconds, folder, *more):
 
 
 def disturbed_ms(start, disturb, count):
-    """The longest request of as many loads as are under way while it is disturbed `count` times."""
-    longest, done = 0.0, 0
+    """The longest request of each of as many loads as are under way while it is disturbed `count`
+    times."""
+    longest, done = [], 0
     while done < count:
         with start() as load:
             time.sleep(0.3)
             while done < count and load.is_running():
                 disturb(done)
                 done += 1
-            longest = max(longest, load.longest_ms())
+            longest.append(load.longest_ms())
     return longest
 
 

@@ -40,12 +40,15 @@ def describe():
 
 
 def commit():
-    """The short name of the commit that is checked out; with "+" if files differ from it."""
+    """The short name of the commit that is checked out; with "+" if files differ from it, other
+    than pages of measurements."""
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True,
                               check=False).stdout.strip()
     name = git("rev-parse", "--short=7", "HEAD")
-    return f"{name}+" if git("status", "--porcelain", "--untracked-files=no") else name
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".",
+                  ":!docs/measurements")
+    return f"{name}+" if changed else name
 
 
 def version(program):

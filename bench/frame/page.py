@@ -27,11 +27,11 @@ def table(head, rows, numbers=()):
     return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in [head, rule, *rows])
 
 
-def as_they_come(rows):
-    """Reports each row as soon as it is measured."""
-    for row in rows:
-        say(" | ".join(map(str, row)))
-        yield row
+def as_they_come(samples):
+    """Reports each sample as soon as it is measured."""
+    for sample in samples:
+        say(json.dumps(sample))
+        yield sample
 
 
 def shown(value, form=",.0f"):
@@ -48,25 +48,42 @@ def kept(is_kept):
     return "yes" if is_kept else "**no**"
 
 
-def stamped(text):
-    """The page with the line below its title that says when, on what code, where and how."""
-    facts = machine.describe()
+def facts():
+    """When, on what code, how and where it is measured."""
     words = ["PATH" if word.startswith("/") else word for word in sys.argv[1:]]
-    command = shlex.join([f"bench/{Path(sys.argv[0]).name}", *words])
-    line = (f"Measured on {datetime.date.today()}, on the code of {machine.commit()}, "
-            f"on {facts['cores']} cores of {facts['cpu']}, with `{command}`.\n\n")
+    return {"date": datetime.date.today().isoformat(), "commit": machine.commit(),
+            "command": shlex.join([f"bench/{Path(sys.argv[0]).name}", *words]),
+            "machine": machine.describe()}
+
+
+def stamped(text, about, raw):
+    """The text with a line below its title: these facts, and the name of its raw numbers if it has
+    any."""
+    where = about["machine"]
+    link = f"; [raw numbers](raw/{raw}.json)" if raw else ""
+    line = (f"Measured on {about['date']}, on the code of {about['commit']}, "
+            f"on {where['cores']} cores of {where['cpu']}, with `{about['command']}`{link}.\n\n")
     title, _, rest = text.partition("\n\n")
     return f"{title}\n\n{line}{re.sub(STAMP, '', rest, count=1, flags=re.MULTILINE)}"
 
 
-def write(path, text):
-    """Prints a page, and leaves it in a file where one is wanted."""
-    text = stamped(text)
+def write(path, text, raw, name=None, before="", after=""):
+    """Prints a page, and leaves it in a file where one is wanted, its raw numbers in `raw/` beside
+    it.
+
+    `raw` is every sample, or `None` if they lie elsewhere already; `name` is their file's, if it is
+    not the page's. `before` and `after` are parts of the page that others wrote.
+    """
+    about = facts()
+    name = (name or path.stem) if path and raw is not None else None
+    text = before + stamped(text, about, name) + after
     print(text)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         say(f"wrote {path}")
+    if name:
+        say(f"and {write_raw(name, {**about, 'raw': raw}, path.parent / 'raw')}")
 
 
 def around(path, begin=None, end=None):
@@ -77,7 +94,7 @@ def around(path, begin=None, end=None):
     return before, mark + after
 
 
-def write_raw(name, document, folder=RAW):
+def write_raw(name, document, folder):
     """Stores the raw data of a page; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

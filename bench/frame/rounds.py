@@ -39,6 +39,14 @@ class Rounds:
         return list(dict.fromkeys(name for cells in self.rounds for rows in cells.values()
                                   for name in rows))
 
+    def rows(self, *words):
+        """Every row with its round, its contestant, and its cell's values by these words:
+        a page's raw numbers."""
+        return [{"round": number, **dict(zip(words, cell if isinstance(cell, tuple) else [cell])),
+                 "name": name, **row}
+                for number, cells in enumerate(self.rounds)
+                for cell, rows in cells.items() for name, row in rows.items()]
+
     def of(self, name, cell, key):
         """One figure per round, `None` where a round has none."""
         rows = (cells.get(cell, {}).get(name) for cells in self.rounds)
