@@ -1,12 +1,12 @@
 //! Past states as users type them: `disk1@NAME`, `disk1@2026-11-21T10:00:00Z`, `disk1@position:N`.
 //!
-//! Invariant: `parse_cut` parses what `moment` shows to the same millisecond.
+//! Invariant: `parse_cut` parses what `rfc3339` shows to the same millisecond.
 //!
 //! Not here: which states a volume has (`sawmill_volume::past`), the volume before the `@`
 //! (`config`).
 
 use chrono::{DateTime, Utc};
-use sawmill_volume::Cut;
+use sawmill_volume::{Cut, rfc3339};
 
 use sawmill_console::exit::{Failure, Result};
 
@@ -57,20 +57,11 @@ pub(crate) fn utc(unix_ms: u64) -> Option<DateTime<Utc>> {
     DateTime::from_timestamp_millis(i64::try_from(unix_ms).ok()?)
 }
 
-/// A moment as `parse_cut` reads it.
-pub(crate) fn moment(unix_ms: u64) -> String {
-    match utc(unix_ms) {
-        Some(time) if unix_ms.is_multiple_of(1000) => time.format("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        Some(time) => time.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string(),
-        None => human_time(unix_ms),
-    }
-}
-
 /// A cut as `parse_cut` reads it.
-fn shown(cut: &Cut) -> String {
+fn display_text(cut: &Cut) -> String {
     match cut {
         Cut::Snapshot(name) => name.clone(),
-        Cut::Time(unix_ms) => moment(*unix_ms),
+        Cut::Time(unix_ms) => rfc3339(*unix_ms),
         Cut::Position(position) => format!("position:{position}"),
     }
 }
@@ -81,7 +72,7 @@ pub(crate) mod text {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
     pub(crate) fn serialize<S: Serializer>(cut: &Cut, to: S) -> Result<S::Ok, S::Error> {
-        super::shown(cut).serialize(to)
+        super::display_text(cut).serialize(to)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Cut, D::Error> {
@@ -97,12 +88,8 @@ mod tests {
     fn a_moment_is_read_back_as_it_is_shown() {
         for unix_ms in [0, 951_782_400_000, 1_709_251_199_999, 4_107_542_400_001, 1_795_244_889_000]
         {
-            assert_eq!(
-                parse_cut(&moment(unix_ms)).unwrap(),
-                Cut::Time(unix_ms),
-                "{}",
-                moment(unix_ms)
-            );
+            let text = rfc3339(unix_ms);
+            assert_eq!(parse_cut(&text).unwrap(), Cut::Time(unix_ms), "{text}");
         }
         let zoned = parse_cut("2026-11-21T11:00:00.5+01:00").unwrap();
         assert_eq!(zoned, parse_cut("2026-11-21T10:00:00.500Z").unwrap());

@@ -1,14 +1,15 @@
 //! Many gets or puts in parallel, awaited in order: for recovery, checks and commands, which may
 //! block.
 //!
-//! Invariants: `None` means only that the store has definitely no such object; a get that was
+//! Invariants: `None` means only that the store has definitely no such object; a call that was
 //! dropped without an answer is an error. Answers stand in the order of the gets.
 //!
 //! Not here: retries (the client of `sawmill_store`), decoding, and what a missing object means to
 //! the caller.
 
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
@@ -39,15 +40,15 @@ fn object_bytes_max(key: &str) -> u64 {
     }
 }
 
-/// Gets all of `wanted` in parallel and returns the answers in the same order.
+/// Gets all of `requests` in parallel and returns the answers in the same order.
 pub(crate) fn get_all(
     store: &dyn ObjectStore,
-    wanted: Vec<(String, Option<Range<u64>>)>,
+    requests: Vec<(String, Option<Range<u64>>)>,
     class: Class,
 ) -> Vec<Answer> {
-    let count = wanted.len();
+    let count = requests.len();
     let (sender, receiver) = sync_channel(count.max(1));
-    for (index, (key, range)) in wanted.into_iter().enumerate() {
+    for (index, (key, range)) in requests.into_iter().enumerate() {
         let sender = sender.clone();
         let done = Box::new(move |outcome| {
             // The caller waits for all answers, so the receiver still exists.
@@ -57,9 +58,7 @@ pub(crate) fn get_all(
     }
     drop(sender);
     let mut answers: Vec<Answer> = Vec::new();
-    answers.resize_with(count, || {
-        Err(Error::new(ErrorKind::Unavailable, "the store dropped a call without an answer"))
-    });
+    answers.resize_with(count, || Err(dropped_call()));
     for (index, outcome) in receiver {
         answers[index] = found(outcome);
     }
@@ -71,20 +70,24 @@ pub(crate) fn put_all(
     store: &dyn ObjectStore,
     objects: Vec<(String, Vec<u8>)>,
 ) -> crate::Result<()> {
-    put_as_made(store, objects.into_iter().map(Ok))
+    put_each(store, objects.into_iter().map(Ok))
 }
 
-/// As [`put_all`], but each is put while the next one is still being made.
-pub(crate) fn put_as_made(
+/// As [`put_all`], but makes each object while the ones before it are on their way.
+pub(crate) fn put_each(
     store: &dyn ObjectStore,
     objects: impl IntoIterator<Item = crate::Result<(String, Vec<u8>)>>,
 ) -> crate::Result<()> {
-    // Bounded by the objects of one checkpoint.
-    let (sender, receiver) = channel();
+    let mut in_flight = VecDeque::new();
     for object in objects {
         let (key, body) = object?;
-        let sender = sender.clone();
-        let done = Box::new(move |outcome: sawmill_store::Result<PutOutcome>| {
+        if in_flight.len() == limits::PUTS_PARALLEL_MAX
+            && let Some(oldest) = in_flight.pop_front()
+        {
+            put_outcome(&oldest)?;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let done = Box::new(move |outcome| {
             // The caller may have given up.
             let _ = sender.send(outcome);
         });
@@ -92,11 +95,18 @@ pub(crate) fn put_as_made(
             Put { key, body: Bytes::from(body), class: Class::Upload, bodies: Bodies::Whole },
             done,
         );
+        in_flight.push_back(receiver);
     }
-    drop(sender);
-    receiver
-        .into_iter()
-        .try_for_each(|outcome| outcome.map(drop).map_err(|error| store_error(&error)))
+    in_flight.iter().try_for_each(put_outcome)
+}
+
+fn put_outcome(answer: &Receiver<sawmill_store::Result<PutOutcome>>) -> crate::Result<()> {
+    let outcome = answer.recv().map_err(|_| dropped_call())?;
+    outcome.map(drop).map_err(|error| store_error(&error))
+}
+
+fn dropped_call() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store dropped a call without an answer")
 }
 
 /// Gets one object or a part of it.
@@ -139,4 +149,77 @@ pub(crate) fn store_error(error: &StoreError) -> Error {
         StoreErrorKind::Invalid => ErrorKind::Invalid,
     };
     Error::new(kind, error.to_string()).with_source(error.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{SyncSender, sync_channel};
+    use std::thread;
+
+    use sawmill_store::{Completion, List, ObjectInfo};
+
+    use super::*;
+
+    type PutAnswer = Completion<PutOutcome>;
+
+    /// Gives its puts to a thread that answers them.
+    struct PutStore {
+        puts: SyncSender<PutAnswer>,
+        in_flight: AtomicUsize,
+        in_flight_max: AtomicUsize,
+    }
+
+    impl ObjectStore for PutStore {
+        fn put(&self, _: Put, done: PutAnswer) {
+            let in_flight = self.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+            self.in_flight_max.fetch_max(in_flight, Ordering::SeqCst);
+            self.puts.send(done).expect("the thread takes every put");
+        }
+        fn get(&self, _: Get, _: Completion<Bytes>) {}
+        fn list(&self, _: List, _: Completion<Vec<ObjectInfo>>) {}
+        fn delete(&self, _: Vec<String>, _: Class, _: Completion<()>) {}
+    }
+
+    /// Puts `count` objects, with each call answered or, where `answer` is false, dropped. Returns
+    /// the outcome and how many puts were in flight at once.
+    fn put_objects(count: usize, answer: fn(usize) -> bool) -> (crate::Result<()>, usize) {
+        let (puts, calls) = sync_channel::<PutAnswer>(count);
+        let (in_flight, in_flight_max) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let store = PutStore { puts, in_flight, in_flight_max };
+        let outcome = thread::scope(|threads| {
+            let store = &store;
+            threads.spawn(move || {
+                // The first is answered when as many are in flight as may be.
+                let window = limits::PUTS_PARALLEL_MAX;
+                let mut held: VecDeque<_> = calls.iter().take(window.min(count)).collect();
+                let mut number = 0;
+                while let Some(done) = held.pop_front() {
+                    store.in_flight.fetch_sub(1, Ordering::SeqCst);
+                    if answer(number) {
+                        done(Ok(PutOutcome::Created));
+                    }
+                    if number + window < count {
+                        held.push_back(calls.recv().expect("one more put"));
+                    }
+                    number += 1;
+                }
+            });
+            put_all(store, (0..count).map(|number| (number.to_string(), vec![0])).collect())
+        });
+        (outcome, store.in_flight_max.into_inner())
+    }
+
+    #[test]
+    fn puts_in_flight_are_bounded() {
+        let (outcome, in_flight_max) = put_objects(4 * limits::PUTS_PARALLEL_MAX, |_| true);
+        outcome.unwrap();
+        assert_eq!(in_flight_max, limits::PUTS_PARALLEL_MAX);
+    }
+
+    #[test]
+    fn a_put_that_the_store_dropped_is_no_success() {
+        let (outcome, _) = put_objects(limits::PUTS_PARALLEL_MAX, |number| number != 1);
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
 }

@@ -99,6 +99,8 @@ pub const READER_THREADS_MAX: usize = 8;
 pub const HEADER_PROBE_BYTES: u64 = sized(64 * KIB, 512);
 /// Segment headers fetched at once by roll-forward.
 pub const ROLL_FORWARD_PARALLEL_MAX: usize = sized(32, 3) as usize;
+/// How many objects a command (a clone, a promotion) puts at once, each whole in memory.
+pub const PUTS_PARALLEL_MAX: usize = sized(16, 2) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the
 /// journal's thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);

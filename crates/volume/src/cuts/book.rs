@@ -23,7 +23,7 @@ use crate::limits;
 const JUMP_MS: u64 = 60_000;
 
 /// A pin that was met.
-pub(crate) struct PinSeen {
+pub(crate) struct SlotPin {
     pub(crate) slot: u64,
     pub(crate) pin: Pin,
 }
@@ -178,7 +178,7 @@ impl CutBook {
     }
 
     /// Records a clone's pin that was found.
-    pub(crate) fn note(&mut self, seen: &PinSeen) {
+    pub(crate) fn note(&mut self, seen: &SlotPin) {
         if seen.slot < self.pins_next {
             return;
         }

@@ -230,7 +230,7 @@ fn put_map(
     let mut parts = Vec::new();
     let map = &stored.view.map;
     let groups = map.groups().into_iter().map(|group| (group, map.export_group(group)));
-    let made = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
+    let objects = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
         let extents: Vec<_> = extents.into_iter().map(MapExtent::from).collect();
         let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
         let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
@@ -246,7 +246,7 @@ fn put_map(
         });
         Ok((part_key(&identity), bytes))
     });
-    ask::put_as_made(store, made)?;
+    ask::put_each(store, objects)?;
     Ok(parts)
 }
 

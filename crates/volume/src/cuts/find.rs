@@ -14,7 +14,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
 use super::book::CutBook;
-use super::cut::Cut;
+use super::cut::{Cut, rfc3339};
 use crate::names;
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint::{self, Newest};
@@ -74,8 +74,9 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
                  there is"
             ),
             Some((wall, position)) => format!(
-                "{cut} is before what is kept: the oldest is position {position}, {wall} ms after \
-                 1970; see `sawmill log`"
+                "{cut} is before what is kept: the oldest is position {position}, from {}; see \
+                 `sawmill log`",
+                rfc3339(wall)
             ),
         };
         return Err(Error::new(ErrorKind::NotFound, text));

@@ -17,9 +17,9 @@ mod find;
 mod removal;
 pub(crate) mod words;
 
-pub(crate) use book::{CutBook, Lineage, LogPosition, PinSeen, needs};
+pub(crate) use book::{CutBook, Lineage, LogPosition, SlotPin, needs};
 pub use clones::{clone, clone_in};
-pub use cut::Cut;
+pub use cut::{Cut, rfc3339};
 pub use find::{CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, state_at, stored_cut};
 pub use removal::DeleteReport;

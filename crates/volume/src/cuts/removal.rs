@@ -92,9 +92,9 @@ pub(crate) fn remove_objects(
         return Ok(deleted);
     }
     let fence = newest.fence;
-    if newest.said == Word::Deleted {
-        let said = WordContent { fence, name: &newest.name };
-        if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
+    if newest.word == Word::Deleted {
+        let content = WordContent { fence, name: &newest.name };
+        if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? {
             // Another process is removing it, or has revived it.
             return Ok(deleted);
         }

@@ -19,7 +19,7 @@ pub(crate) struct Newest {
     /// Its number; 0: there is none.
     pub(crate) number: u64,
     /// Its state; a volume without any word lives.
-    pub(crate) said: Word,
+    pub(crate) word: Word,
     /// The last fence of a deleted volume; 0: none.
     pub(crate) fence: u64,
     /// The name recorded in it.
@@ -28,21 +28,21 @@ pub(crate) struct Newest {
 
 impl Newest {
     pub(crate) fn is_gone(&self) -> bool {
-        self.said != Word::Lives
+        self.word != Word::Lives
     }
 }
 
 /// Reads the words in order. There are few: one for each delete, and one for each restore.
 pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
-    let mut newest = Newest { number: 0, said: Word::Lives, fence: 0, name: String::new() };
+    let mut newest = Newest { number: 0, word: Word::Lives, fence: 0, name: String::new() };
     loop {
         let number = newest.number + 1;
         let word = ask::again_if_damaged(|| {
             let bytes = ask::get(store, &word_key(volume_id, number), None, Class::Read)?;
             bytes.map(|bytes| decode(volume_id, number, &bytes)).transpose()
         })?;
-        let Some((said, pin)) = word else { return Ok(newest) };
-        newest = Newest { number, said, fence: pin.through_sequence, name: pin.name };
+        let Some((word, pin)) = word else { return Ok(newest) };
+        newest = Newest { number, word, fence: pin.through_sequence, name: pin.name };
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn decode(volume_id: VolumeId, number: u64, bytes: &[u8]) -> Result<(
         |what| Error::new(ErrorKind::Corrupt, format!("{}: {what}", word_key(volume_id, number)));
     let pin = Pin::decode(bytes, volume_id, number)
         .map_err(|error| damaged(error.to_string()).with_source(error))?;
-    let said = Word::of(&pin)
+    let word = Word::of(&pin)
         .ok_or_else(|| damaged("this version does not know its content".to_owned()))?;
-    Ok((said, pin))
+    Ok((word, pin))
 }

@@ -24,6 +24,8 @@ use sawmill_console::units::human_size;
 
 /// Time for a host to answer what it knows.
 const STATUS_TIME_MAX: Duration = Duration::from_secs(5);
+/// Time for a host to end its device at once: it waits for no driver, but closes doors.
+const END_NOW_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Show, flush, end and replace devices with drivers (see `sawmill run`).
 #[derive(Args)]
@@ -109,12 +111,22 @@ fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
 
 /// Sends a question to a host and returns the answer.
 fn query_host(socket: &Path, name: &str, what: &str) -> Result<Facts> {
-    // The other questions wait for work of the driver, which takes as long as it takes.
-    ask_within(socket, name, what, (what == "status").then_some(STATUS_TIME_MAX))
+    let patience = match what {
+        "status" => Some(STATUS_TIME_MAX),
+        "fail" => Some(END_NOW_TIME_MAX),
+        // The others wait for work of the driver, which takes as long as it takes.
+        _ => None,
+    };
+    query_within(socket, name, what, patience)
 }
 
 /// The same, for so long if there is a limit.
-fn ask_within(socket: &Path, name: &str, what: &str, patience: Option<Duration>) -> Result<Facts> {
+fn query_within(
+    socket: &Path,
+    name: &str,
+    what: &str,
+    patience: Option<Duration>,
+) -> Result<Facts> {
     let host =
         PacketSocket::connect_within(socket, patience).map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
@@ -127,7 +139,11 @@ fn ask_within(socket: &Path, name: &str, what: &str, patience: Option<Duration>)
     host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let unanswered = |error: sawmill_device::Error| {
-        Failure::caused(Exit::Unavailable, format!("the host of '{name}' does not answer"), error)
+        Failure::caused(
+            Exit::Unavailable,
+            format!("the host of '{name}' does not answer; if it hangs, end its process"),
+            error,
+        )
     };
     let Some(packet) = host.receive(&mut buffer).map_err(unanswered)? else {
         return Err(Failure::new(
@@ -212,7 +228,7 @@ mod tests {
         // The first waits for an answer; the second cannot even connect, as the queue is full.
         for _ in 0..2 {
             let patience = Some(Duration::from_millis(50));
-            let failure = ask_within(&path, "disk", "status", patience).unwrap_err();
+            let failure = query_within(&path, "disk", "status", patience).unwrap_err();
             assert_eq!(failure.exit(), Exit::Unavailable, "{failure}");
         }
     }

@@ -90,12 +90,12 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if doors.is_empty() {
         doors.push(DoorPlan::at_socket(&folder.join("nbd.sock")));
     }
-    let given = arguments.options.iter();
+    let options = arguments.options.iter();
     let layers = arguments.layers.clone();
     let plan = Plan {
         name,
         folder,
-        given: given.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
+        overrides: options.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
         doors,
         nbd_budget: arguments.nbd_memory.budget(),
         command: arguments.command.clone(),
@@ -108,7 +108,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let on_event = |event: &DeviceEvent<'_>| {
         report_event(context.json, event).or_else(|failure| unheard(event, failure))
     };
-    driving::drive(plan, &mut |told| on_event(told))
+    driving::drive(plan, &mut |event| on_event(event))
 }
 
 /// A lost event matters only if drivers do not know yet where to connect.

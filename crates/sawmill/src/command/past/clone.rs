@@ -61,7 +61,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if context.json {
         output::json(&document)?;
     } else {
-        output::line(&format!("cloned {} to {}", base.shown(), document.name))?;
+        output::line(&format!("cloned {} to {}", base.display_name(), document.name))?;
     }
     Ok(Exit::Ok)
 }

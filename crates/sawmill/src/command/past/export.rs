@@ -298,8 +298,8 @@ fn name_of(path: &Path) -> Result<String> {
 
 /// Renames a file unless something has the new name.
 fn rename_if_free(from: &Path, to: &Path) -> Result<()> {
-    let here = rustix::fs::CWD;
-    match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
+    let cwd = rustix::fs::CWD;
+    match rustix::fs::renameat_with(cwd, from, cwd, to, RenameFlags::NOREPLACE) {
         // A file system that cannot do this.
         Err(Errno::INVAL) => link_and_unlink(from, to),
         other => other.map_err(|error| cannot_rename(from, to, &error.into())),

@@ -9,11 +9,10 @@
 use std::time::Duration;
 
 use clap::Args;
-use sawmill_volume::{CutInfo, CutKind};
+use sawmill_volume::{CutInfo, CutKind, rfc3339};
 use serde::Serialize;
 
 use crate::command::Context;
-use crate::moment::moment;
 use crate::wiring;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
@@ -65,7 +64,7 @@ fn row(cut: &CutInfo) -> Row {
     Row {
         kind,
         name: cut.name.clone(),
-        time: moment(cut.wall_unix_ms),
+        time: rfc3339(cut.wall_unix_ms),
         unix_ms: cut.wall_unix_ms,
         position: cut.position,
         checkpoint: cut.number,
@@ -86,8 +85,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let document = Document {
         volume: address.name,
         retention_s: report.retention_s,
-        from: retained.map(|cut| cut.wall_unix_ms).min().map(moment),
-        through: moment(report.wall_unix_ms),
+        from: retained.map(|cut| cut.wall_unix_ms).min().map(rfc3339),
+        through: rfc3339(report.wall_unix_ms),
         position: report.position,
         cuts,
     };

@@ -73,7 +73,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         // Removes its line from the terminal before results are printed there.
         drop(progress);
         let behind = behind(context, &drill);
-        let lost = match behind {
+        let loss = match behind {
             Some(ReplicaLag::Nothing) => Some((0, 0)),
             Some(ReplicaLag::By { bytes, ms }) => Some((bytes, ms)),
             Some(ReplicaLag::Elsewhere) | None => None,
@@ -82,8 +82,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         return report(
             context,
             &Document {
-                lost_bytes: lost.map(|(bytes, _)| bytes),
-                lost_ms: lost.map(|(_, ms)| ms),
+                lost_bytes: loss.map(|(bytes, _)| bytes),
+                lost_ms: loss.map(|(_, ms)| ms),
                 is_complete: behind.map(|behind| behind == ReplicaLag::Nothing),
                 segments: Some(drill.check.segments),
                 damage: Some(damage.collect()),
@@ -124,8 +124,8 @@ fn behind(context: &Context, drill: &Drill) -> Option<ReplicaLag> {
     let address = context.paths.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
     // A source that cannot be read makes the loss unknown, and leaves the drill's findings valid.
-    let asked = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
-    asked.map_err(|error| tracing::warn!("cannot read the source: {error}")).ok()
+    let lag = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
+    lag.map_err(|error| tracing::warn!("cannot read the source: {error}")).ok()
 }
 
 fn report(context: &Context, document: &Document<'_>) -> Result<Exit> {

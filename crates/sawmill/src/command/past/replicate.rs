@@ -109,7 +109,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let world = RealWorld::default();
     // Now, and not when the primary is lost: a replica in such a store could not be promoted.
     replicate::require_fencing(&*destination)?;
-    let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
+    let options =
+        CopyOptions { source_text: display_address(&from), fail_back: arguments.fail_back };
     let replica = VolumeAt::new(&*destination, &to.name);
     let mut copier = Copier::begin(&world, VolumeAt::new(&*source, &from.name), replica, &options)?;
     if arguments.fail_back {
@@ -133,9 +134,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         match outcome {
             Ok(round) if is_new || !arguments.follow => {
-                let told =
+                let report =
                     RoundReport { from: &from, to: &to, round: &round, took: began.elapsed() };
-                told.print(context, arguments.follow)?;
+                report.print(context, arguments.follow)?;
             }
             Ok(_) => {}
             Err(error) if arguments.follow && passes(error.kind()) => {
@@ -154,7 +155,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 }
 
 /// The address in the form that a user types.
-fn shown(address: &VolumeAddress) -> String {
+fn display_address(address: &VolumeAddress) -> String {
     format!("{}/{}", address.store_url.trim_end_matches('/'), address.name)
 }
 
@@ -176,7 +177,7 @@ impl RoundReport<'_> {
     /// One of many documents when the copier `follow`s its source, else the only one.
     fn print(&self, context: &Context, follow: bool) -> Result<()> {
         let RoundReport { from, to, round, took } = *self;
-        let destination = shown(to);
+        let destination = display_address(to);
         if context.json {
             let document = Document {
                 event: "round",

@@ -45,8 +45,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else if retention_s == 0 {
         output::line(&format!("{}: no past states are kept, except snapshots", address.name))?;
     } else {
-        let shown = human_duration(Duration::from_secs(retention_s));
-        output::line(&format!("{}: every stored moment is kept for {shown}", address.name))?;
+        let duration = human_duration(Duration::from_secs(retention_s));
+        output::line(&format!("{}: every stored moment is kept for {duration}", address.name))?;
     }
     Ok(Exit::Ok)
 }

@@ -4,13 +4,13 @@
 //! position. Not here: carrying an order out (`crate::past`), other past states (`log`).
 
 use clap::{Args, Subcommand};
-use sawmill_volume::{CutInfo, CutKind};
+use sawmill_volume::{CutInfo, CutKind, rfc3339};
 use serde::Serialize;
 
 use crate::attach::Attach;
 use crate::command::Context;
 use crate::control::protocol::Past;
-use crate::moment::{moment, parse_cut};
+use crate::moment::parse_cut;
 use crate::past::order;
 use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -73,7 +73,7 @@ impl Row {
     fn new(cut: &CutInfo) -> Self {
         Row {
             name: cut.name.clone(),
-            time: moment(cut.wall_unix_ms),
+            time: rfc3339(cut.wall_unix_ms),
             unix_ms: cut.wall_unix_ms,
             position: cut.position,
             unique_bytes: cut.unique_bytes,

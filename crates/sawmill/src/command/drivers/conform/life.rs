@@ -201,9 +201,9 @@ impl Load {
     /// Waits until more requests were answered.
     fn goes_on(&self, stage: &mut Stage) -> Result<()> {
         // Counted in answers, because time alone would also pass while nothing is answered.
-        let wanted = self.answered.load(SeqCst) + REQUESTS;
+        let target_count = self.answered.load(SeqCst) + REQUESTS;
         let deadline = Instant::now() + 4 * stage.within;
-        while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {
+        while self.answered.load(SeqCst) < target_count && !self.is_over.load(SeqCst) {
             if let Some(how) = stage.driver_died() {
                 return Err(wrong(format!("the driver ended during the clause: {how}")));
             }

@@ -143,11 +143,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let within = Duration::from_secs(arguments.within.into());
     let (door, kind) = (arguments.door, arguments.kind);
     let mut plan = Plan::new(door, kind, &arguments.options, &arguments.command, within);
-    let wanted = |test: &Test| {
+    let is_selected = |test: &Test| {
         arguments.clauses.is_empty()
             || arguments.clauses.iter().any(|text| test.name().contains(text.as_str()))
     };
-    let tests: Vec<Test> = tests(arguments.kind).into_iter().filter(wanted).collect();
+    let tests: Vec<Test> = tests(arguments.kind).into_iter().filter(is_selected).collect();
     if tests.is_empty() {
         return Err(Failure::usage("no clause has such a name; omit --clause to see all names"));
     }
@@ -284,8 +284,8 @@ fn listen_to_panics() {
 fn take_panic() -> Option<String> {
     let text = PANICKED.lock().ok().and_then(|mut panicked| panicked.take())?;
     let first = text.lines().next().unwrap_or_default();
-    let told = first.strip_prefix("assertion `left == right` failed: ").unwrap_or(first);
-    Some(told.chars().take(NOTE_CHARS_MAX).collect())
+    let message = first.strip_prefix("assertion `left == right` failed: ").unwrap_or(first);
+    Some(message.chars().take(NOTE_CHARS_MAX).collect())
 }
 
 /// A clause of the contract.
@@ -295,9 +295,9 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
     let (sender, receiver) = sync_channel(1);
     let device = stage.device();
     let test = move || {
-        let kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
+        let is_kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
         // A clause that took too long has no listener any more.
-        let _ = sender.send(kept);
+        let _ = sender.send(is_kept);
     };
     if let Err(error) = std::thread::Builder::new().name("clause".into()).spawn(test) {
         return Outcome::Failed(format!("no thread to test with: {error}"));

@@ -33,7 +33,7 @@ const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 pub(super) struct Plan {
     pub(super) through: TestDoor,
     pub(super) kind: Kind,
-    given: Facts,
+    overrides: Facts,
     command: Vec<OsString>,
     /// Time for a driver to connect and to disconnect. Its process must exit within a third of this
     /// after the last request.
@@ -75,15 +75,15 @@ impl Plan {
         command: &[OsString],
         within: Duration,
     ) -> Self {
-        let mut given =
+        let mut overrides =
             options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
-        if given.get("request_timeout_s").is_none() {
-            given.add("request_timeout_s", ANSWER_WITHIN_S);
+        if overrides.get("request_timeout_s").is_none() {
+            overrides.add("request_timeout_s", ANSWER_WITHIN_S);
         }
         Plan {
             through,
             kind,
-            given,
+            overrides,
             command: command.to_vec(),
             within,
             interrupted: Arc::default(),
@@ -108,8 +108,12 @@ impl Stage {
         let listener = Box::new(move |event| drop(to_stage.send(StageEvent::Host(event))));
         // The process id is part of the name: several of these commands may run at the same time.
         let name = format!("conform-{}", std::process::id());
-        let host =
-            Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
+        let host = Host::start(
+            &name,
+            &folder.path().join("driver.sock"),
+            plan.overrides.clone(),
+            listener,
+        )?;
         let mut stage = Stage {
             kind: plan.kind,
             within: plan.within,
@@ -195,7 +199,7 @@ impl Stage {
         let Some(trial) = through.0 else { return Ok(device) };
         let plan = DoorPlan::parse(&(trial.line)(self.folder.path()))?;
         let name = self.host.name().to_owned();
-        let shown = DoorVolume {
+        let volume = DoorVolume {
             name: name.clone(),
             description: "a driver under test".into(),
             device: Arc::clone(&device),
@@ -203,7 +207,7 @@ impl Stage {
             identity: format!("drivers/{name}"),
             outlives_server: false,
         };
-        let open = self.doors.open(plan, &[shown])?;
+        let open = self.doors.open(plan, &[volume])?;
         let (_, address) = open.address_of(&name);
         (trial.connect)(&address, &device.geometry())
     }
@@ -234,8 +238,8 @@ impl Stage {
         if self.interrupted.load(Ordering::SeqCst) {
             return Some("interrupted".to_owned());
         }
-        while let Ok(heard) = self.receiver.try_recv() {
-            match heard {
+        while let Ok(event) = self.receiver.try_recv() {
+            match event {
                 StageEvent::Ended(pid, status) => self.ended.push((pid, status)),
                 StageEvent::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
                 StageEvent::Host(Event::Hung { .. }) => {
