@@ -154,8 +154,8 @@ impl BadDisk {
         let below = device_of(&self.file);
         self.fuse = Some(fuse.stderr(Stdio::inherit()).spawn().expect("nbdfuse starts"));
         machine::wait_for("nbdfuse shows the disk", || {
-            let shown = device_of(&self.file) != below;
-            (shown && std::fs::metadata(&self.file).ok()?.len() == length).then_some(())
+            let is_mounted = device_of(&self.file) != below;
+            (is_mounted && std::fs::metadata(&self.file).ok()?.len() == length).then_some(())
         });
     }
 

@@ -35,9 +35,9 @@ pub fn libraries() -> PathBuf {
     folder
 }
 
-fn compile(compiler: &str, source: &Path, program: &Path, more: &[&str]) {
+fn compile(compiler: &str, source: &Path, program: &Path, options: &[&str]) {
     let mut command = Command::new(compiler);
-    command.args(["-Wall", "-Wextra", "-Werror"]).args(more).arg("-o").arg(program).arg(source);
+    command.args(["-Wall", "-Wextra", "-Werror"]).args(options).arg("-o").arg(program).arg(source);
     command.arg("-I").arg(repository().join("sdk/c/include")).arg("-L").arg(libraries());
     run(command.args(["-lsawmill", "-pthread"]));
 }
@@ -46,8 +46,8 @@ fn compile(compiler: &str, source: &Path, program: &Path, more: &[&str]) {
 ///
 /// # Panics
 /// When the compiler prints anything.
-pub fn c(source: &Path, program: &Path, more: &[&str]) {
-    compile("cc", source, program, more);
+pub fn c(source: &Path, program: &Path, options: &[&str]) {
+    compile("cc", source, program, options);
 }
 
 /// Makes a program of a C++ source.

@@ -14,19 +14,19 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::machine::{PATIENCE, command, said};
+use crate::machine::{PATIENCE, command, output_text};
 use crate::nbd::{Client, Style};
 use crate::place::Place;
 
 /// The same driver with its error output in a file, so that expected errors do not look like a
 /// failure of the test.
 #[must_use]
-pub fn saying_into(said: &Path, driver: &Command) -> Command {
-    let mut quiet = Command::new("sh");
-    quiet.args(["-c", "exec 2>>\"$0\"; exec \"$@\""]).arg(said);
-    quiet.arg(driver.get_program()).args(driver.get_args()).stdin(Stdio::null());
-    quiet.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    quiet
+pub fn saying_into(log: &Path, driver: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 2>>\"$0\"; exec \"$@\""]).arg(log);
+    shell.arg(driver.get_program()).args(driver.get_args()).stdin(Stdio::null());
+    shell.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell
 }
 
 /// A device with a driver. Its host is killed when dropped.
@@ -216,11 +216,16 @@ pub fn fio_verifies(uri: &str, place: &Place, arguments: &[&str]) -> u64 {
     ]);
     fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--randrepeat=0"]);
     let output = fio.arg(format!("--uri={uri}")).args(arguments).output().expect("fio starts");
-    assert!(output.status.success(), "{fio:?}: {}", said(&output));
+    assert!(output.status.success(), "{fio:?}: {}", output_text(&output));
     let text = String::from_utf8_lossy(&output.stdout);
     let json = text.find('{').map_or("", |start| &text[start..]);
-    let told: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let job = &told["jobs"][0];
+    let report: Value =
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let job = &report["jobs"][0];
     assert_eq!(job["error"], 0, "{text}");
-    ["read", "write"].iter().filter_map(|way| job[way]["lat_ns"]["max"].as_u64()).max().unwrap_or(0)
+    ["read", "write"]
+        .iter()
+        .filter_map(|direction| job[direction]["lat_ns"]["max"].as_u64())
+        .max()
+        .unwrap_or(0)
 }

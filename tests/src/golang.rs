@@ -12,8 +12,9 @@ use crate::machine::{repository, run};
 /// # Errors
 /// The reason why not.
 pub fn has_go() -> Result<(), String> {
-    let asked = Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
-    let version = asked.map_err(|error| format!("no go: {error}"))?.stdout;
+    let outcome =
+        Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
+    let version = outcome.map_err(|error| format!("no go: {error}"))?.stdout;
     let version = String::from_utf8_lossy(&version).trim().to_owned();
     let minor =
         version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());

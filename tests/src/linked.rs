@@ -24,7 +24,7 @@ pub struct End {
     line: String,
     child: Child,
     events: Receiver<Value>,
-    said: Arc<Mutex<String>>,
+    log: Arc<Mutex<String>>,
     listening: Option<JoinHandle<()>>,
     /// Its ready event.
     pub ready: Value,
@@ -60,18 +60,18 @@ impl End {
             }
         });
         let stderr = child.stderr.take().expect("a pipe was asked for");
-        let said = Arc::<Mutex<String>>::default();
-        let hears = said.clone();
+        let log = Arc::<Mutex<String>>::default();
+        let log_writer = log.clone();
         let listening = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut said = hears.lock().expect("no thread panics");
-                said.push_str(&line);
-                said.push('\n');
+                let mut log = log_writer.lock().expect("no thread panics");
+                log.push_str(&line);
+                log.push('\n');
             }
         });
         let line = format!("{command:?}");
         let mut end =
-            End { line, child, events, said, listening: Some(listening), ready: Value::Null };
+            End { line, child, events, log, listening: Some(listening), ready: Value::Null };
         while end.ready.is_null() {
             match end.next_event() {
                 Some(event) if event["event"] == "ready" => end.ready = event,
@@ -158,7 +158,7 @@ impl End {
     /// Its log so far.
     #[must_use]
     pub fn stderr(&self) -> String {
-        self.said.lock().map_or_else(|poisoned| poisoned.into_inner().clone(), |said| said.clone())
+        self.log.lock().map_or_else(|poisoned| poisoned.into_inner().clone(), |log| log.clone())
     }
 
     /// Waits for its end.

@@ -17,8 +17,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The root of the repository.
 #[must_use]
 pub fn repository() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("the tests lie one folder below the repository's root").to_owned()
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    folder.parent().expect("the tests lie one folder below the repository's root").to_owned()
 }
 
 /// The binary under test: `SAWMILL_BINARY`, else the release build.
@@ -63,7 +63,12 @@ pub fn command(name: &str) -> Command {
 pub fn run(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
-    assert!(output.status.success(), "{command:?} failed: {}\n{}", output.status, said(&output));
+    assert!(
+        output.status.success(),
+        "{command:?} failed: {}\n{}",
+        output.status,
+        output_text(&output)
+    );
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -82,7 +87,7 @@ pub fn kill_after(mut command: Command, time: Duration) {
 
 /// Both outputs of a program.
 #[must_use]
-pub fn said(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),

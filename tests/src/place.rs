@@ -141,10 +141,10 @@ impl Place {
         Place { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
     }
 
-    /// Another machine with the same store, which it reaches through `way`.
+    /// Another machine with the same store, which it reaches through `store`.
     #[must_use]
-    pub fn neighbor_by(&self, way: &StoreUnderTest) -> Self {
-        Place { store: way.clone(), ..self.neighbor() }
+    pub fn neighbor_by(&self, store: &StoreUnderTest) -> Self {
+        Place { store: store.clone(), ..self.neighbor() }
     }
 
     /// A path inside the place.
@@ -200,8 +200,8 @@ impl Place {
     }
 
     /// Creates a volume, or fails the test.
-    pub fn create(&self, volume: &str, size: &str, more: &[&str]) {
-        let _ = self.sawmill(&[&["create", volume, "--size", size], more].concat()).ok();
+    pub fn create(&self, volume: &str, size: &str, options: &[&str]) {
+        let _ = self.sawmill(&[&["create", volume, "--size", size], options].concat()).ok();
     }
 
     /// The output of `sawmill info --json` for a volume.

@@ -68,22 +68,22 @@ impl Postgres {
         let mut server = Postgres { postmaster, folder };
         wait_for("PostgreSQL takes connections", || {
             let ended = server.postmaster.try_wait().expect("the child can be waited for");
-            assert!(ended.is_none(), "PostgreSQL ended: {}", server.said());
-            server.said().contains("ready to accept connections").then_some(())
+            assert!(ended.is_none(), "PostgreSQL ended: {}", server.log());
+            server.log().contains("ready to accept connections").then_some(())
         });
         server
     }
 
     /// Its log so far.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
     /// Whether it found a directory that was not shut down cleanly, and replayed its log.
     #[must_use]
     pub fn has_recovered(&self) -> bool {
-        self.said().contains("automatic recovery in progress")
+        self.log().contains("automatic recovery in progress")
     }
 
     /// A program of PostgreSQL that connects to this server.
@@ -131,7 +131,7 @@ impl Postgres {
         let ended = wait_for("PostgreSQL ends", || {
             self.postmaster.try_wait().expect("the child can be waited for")
         });
-        assert!(ended.success(), "PostgreSQL ended with {ended}: {}", self.said());
+        assert!(ended.success(), "PostgreSQL ended with {ended}: {}", self.log());
         let _ = run(program("pg_checksums").arg("--check").arg("--pgdata").arg(data));
     }
 }
@@ -139,7 +139,7 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("-- PostgreSQL said:\n{}", self.said());
+            println!("-- PostgreSQL said:\n{}", self.log());
         }
         // Its children exit when they notice that it is gone.
         let _ = self.postmaster.kill();
@@ -178,11 +178,11 @@ impl Ledger {
         let mut orders = psql.stdin.take().expect("a pipe was asked for");
         let answers = BufReader::new(psql.stdout.take().expect("a pipe was asked for"));
         let (acknowledged, enough) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (told, ended) = (Arc::clone(&acknowledged), Arc::clone(&enough));
+        let (newest, is_over) = (Arc::clone(&acknowledged), Arc::clone(&enough));
         let client = std::thread::spawn(move || {
             let mut answers = answers.lines().map_while(Result::ok);
             for number in 1_u64.. {
-                if ended.load(Ordering::SeqCst) {
+                if is_over.load(Ordering::SeqCst) {
                     break;
                 }
                 // The line comes back once the commit is acknowledged, and never after an error.
@@ -193,7 +193,7 @@ impl Ledger {
                     Some(number.to_string()),
                     "psql commits what it is told to"
                 );
-                told.store(number, Ordering::SeqCst);
+                newest.store(number, Ordering::SeqCst);
             }
             drop(orders);
             let _ = psql.wait();
@@ -207,10 +207,12 @@ impl Ledger {
         self.acknowledged.load(Ordering::SeqCst)
     }
 
-    /// Waits for `more` further numbers.
-    pub fn resume(&self, more: u64) {
-        let wanted = self.acknowledged() + more;
-        wait_for("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
+    /// Waits for `count` further numbers.
+    pub fn resume(&self, count: u64) {
+        let target_number = self.acknowledged() + count;
+        wait_for("more numbers are committed", || {
+            (self.acknowledged() >= target_number).then_some(())
+        });
     }
 
     /// Ends after the number in flight; returns the last one.

@@ -177,19 +177,19 @@ impl<'a> ServerBuilder<'a> {
                 let _ = sender.send(line);
             }
         });
-        let said = Arc::new(Mutex::new(String::new()));
+        let log = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("a pipe was asked for");
-        let keep = Arc::clone(&said);
+        let keep = Arc::clone(&log);
         let listener = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut said = keep.lock().expect("no thread panics with this lock");
-                said.push_str(&line);
-                said.push('\n');
+                let mut log = keep.lock().expect("no thread panics with this lock");
+                log.push_str(&line);
+                log.push('\n');
             }
         });
         let line = format!("sawmill {}", words.join(" "));
         let (listener, ready) = (Some(listener), Vec::new());
-        Server { line, child, successor: None, events, said, listener, ready, status: None }
+        Server { line, child, successor: None, events, log, listener, ready, status: None }
     }
 }
 
@@ -214,7 +214,7 @@ pub struct Server {
     /// The process that took over from the child.
     successor: Option<Pid>,
     events: Receiver<String>,
-    said: Arc<Mutex<String>>,
+    log: Arc<Mutex<String>>,
     listener: Option<std::thread::JoinHandle<()>>,
     ready: Vec<Value>,
     /// The exit code once it has ended; none inside when a signal ended it.
@@ -227,17 +227,17 @@ impl Server {
     /// # Panics
     /// When it was not handed over.
     pub fn hand_off(&mut self, place: &Place, volume: &str) -> Value {
-        let said = place.sawmill(&["handoff", volume, "--json"]).json();
-        self.follow(&said);
-        said
+        let outcome = place.sawmill(&["handoff", volume, "--json"]).json();
+        self.follow(&outcome);
+        outcome
     }
 
     /// Follows the process that a hand-off went to, and waits for its ready event.
     ///
     /// # Panics
     /// When that process does not get ready.
-    pub fn follow(&mut self, said: &Value) {
-        let pid = said["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+    pub fn follow(&mut self, outcome: &Value) {
+        let pid = outcome["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
         let before = self.process();
         self.successor = Some(pid.expect("a process took over"));
         let volumes = self.ready.len();
@@ -321,7 +321,7 @@ impl Server {
     /// Its standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
-        self.said.lock().expect("no thread panics with this lock").clone()
+        self.log.lock().expect("no thread panics with this lock").clone()
     }
 
     /// Whether the process still runs.
@@ -370,9 +370,9 @@ impl Server {
         while self.is_running() {
             if Instant::now() > deadline {
                 let line = self.line.clone();
-                let said = self.stderr();
+                let log = self.stderr();
                 self.end();
-                panic!("`{line}` did not end:\n{said}");
+                panic!("`{line}` did not end:\n{log}");
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
@@ -399,9 +399,9 @@ impl Server {
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("no JSON ({error}): {body}"))
     }
 
-    /// Polls the status document until `wanted` is true of it.
-    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        machine::wait_for(what, || Some(self.status()).filter(&wanted))
+    /// Polls the status document until `is_met` is true of it.
+    pub fn wait_for(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Value {
+        machine::wait_for(what, || Some(self.status()).filter(&is_met))
     }
 
     /// Resident memory in bytes.
@@ -441,7 +441,7 @@ impl Drop for Server {
 #[must_use]
 pub fn page(admin: &str, name: &str) -> String {
     let host = admin.trim_start_matches("http://").trim_end_matches('/');
-    let asked = || -> std::io::Result<String> {
+    let fetch = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(host)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET /{name} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
@@ -449,7 +449,7 @@ pub fn page(admin: &str, name: &str) -> String {
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     };
-    let answer = asked().unwrap_or_else(|error| panic!("{admin} gives no answer: {error}"));
+    let answer = fetch().unwrap_or_else(|error| panic!("{admin} gives no answer: {error}"));
     let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
     body.to_owned()
 }

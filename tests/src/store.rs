@@ -168,7 +168,7 @@ impl Minio {
     }
 
     fn is_ready(&self) -> bool {
-        let asked = || -> std::io::Result<bool> {
+        let probe = || -> std::io::Result<bool> {
             let mut stream = TcpStream::connect_timeout(&self.address(), Duration::from_secs(1))?;
             stream.set_read_timeout(Some(Duration::from_secs(5)))?;
             stream.write_all(b"GET /minio/health/ready HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
@@ -176,7 +176,7 @@ impl Minio {
             stream.read_exact(&mut answer)?;
             Ok(answer.ends_with(b" 200"))
         };
-        asked().unwrap_or(false)
+        probe().unwrap_or(false)
     }
 
     /// Where it listens.

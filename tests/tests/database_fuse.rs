@@ -120,9 +120,9 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
         "a commit is lost or torn"
     );
     postgres.check();
-    let said = postgres.said();
+    let log = postgres.log();
     // The clients that were ended at work are no fault of the disk.
-    let mut lines = said.lines().filter(|line| !line.contains("client"));
+    let mut lines = log.lines().filter(|line| !line.contains("client"));
     let complaint = lines.find(|line| COMPLAINTS.iter().any(|word| line.contains(word)));
     assert_eq!(complaint, None, "PostgreSQL met an error");
     postgres.stop(&mounted.data());

@@ -44,13 +44,13 @@ impl FioFiles {
         FioFiles { place, mountpoint }
     }
 
-    fn serve(&self, more: &[&str]) -> Server {
+    fn serve(&self, options: &[&str]) -> Server {
         let text = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
         let (journal, cache) =
             (text(self.place.path("my.journal")), text(self.place.path("my.cache")));
         let memory = text(self.place.memory().to_path_buf());
         let files = ["--journal", &journal, "--cache", &cache, "--staging", &memory];
-        self.place.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(more).start()
+        self.place.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(options).start()
     }
 
     /// Hands over under fio's eyes; `disk` is how fio reaches it.
@@ -89,9 +89,9 @@ impl FioFiles {
                     is_done.store(true, Ordering::Release);
                     panic!("hand-off {number}: {}\n{}", done.stderr, server.stderr());
                 }
-                let said = done.json();
-                server.follow(&said);
-                stalls_ms.push(said["stall_ms"].as_u64().expect("a number"));
+                let outcome = done.json();
+                server.follow(&outcome);
+                stalls_ms.push(outcome["stall_ms"].as_u64().expect("a number"));
             }
             is_done.store(true, Ordering::Release);
             load.join().expect("the load went on without an error");

@@ -101,8 +101,8 @@ fn sawmill_survives_with_its_journal_kept_lost_stale_and_elsewhere() {
         let count = images(60);
         let arguments = ["--sawmill", "--flush", flush, "--images", &count];
         let outcome = report(&verify(&place, &[&arguments[..], &["--keep", &at]].concat()), false);
-        for way in ["kept", "lost", "stale", "elsewhere"] {
-            assert!(outcome["ways"][way].as_u64() > Some(3), "{outcome:#}");
+        for mode in ["kept", "lost", "stale", "elsewhere"] {
+            assert!(outcome["ways"][mode].as_u64() > Some(3), "{outcome:#}");
         }
         // The check of this check: had the journal not been flushed, that would have been found.
         if flush == "logged" {
@@ -170,7 +170,7 @@ fn a_wrong_request_says_what_is_missing() {
 }
 
 /// What a check said, and how it ended.
-fn said(finished: &CommandOutput) -> Value {
+fn document(finished: &CommandOutput) -> Value {
     let CommandOutput { line, stdout, stderr, .. } = finished;
     serde_json::from_str(stdout)
         .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"))
@@ -187,7 +187,7 @@ impl Drop for UnmountGuard {
 
 /// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`,
 /// with `between` done in between.
-fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> CommandOutput {
+fn crashed_on_a_loop_device(options: &[&str], between: impl Fn(&Place)) -> CommandOutput {
     let place = place();
     place.create("disk", "8M", &[]);
     let unmounted = UnmountGuard(place.path("mount"));
@@ -210,7 +210,7 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> CommandO
     );
     let words =
         ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
-    let words = [&words[..], &["--crash", &crash], more].concat();
+    let words = [&words[..], &["--crash", &crash], options].concat();
     let mut command = place.command(&words);
     let mut check =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -234,7 +234,7 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> CommandO
 fn a_loop_device_keeps_what_it_answered_when_its_server_is_killed() {
     requires!(can_mount());
     let finished = crashed_on_a_loop_device(&["--rounds", "6", "--requests", "300"], |_| ());
-    let report = said(&finished);
+    let report = document(&finished);
     assert_eq!((finished.code, &report["ok"]), (Some(0), &Value::Bool(true)), "{report:#}");
     assert_eq!(report["rounds"], 6, "{report:#}");
     assert_eq!(report["unanswered"], 0, "users of a block device wait: {report:#}");
@@ -251,7 +251,7 @@ fn a_loop_device_that_lost_what_it_answered_is_found_out() {
         all.for_each(|path| fs::remove_file(path).expect("ours"));
     };
     let finished = crashed_on_a_loop_device(&["--rounds", "3", "--requests", "300"], lose);
-    let report = said(&finished);
+    let report = document(&finished);
     assert_eq!((finished.code, &report["ok"]), (Some(1), &Value::Bool(false)), "{report:#}");
     assert!(report["found"].is_string() && report["round"].is_u64(), "{report:#}");
 }
@@ -288,7 +288,7 @@ fn an_export_is_checked_over_new_connections_and_a_failed_crash_is_reported() {
     let uri = server.uri();
     let target = ["--target", uri.as_str(), "--overwrite", "--trim", "--rounds", "2", "--crash"];
     let finished = verify(&place, &[&target[..], &["true"]].concat());
-    let report = said(&finished);
+    let report = document(&finished);
     assert_eq!((finished.code, &report["rounds"]), (Some(0), &Value::from(2)), "{report:#}");
     let line = [&["verify-crash"], &target[..], &["echo not here; false"]].concat();
     place.sawmill(&line).refused(7, &["echo not here; false", "failed", ": not here"]);

@@ -345,11 +345,11 @@ mod tests {
 
     #[test]
     fn only_standard_output_without_a_reader_has_none() {
-        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(Failure::output(broken()).of_volume("disk1").has_no_reader());
+        let broken_pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(Failure::output(broken_pipe()).of_volume("disk1").has_no_reader());
         assert!(!Failure::output(io::Error::from_raw_os_error(28)).has_no_reader());
-        assert!(!Failure::io("cannot write to the NBD server", &broken()).has_no_reader());
-        assert_eq!(Failure::output(broken()).exit(), Exit::Unavailable);
+        assert!(!Failure::io("cannot write to the NBD server", &broken_pipe()).has_no_reader());
+        assert_eq!(Failure::output(broken_pipe()).exit(), Exit::Unavailable);
     }
 
     #[test]

@@ -88,20 +88,20 @@ pub fn error(failure: &Failure) {
 /// A line that is rewritten in place while something long runs; silent if stderr is not a terminal.
 pub struct Progress {
     label: &'static str,
-    shown: bool,
+    is_visible: bool,
     permille: u64,
 }
 
 impl Progress {
     /// Progress of what `label` names.
     pub fn new(label: &'static str) -> Self {
-        Progress { label, shown: io::stderr().is_terminal(), permille: u64::MAX }
+        Progress { label, is_visible: io::stderr().is_terminal(), permille: u64::MAX }
     }
 
     /// Shows that `done` of `total` are done, at most a thousand times.
     pub fn show(&mut self, done: u64, total: u64) {
         let permille = (done * 1000).checked_div(total).unwrap_or(0);
-        if self.shown && permille != self.permille {
+        if self.is_visible && permille != self.permille {
             self.permille = permille;
             let percent = permille / 10;
             // Progress is optional: a failure to show it is ignored.
@@ -112,7 +112,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.shown && self.permille != u64::MAX {
+        if self.is_visible && self.permille != u64::MAX {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
@@ -125,9 +125,9 @@ pub struct Bar {
     terminal: bool,
     began: Instant,
     /// When it was shown last, and how much was done at the first look.
-    shown: Option<Instant>,
+    last_output_at: Option<Instant>,
     first: Option<u64>,
-    unheard: Option<io::Error>,
+    write_error: Option<io::Error>,
 }
 
 /// Cells of a bar.
@@ -145,9 +145,9 @@ impl Bar {
             what: what.into(),
             terminal,
             began: Instant::now(),
-            shown: None,
+            last_output_at: None,
             first: None,
-            unheard: None,
+            write_error: None,
         }
     }
 
@@ -156,27 +156,28 @@ impl Bar {
         // What an earlier attempt moved counts as done, but must not count in the rate.
         let first = *self.first.get_or_insert(done);
         let took = self.began.elapsed();
-        let rests = !self.terminal && self.shown.is_some_and(|shown| shown.elapsed() < LINE_EVERY);
+        let rests =
+            !self.terminal && self.last_output_at.is_some_and(|at| at.elapsed() < LINE_EVERY);
         // After a failed write nothing more is shown: `end` reports that first failure.
-        if took < BAR_AFTER || rests || self.unheard.is_some() {
+        if took < BAR_AFTER || rests || self.write_error.is_some() {
             return;
         }
-        self.shown = Some(Instant::now());
+        self.last_output_at = Some(Instant::now());
         let text = progress_text(&self.what, first, done, total, took);
-        let shown = if self.terminal {
+        let outcome = if self.terminal {
             let cells = (done * BAR_CELLS).checked_div(total).unwrap_or(BAR_CELLS) as usize;
             let bar = format!("{}{}", "#".repeat(cells), ".".repeat(BAR_CELLS as usize - cells));
             write!(io::stderr(), "\r[{bar}] {text}\x1b[K")
         } else {
             writeln!(io::stderr(), "{text}")
         };
-        self.unheard = shown.err();
+        self.write_error = outcome.err();
     }
 
     /// Removes the progress bar. Returns an error if output failed earlier, so that the command
     /// does not exit with 0.
     pub fn end(self) -> Result<()> {
-        match &self.unheard {
+        match &self.write_error {
             None => Ok(()),
             Some(error) => {
                 Err(Failure::io("all is done, but its progress could not be told", error))
@@ -187,7 +188,7 @@ impl Bar {
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        if self.terminal && self.shown.is_some() {
+        if self.terminal && self.last_output_at.is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
@@ -202,11 +203,11 @@ fn progress_text(what: &str, first: u64, done: u64, total: u64, took: Duration) 
     let rate = moved as f64 / took.as_secs_f64();
     // Without a rate the time left would be infinite.
     if moved > 0 && done < total {
-        let left = Duration::from_secs(((total - done) as f64 / rate) as u64);
+        let remaining = Duration::from_secs(((total - done) as f64 / rate) as u64);
         text.push_str(&format!(
             ", {} a second, {} left",
             human_size(rate as u64),
-            human_duration(left)
+            human_duration(remaining)
         ));
     }
     text
@@ -229,7 +230,7 @@ mod tests {
     fn what_takes_less_than_a_second_says_nothing() {
         let mut bar = Bar::new("x");
         bar.show(1, 2);
-        assert!(bar.shown.is_none());
+        assert!(bar.last_output_at.is_none());
         assert!(bar.end().is_ok());
     }
 }

@@ -156,12 +156,12 @@ impl MemoryDevice {
         if range.end - range.start <= SHARDS {
             return range.filter(|page| self.shard(*page).read().contains_key(page)).collect();
         }
-        let mut found = Vec::new();
+        let mut pages = Vec::new();
         for shard in &self.shards {
-            found.extend(shard.read().keys().filter(|page| range.contains(page)));
+            pages.extend(shard.read().keys().filter(|page| range.contains(page)));
         }
-        found.sort_unstable();
-        found
+        pages.sort_unstable();
+        pages
     }
 }
 

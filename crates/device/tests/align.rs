@@ -119,7 +119,7 @@ fn write(device: &dyn BlockDevice, address: u64, bytes: &[u8]) -> Receiver<Outco
 /// The layer over a device that holds every request until the test lets it go.
 type HoldAlign<F> = Align<Fault<Blocks, F>>;
 
-fn held() -> HoldAlign<impl Fn(&Request) -> Decision + Send + Sync> {
+fn holding_device() -> HoldAlign<impl Fn(&Request) -> Decision + Send + Sync> {
     Align::new(Fault::new(Blocks::new(512, 1 << 20), |_: &Request| Decision::Hold), 512)
         .expect("sound")
 }
@@ -129,12 +129,12 @@ fn release_held<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
     device: &HoldAlign<F>,
 ) -> Vec<(Operation, u64, u64)> {
     let requests = device.inner().take_held();
-    let seen = requests
+    let records = requests
         .iter()
         .map(|request| (request.operation, request.address, request.length))
         .collect();
     requests.into_iter().for_each(|request| device.inner().inner().submit(request));
-    seen
+    records
 }
 
 fn done(outcome: &Receiver<Outcome>) {
@@ -178,7 +178,7 @@ fn a_device_that_does_not_consist_of_blocks_is_refused() {
 
 #[test]
 fn whole_blocks_pass_at_once_and_beside_each_other() {
-    let device = held();
+    let device = holding_device();
     let outcomes = [write(&device, 0, &[1; 1024]), write(&device, 512, &[2; 1024])];
     let read = submit(&device, Operation::Read, 512, &[0; 512]);
     assert_eq!(release_held(&device).len(), 3, "all of them are with the device at the same time");
@@ -188,7 +188,7 @@ fn whole_blocks_pass_at_once_and_beside_each_other() {
 #[test]
 fn a_whole_block_written_beside_a_part_of_it_is_not_lost() {
     for change in [Operation::Write, Operation::WriteZeroes, Operation::Discard] {
-        let device = held();
+        let device = holding_device();
         let before = write(&device, 0, &[9; 1024]);
         release_held(&device);
         done(&before);
@@ -205,16 +205,16 @@ fn a_whole_block_written_beside_a_part_of_it_is_not_lost() {
         done(&whole);
         let value = if change == Operation::Write { 7 } else { 0 };
         assert_eq!(device.inner().inner().read_at(0, 1024).expect("whole"), {
-            let mut wanted = vec![value; 512];
-            wanted.resize(1024, 9);
-            wanted
+            let mut expected = vec![value; 512];
+            expected.resize(1024, 9);
+            expected
         });
     }
 }
 
 #[test]
 fn a_part_of_a_block_waits_for_the_whole_block_under_way() {
-    let device = held();
+    let device = holding_device();
     let whole = write(&device, 512, &[7; 1024]);
     let part = write(&device, 1000, b"part");
     let other = write(&device, 3000, b"elsewhere");
@@ -239,7 +239,7 @@ fn a_part_of_a_block_waits_for_the_whole_block_under_way() {
 
 #[test]
 fn neighbors_in_one_block_both_stay() {
-    let device = held();
+    let device = holding_device();
     let first = write(&device, 0, b"first");
     let second = write(&device, 100, b"second");
     for _ in 0..4 {
@@ -253,7 +253,7 @@ fn neighbors_in_one_block_both_stay() {
 
 #[test]
 fn zeroes_move_only_the_edges_and_a_discard_none() {
-    let device = held();
+    let device = holding_device();
     let before = write(&device, 0, &[9; 4096]);
     release_held(&device);
     done(&before);
@@ -266,9 +266,9 @@ fn zeroes_move_only_the_edges_and_a_discard_none() {
     ];
     assert_eq!(release_held(&device), parts);
     done(&zeroes);
-    let mut wanted = [9; 4096];
-    wanted[100..3100].fill(0);
-    assert_eq!(device.inner().inner().read_at(0, 4096).expect("whole"), wanted);
+    let mut expected = [9; 4096];
+    expected[100..3100].fill(0);
+    assert_eq!(device.inner().inner().read_at(0, 4096).expect("whole"), expected);
     let small = submit(&device, Operation::Discard, 3100, &[0; 900]);
     done(&small);
     let large = submit(&device, Operation::Discard, 3100, &[0; 999]);
@@ -297,10 +297,10 @@ fn a_failed_edge_changes_nothing_and_gives_the_blocks_back() {
 #[test]
 fn fua_stays_with_every_write_and_no_read() {
     let wrong = Arc::new(AtomicUsize::new(0));
-    let seen = wrong.clone();
+    let wrong_count = wrong.clone();
     let watch = move |request: &Request| {
         let changes = matches!(request.operation, Operation::Write | Operation::WriteZeroes);
-        seen.fetch_add(usize::from(request.flags.fua != changes), SeqCst);
+        wrong_count.fetch_add(usize::from(request.flags.fua != changes), SeqCst);
         Decision::Pass
     };
     let device = Align::new(Fault::new(Blocks::new(512, 1024), watch), 512).expect("sound");
@@ -333,7 +333,7 @@ fn a_long_line_of_waiters_needs_no_deep_stack() {
 
 #[test]
 fn what_waits_is_answered_when_the_layer_goes() {
-    let device = held();
+    let device = holding_device();
     let outcomes =
         [write(&device, 0, &[1; 512]), write(&device, 7, b"x"), write(&device, 0, &[1; 512])];
     drop(device);
@@ -352,11 +352,11 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (random >> 33) % bound
     };
-    let mut known = vec![0_u8; (BLOCKS * 512) as usize];
+    let mut content = vec![0_u8; (BLOCKS * 512) as usize];
     for round in 0..1500_u32 {
         let (whole_value, part_value) = ((round * 2 % 250 + 1) as u8, (round * 2 % 250 + 2) as u8);
         let mut allowed: Vec<[Option<u8>; 2]> =
-            known.iter().map(|byte| [Some(*byte), None]).collect();
+            content.iter().map(|byte| [Some(*byte), None]).collect();
         let mut outcomes = Vec::new();
         let wholes = below(4);
         for _ in 0..6 {
@@ -380,9 +380,11 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
         for outcome in outcomes {
             outcome.recv().expect("answered").expect("in range");
         }
-        known = device.read_at(0, known.len()).expect("in range");
-        let wrong =
-            known.iter().zip(&allowed).position(|(byte, allowed)| !allowed.contains(&Some(*byte)));
+        content = device.read_at(0, content.len()).expect("in range");
+        let wrong = content
+            .iter()
+            .zip(&allowed)
+            .position(|(byte, allowed)| !allowed.contains(&Some(*byte)));
         assert_eq!(wrong, None, "round {round}: a byte that no write of the round left there");
     }
 }

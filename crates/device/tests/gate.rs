@@ -56,8 +56,8 @@ fn what_comes_to_a_shut_gate_waits_and_goes_in_in_its_order() {
     assert!(receiver.try_recv().is_err(), "nothing was answered");
     gate.open();
     gate.open();
-    let heard: Vec<_> = receiver.try_iter().collect();
-    assert_eq!(heard, (1..=100).map(|number| (number, true)).collect::<Vec<_>>());
+    let answers: Vec<_> = receiver.try_iter().collect();
+    assert_eq!(answers, (1..=100).map(|number| (number, true)).collect::<Vec<_>>());
     assert_eq!(device.read_at(0, 2).expect("in range"), [100, 100]);
 }
 
@@ -117,12 +117,12 @@ fn another_device_takes_the_place_behind_a_shut_gate_alone() {
     let (first, second) = (memory(), memory());
     second.write_at(0, b"second").expect("in range");
     let gate = Gate::new(first.clone());
-    let refused = |gate: &Gate, device: Arc<dyn BlockDevice>, part: &str| {
+    let expect_refusal = |gate: &Gate, device: Arc<dyn BlockDevice>, part: &str| {
         let error = gate.replace(device).err().expect("it must be refused");
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(part), "{error}");
     };
-    refused(&gate, second.clone(), "behind a shut gate only");
+    expect_refusal(&gate, second.clone(), "behind a shut gate only");
     gate.shut(PATIENCE).expect("nothing is inside");
     let (sender, receiver) = channel();
     write(&gate, 7, &sender);

@@ -118,15 +118,15 @@ fn load(
 ) -> (u64, u64) {
     let (done, failed, waits) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let loader = Arc::new(Loader { done, failed, waits, thread: thread::current() });
-    let (mut asked, mut dice) = (0, seed);
+    let (mut submitted_count, mut dice) = (0, seed);
     while Instant::now() < until {
         for _ in 0..16 {
             dice = dice
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let address = (dice >> 20) % (SIZE_BYTES / bytes) * bytes;
-            let heard = Arc::clone(&loader);
-            let receiver = move |outcome, _| heard.answered(&outcome);
+            let callback_loader = Arc::clone(&loader);
+            let receiver = move |outcome, _| callback_loader.answered(&outcome);
             let payload = vec![0; bytes as usize];
             device.submit(Request::with_bytes(
                 operation,
@@ -135,19 +135,19 @@ fn load(
                 payload,
                 receiver,
             ));
-            asked += 1;
-            settle(&loader, asked, DEPTH - 1);
+            submitted_count += 1;
+            settle(&loader, submitted_count, DEPTH - 1);
         }
     }
-    settle(&loader, asked, 0);
+    settle(&loader, submitted_count, 0);
     (loader.done.load(Ordering::SeqCst), loader.failed.load(Ordering::SeqCst))
 }
 
 /// Waits until no more than so many are in flight.
-fn settle(loader: &Loader, asked: u64, most: u64) {
-    while asked - loader.done.load(Ordering::SeqCst) > most {
+fn settle(loader: &Loader, submitted_count: u64, in_flight_max: u64) {
+    while submitted_count - loader.done.load(Ordering::SeqCst) > in_flight_max {
         loader.waits.store(true, Ordering::SeqCst);
-        if asked - loader.done.load(Ordering::SeqCst) > most {
+        if submitted_count - loader.done.load(Ordering::SeqCst) > in_flight_max {
             thread::park();
         }
     }
@@ -171,14 +171,14 @@ fn main() {
     let path = folder.path().join("sock");
     let (sender, receiver) = mpsc::channel();
     let sender = Box::new(move |event| drop(sender.send(event)));
-    let given =
+    let facts =
         Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
     let chunk = (memory.parse::<u64>().expect("bytes") / 8).min(2 << 20);
-    let given = given
+    let facts = facts
         .with("tie_queues", tied)
         .with("write_shm_size", memory)
         .with("write_chunk_size", chunk);
-    let host = Host::start("null", &path, given, sender).expect("a host");
+    let host = Host::start("null", &path, facts, sender).expect("a host");
     let options = Options::sized(SIZE_BYTES).socket(&path);
     let is_batch = mode == "batch";
     let driver = thread::spawn(move || {
@@ -211,8 +211,9 @@ fn measure(
         })
         .collect();
     let counts = loaders.into_iter().map(|loader| loader.join().expect("no panic"));
-    let (done, failed) =
-        counts.fold((0, 0), |(done, failed), (more, bad)| (done + more, failed + bad));
+    let (done, failed) = counts.fold((0, 0), |(done, failed), (loader_done, loader_failed)| {
+        (done + loader_done, failed + loader_failed)
+    });
     let took = begin.elapsed().as_secs_f64();
     assert_eq!(failed, 0, "a null driver refuses nothing");
     let rate = done as f64 / took;

@@ -16,8 +16,8 @@ impl Driver for Lazy {
             let (mut has, from) = ([0], block << 16);
             map.read_exact_at(&mut has, block)?;
             if has == [0] {
-                let told = get(&self.0, from, self.1.min(from + (1 << 16)));
-                self.2.write_all_at(&told.ok_or(io::ErrorKind::NotConnected)?.1, from)?;
+                let reply = get(&self.0, from, self.1.min(from + (1 << 16)));
+                self.2.write_all_at(&reply.ok_or(io::ErrorKind::NotConnected)?.1, from)?;
                 self.2.sync_data()?; // a map that survives a power cut is never ahead of the bytes
                 map.write_all_at(&[1], block)?;
             }

@@ -19,10 +19,10 @@ impl Cores {
 
     /// The queue of the core that this thread runs on.
     pub(crate) fn queue_here(&self, queues: usize) -> usize {
-        let here = sched_getcpu();
+        let core = sched_getcpu();
         // By place among the allowed cores: their numbers may have gaps, and all queues are to be
         // used.
-        self.0.binary_search(&here).unwrap_or(here) % queues
+        self.0.binary_search(&core).unwrap_or(core) % queues
     }
 
     /// Pins this thread to the core of a queue.
@@ -53,15 +53,15 @@ mod tests {
     fn a_thread_that_is_tied_stays_on_the_core_of_its_queue() {
         let cores = Cores::new();
         for queue in 0..cores.0.len() + 1 {
-            let seen = std::thread::scope(|scope| {
-                let tied = scope.spawn(|| {
+            let placement = std::thread::scope(|scope| {
+                let tied_thread = scope.spawn(|| {
                     cores.tie(queue);
                     let allowed = sched_getaffinity(None).expect("its own");
                     (cores.queue_here(cores.0.len()), allowed.count())
                 });
-                tied.join().expect("no panic")
+                tied_thread.join().expect("no panic")
             });
-            assert_eq!(seen, (queue % cores.0.len(), 1));
+            assert_eq!(placement, (queue % cores.0.len(), 1));
         }
     }
 }

@@ -173,18 +173,18 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// `Invalid`: which option.
-    pub fn agrees(&self, said: &Facts, given: &Facts) -> Result<()> {
+    pub fn agrees(&self, driver_facts: &Facts, host_facts: &Facts) -> Result<()> {
         let mut other = self.clone();
         // A restarted driver repeats what it said at first, also where the host's options overrode
         // it.
-        let counts = |name| !IS_NO_OPTION.contains(&name) && given.get(name).is_none();
-        for (name, value) in said.iter().filter(|(name, _)| counts(name)) {
+        let counts = |name| !IS_NO_OPTION.contains(&name) && host_facts.get(name).is_none();
+        for (name, value) in driver_facts.iter().filter(|(name, _)| counts(name)) {
             other.set(name, value)?;
             if other.clone().normal() != *self {
                 let facts = self.facts();
-                let here = facts.get(name).unwrap_or("another value");
+                let current = facts.get(name).unwrap_or("another value");
                 return Err(bad(format!(
-                    "{name}={value}: the device has {here}, which cannot change while it exists"
+                    "{name}={value}: the device has {current}, which cannot change while it exists"
                 )));
             }
         }
@@ -195,11 +195,11 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// `NotFound`, `Invalid`: which option, and its valid values.
-    pub fn declared(said: &Facts, given: &Facts) -> Result<Self> {
+    pub fn declared(driver_facts: &Facts, host_facts: &Facts) -> Result<Self> {
         let mut options = DeviceOptions::default();
-        let said = said.iter().filter(|(name, _)| !IS_NO_OPTION.contains(name));
+        let driver_facts = driver_facts.iter().filter(|(name, _)| !IS_NO_OPTION.contains(name));
         // The host's options come last and win.
-        for (name, value) in said.chain(given.iter()) {
+        for (name, value) in driver_facts.chain(host_facts.iter()) {
             options.set(name, value)?;
         }
         options.check()?;
@@ -301,8 +301,8 @@ mod tests {
         })
     }
 
-    fn told(said: &str, given: &str) -> String {
-        DeviceOptions::declared(&facts(said), &facts(given)).unwrap_err().to_string()
+    fn error_text(driver_facts: &str, host_facts: &str) -> String {
+        DeviceOptions::declared(&facts(driver_facts), &facts(host_facts)).unwrap_err().to_string()
     }
 
     #[test]
@@ -321,30 +321,30 @@ mod tests {
 
     #[test]
     fn options_in_effect_are_read_again_as_the_same() {
-        let said = facts(
+        let driver_facts = facts(
             "mode=batch size=1048576 death_timeout_s=1.5 on_death=fail weak_flush=1 io_opt=8192",
         );
-        let options = DeviceOptions::declared(&said, &Facts::default()).unwrap();
+        let options = DeviceOptions::declared(&driver_facts, &Facts::default()).unwrap();
         let plain = facts("byte_granular=1 can_flush=0");
         options.agrees(&plain, &Facts::default()).expect("says nothing in batch mode");
-        let mut again = options.facts();
-        assert_eq!(again.get("metadata_bytes"), Some("131072"));
-        again = again
+        let mut effective_facts = options.facts();
+        assert_eq!(effective_facts.get("metadata_bytes"), Some("131072"));
+        effective_facts = effective_facts
             .iter()
             .filter(|(name, _)| !["metadata_bytes", "request_bytes_max"].contains(name))
             .fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
-        assert_eq!(DeviceOptions::declared(&again, &Facts::default()).unwrap(), options);
-        options.agrees(&again, &Facts::default()).unwrap();
-        let said = facts("weak_flush=1 size=4096");
-        let other = options.agrees(&said, &Facts::default()).unwrap_err().to_string();
-        assert!(other.contains("size=4096") && other.contains("1048576"), "{other}");
+        assert_eq!(DeviceOptions::declared(&effective_facts, &Facts::default()).unwrap(), options);
+        options.agrees(&effective_facts, &Facts::default()).unwrap();
+        let driver_facts = facts("weak_flush=1 size=4096");
+        let message = options.agrees(&driver_facts, &Facts::default()).unwrap_err().to_string();
+        assert!(message.contains("size=4096") && message.contains("1048576"), "{message}");
         // A restarted driver repeats what it said at first, even if the host's options overrode it.
-        options.agrees(&said, &facts("size=1048576")).unwrap();
+        options.agrees(&driver_facts, &facts("size=1048576")).unwrap();
     }
 
     #[test]
     fn what_does_not_go_together_is_named() {
-        for (said, expected) in [
+        for (driver_facts, expected) in [
             ("sise=1", "no option sise"),
             ("mode=fast", "neither plain nor batch"),
             ("size=1000", "size=1000"),
@@ -361,8 +361,8 @@ mod tests {
             ("recoverable=2", "neither 0 nor 1"),
             ("io_opt=3000", "io_opt=3000"),
         ] {
-            let text = told(said, "");
-            assert!(text.contains(expected), "{said}: {text}");
+            let text = error_text(driver_facts, "");
+            assert!(text.contains(expected), "{driver_facts}: {text}");
         }
     }
 }

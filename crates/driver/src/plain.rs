@@ -53,7 +53,7 @@ struct RequestTable {
     /// Bounded by the requests that the doors admit.
     ready: VecDeque<QueuedRequest>,
     /// Requests that the driver has.
-    given: BTreeMap<u64, IssuedRequest>,
+    issued: BTreeMap<u64, IssuedRequest>,
     last_number: u64,
 }
 
@@ -65,8 +65,8 @@ impl Plain {
     pub(crate) fn new(options: DeviceOptions) -> Result<Arc<Self>> {
         let queue = |_| -> Result<Queue> {
             let memory = arena(&options)?;
-            let (ready, given) = (VecDeque::new(), BTreeMap::new());
-            let pending = Mutex::new(RequestTable { memory, ready, given, last_number: 0 });
+            let (ready, issued) = (VecDeque::new(), BTreeMap::new());
+            let pending = Mutex::new(RequestTable { memory, ready, issued, last_number: 0 });
             Ok(Queue { pending, wakeup: Condvar::new() })
         };
         let queues = (0..options.batch.hw_queues).map(queue).collect::<Result<_>>()?;
@@ -120,7 +120,7 @@ impl Plain {
 
     /// The next command of a queue, if there is one, and room for it.
     fn next_of(&self, pending: &mut RequestTable) -> Option<Command> {
-        if pending.given.len() >= self.options.batch.queue_depth as usize {
+        if pending.issued.len() >= self.options.batch.queue_depth as usize {
             return None;
         }
         let request = &pending.ready.front()?.request;
@@ -143,7 +143,7 @@ impl Plain {
             }
         }
         pending
-            .given
+            .issued
             .insert(number, IssuedRequest { request: waiting, lease, since: Instant::now() });
         Some(command)
     }
@@ -260,7 +260,7 @@ impl Backend for Plain {
             }
             if self.life.state() != State::Running
                 && pending.ready.is_empty()
-                && pending.given.is_empty()
+                && pending.issued.is_empty()
             {
                 return Next::Ended;
             }
@@ -270,23 +270,23 @@ impl Backend for Plain {
 
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let mut pending = self.queues[lane].pending.lock();
-        let Some(given) = pending.given.remove(&number) else {
+        let Some(issued_request) = pending.issued.remove(&number) else {
             let text = format!("queue {lane}: the driver has no command {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
-        let done = if outcome.is_ok() && self.wants_flush(&given.request) {
+        let done = if outcome.is_ok() && self.wants_flush(&issued_request.request) {
             // Under the same lock: a thread that checks for the end of the lane finds one half or
             // the other.
-            pending.ready.push_back(QueuedRequest { is_written: true, ..given.request });
+            pending.ready.push_back(QueuedRequest { is_written: true, ..issued_request.request });
             None
         } else {
-            Some(given)
+            Some(issued_request)
         };
         // Woken also at the end: the thread that fetches must see that nothing is left.
         let has_room_now = !pending.ready.is_empty() || self.life.state() != State::Running;
         drop(pending);
-        if let Some(given) = done {
-            Self::complete(given, outcome);
+        if let Some(issued_request) = done {
+            Self::complete(issued_request, outcome);
         }
         if has_room_now {
             self.queues[lane].wakeup.notify_one();
@@ -313,8 +313,8 @@ impl Backend for Plain {
             let memory = arena(&self.options)?;
             let mut pending = queue.pending.lock();
             pending.memory = memory;
-            for given in std::mem::take(&mut pending.given).into_values().rev() {
-                pending.ready.push_front(QueuedRequest { again: true, ..given.request });
+            for issued_request in std::mem::take(&mut pending.issued).into_values().rev() {
+                pending.ready.push_front(QueuedRequest { again: true, ..issued_request.request });
             }
             // The same driver must execute a durable change and its flush: the next driver may not
             // know of the first half.
@@ -333,9 +333,9 @@ impl Backend for Plain {
     fn fail_pending(&self, error: &Error) {
         for queue in &self.queues {
             let mut pending = queue.pending.lock();
-            let mut failed: Vec<Request> = std::mem::take(&mut pending.given)
+            let mut failed: Vec<Request> = std::mem::take(&mut pending.issued)
                 .into_values()
-                .map(|given| given.request.request)
+                .map(|issued_request| issued_request.request.request)
                 .collect();
             failed.extend(
                 std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request),
@@ -357,17 +357,18 @@ impl Backend for Plain {
     fn is_drained(&self) -> bool {
         self.queues.iter().all(|queue| {
             let pending = queue.pending.lock();
-            pending.ready.is_empty() && pending.given.is_empty()
+            pending.ready.is_empty() && pending.issued.is_empty()
         })
     }
 
     fn is_owed(&self, lane: usize) -> bool {
-        !self.queues[lane].pending.lock().given.is_empty()
+        !self.queues[lane].pending.lock().issued.is_empty()
     }
 
     fn oldest(&self) -> Option<Instant> {
-        let oldest =
-            |queue: &Queue| queue.pending.lock().given.values().map(|given| given.since).min();
+        let oldest = |queue: &Queue| {
+            queue.pending.lock().issued.values().map(|issued_request| issued_request.since).min()
+        };
         self.queues.iter().filter_map(oldest).min()
     }
 

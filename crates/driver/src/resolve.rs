@@ -134,14 +134,14 @@ impl Resolver {
 
     /// All chunks with ordinals below `floor` are answered.
     fn forget_below(&self, floor: u64) {
-        let mut remembered = self.history.lock();
-        if floor <= remembered.floor {
+        let mut history = self.history.lock();
+        if floor <= history.floor {
             return;
         }
-        remembered.floor = floor;
-        let newer = remembered.areas.split_off(&floor);
-        let settled = std::mem::replace(&mut remembered.areas, newer);
-        drop(remembered);
+        history.floor = floor;
+        let newer = history.areas.split_off(&floor);
+        let settled = std::mem::replace(&mut history.areas, newer);
+        drop(history);
         for area in settled.into_values().flatten() {
             let mut shard = self.shard(area).lock();
             if let Some(applied) = shard.get_mut(&area) {

@@ -26,14 +26,14 @@ enum Completion {
 
 /// A request that tells the world how it ended. Blocks are filled with the write's id.
 struct TestExchange {
-    told: Completion,
+    completion: Completion,
     buffer: Vec<u8>,
     sender: Sender<Completion>,
 }
 
 impl Exchange for TestExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let Completion::Written { id, .. } = self.told else { return };
+        let Completion::Written { id, .. } = self.completion else { return };
         for (at, byte) in into.iter_mut().enumerate() {
             *byte = id.to_le_bytes()[(offset as usize + at) % 8];
         }
@@ -44,16 +44,17 @@ impl Exchange for TestExchange {
     }
 
     fn complete(mut self: Box<Self>, outcome: Outcome) {
-        if let Completion::Read { bytes, failed, .. } = &mut self.told {
+        if let Completion::Read { bytes, failed, .. } = &mut self.completion {
             *bytes = std::mem::take(&mut self.buffer);
             *failed = outcome.is_err();
         } else if outcome.is_err() {
             // Only requests that were never accepted fail, when the device ends.
-            self.told =
-                Completion::Refused { is_write: matches!(self.told, Completion::Written { .. }) };
+            self.completion = Completion::Refused {
+                is_write: matches!(self.completion, Completion::Written { .. }),
+            };
         }
         // A world that has failed no longer receives.
-        let _ = self.sender.send(self.told);
+        let _ = self.sender.send(self.completion);
     }
 }
 
@@ -127,18 +128,23 @@ impl World {
         }
     }
 
-    fn submit(&mut self, operation: Operation, start: u64, end: u64, told: Completion) {
+    fn submit(&mut self, operation: Operation, start: u64, end: u64, completion: Completion) {
         self.count("requests");
         let buffer =
             vec![
                 0;
                 if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }
             ];
-        let asked = TestExchange { told, buffer, sender: self.sender.clone() };
+        let exchange = TestExchange { completion, buffer, sender: self.sender.clone() };
         let flags = Flags::default();
         let queue = self.dice.below(u64::from(QUEUES)) as usize;
-        let request =
-            Request::new(operation, start * BLOCK, (end - start) * BLOCK, flags, Box::new(asked));
+        let request = Request::new(
+            operation,
+            start * BLOCK,
+            (end - start) * BLOCK,
+            flags,
+            Box::new(exchange),
+        );
         self.batch.submit_to(queue, request);
         self.receive_outcomes();
     }
@@ -150,11 +156,11 @@ impl World {
     }
 
     fn receive_outcomes(&mut self) -> u64 {
-        let mut heard = 0;
-        while let Ok(told) = self.receiver.try_recv() {
-            heard += 1;
+        let mut completion_count = 0;
+        while let Ok(completion) = self.receiver.try_recv() {
+            completion_count += 1;
             self.moment += 1;
-            match told {
+            match completion {
                 Completion::Written { id, start, end } => {
                     self.writes_in_flight -= 1;
                     for block in start..end {
@@ -192,7 +198,7 @@ impl World {
                 }
             }
         }
-        heard
+        completion_count
     }
 
     /// A value is right if it held at some moment from `since` on.
@@ -223,13 +229,13 @@ impl World {
             }
             35..50 => {
                 let (start, end) = self.range();
-                let told = Completion::Read {
+                let completion = Completion::Read {
                     since: self.moment,
                     start,
                     bytes: Vec::new(),
                     failed: false,
                 };
-                self.submit(Operation::Read, start, end, told);
+                self.submit(Operation::Read, start, end, completion);
             }
             50..53 => {
                 self.submit(Operation::Flush, 0, 0, Completion::Flushed { since: self.moment })
@@ -312,11 +318,11 @@ impl World {
         self.receive_outcomes();
     }
 
-    fn apply(&mut self, chunk: &Chunk, most: usize) {
+    fn apply(&mut self, chunk: &Chunk, records_max: usize) {
         let metadata_bytes = self.batch.options().metadata_bytes() as usize;
         let bytes = chunk.bytes();
-        let found = records(&bytes, metadata_bytes, chunk.records().len());
-        for (wire, expected) in found.zip(chunk.records()).take(most) {
+        let parsed = records(&bytes, metadata_bytes, chunk.records().len());
+        for (wire, expected) in parsed.zip(chunk.records()).take(records_max) {
             let (record, data) = wire.expect("a sound record");
             assert_eq!(record, *expected);
             let disk = &mut self.disk;
@@ -338,8 +344,8 @@ impl World {
     /// Applies some records of a chunk without an acknowledgement: a crash may follow.
     fn apply_half(&mut self) {
         if let Some((queue, chunk)) = self.chunks.pop() {
-            let most = self.dice.below(chunk.records().len() as u64 + 1) as usize;
-            self.apply(&chunk, most);
+            let records_max = self.dice.below(chunk.records().len() as u64 + 1) as usize;
+            self.apply(&chunk, records_max);
             self.chunks.push((queue, chunk));
         }
     }
@@ -395,15 +401,18 @@ fn seeds() -> u64 {
 
 #[test]
 fn reads_flushes_and_the_end_are_right_in_any_order_and_after_any_death() {
-    let mut seen = BTreeMap::new();
+    let mut counts = BTreeMap::new();
     for seed in 1..=seeds() {
         for (what, count) in story(seed, 3000, Driver::Right) {
-            *seen.entry(what).or_insert(0) += count;
+            *counts.entry(what).or_insert(0) += count;
         }
     }
-    println!("{seen:?}");
+    println!("{counts:?}");
     for what in ["reads", "flushes", "ranges", "chunks", "crashes"] {
-        assert!(seen.get(what).is_some_and(|count| *count > 30), "{what} were to happen: {seen:?}");
+        assert!(
+            counts.get(what).is_some_and(|count| *count > 30),
+            "{what} were to happen: {counts:?}"
+        );
     }
 }
 

@@ -38,35 +38,35 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     let stage = Stage::new("");
     let mut first = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let asked: Vec<_> =
+    let requests: Vec<_> =
         (0..3).map(|n| submit(&*device, Operation::Write, n * 512, vec![n as u8; 512])).collect();
     let numbers: Vec<u64> = (0..3).map(|_| first.command(0).number).collect();
     first.answer(0, numbers[1], 0);
-    asked[1].wait().0.unwrap();
+    requests[1].wait().0.unwrap();
     let later = submit(&*device, Operation::Write, 512, vec![9; 512]);
     drop(first);
     assert!(!stage.gone(), "it died");
-    assert!(asked[0].is_open() && asked[2].is_open() && later.is_open(), "they wait");
+    assert!(requests[0].is_open() && requests[2].is_open() && later.is_open(), "they wait");
     let mut second = Puppet::connect(stage.host.path(), "").unwrap();
     assert_eq!(
         (second.welcome.get("generation"), second.welcome.get("again")),
         (Some("2"), Some("1"))
     );
-    let mut seen = Vec::new();
+    let mut commands = Vec::new();
     for _ in 0..3 {
         let command = second.expect(0, CommandKind::Write);
         assert_eq!(
             second.bytes(0, &command),
             vec![if command.address == 512 { 9 } else { (command.address / 512) as u8 }; 512]
         );
-        seen.push((command.address, command.again));
+        commands.push((command.address, command.again));
         second.answer(0, command.number, 0);
     }
     // It is unknown whether the first driver had the last command.
-    let last = seen.pop().unwrap();
-    assert_eq!(seen, [(0, true), (1024, true)]);
+    let last = commands.pop().unwrap();
+    assert_eq!(commands, [(0, true), (1024, true)]);
     assert_eq!(last.0, 512);
-    for request in [&asked[0], &asked[2], &later] {
+    for request in [&requests[0], &requests[2], &later] {
         request.wait().0.unwrap();
     }
 }
@@ -88,23 +88,23 @@ fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
     let stage = Stage::new("");
     let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let first_write = submit(&*device, Operation::Write, 0, vec![1; 512]);
     let command = old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
-    let coming = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
+    let connector = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
     // It is told to finish, and gets nothing more.
     assert_eq!(old.expect(0, CommandKind::End).number, 0);
-    let waits = submit(&*device, Operation::Write, 512, vec![2; 512]);
-    assert!(begun.is_open() && !coming.is_finished(), "the old one has a command still");
+    let queued_request = submit(&*device, Operation::Write, 512, vec![2; 512]);
+    assert!(first_write.is_open() && !connector.is_finished(), "the old one has a command still");
     old.answer(0, command.number, 0);
-    begun.wait().0.unwrap();
+    first_write.wait().0.unwrap();
     drop(old);
-    let mut new = coming.join().unwrap();
+    let mut new = connector.join().unwrap();
     assert!(stage.gone(), "it went in order");
     let command = new.expect(0, CommandKind::Write);
     assert_eq!((command.address, command.again), (512, false), "the old one never had it");
     new.answer(0, command.number, 0);
-    waits.wait().0.unwrap();
+    queued_request.wait().0.unwrap();
 }
 
 #[test]
@@ -112,17 +112,17 @@ fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() 
     let stage = Stage::new("");
     let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let first_write = submit(&*device, Operation::Write, 0, vec![1; 512]);
     old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
-    let coming = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
+    let connector = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
     old.expect(0, CommandKind::End);
     drop(old);
-    let mut new = coming.join().unwrap();
+    let mut new = connector.join().unwrap();
     let command = new.expect(0, CommandKind::Write);
     assert!(command.again);
     new.answer(0, command.number, 0);
-    begun.wait().0.unwrap();
+    first_write.wait().0.unwrap();
 }
 
 #[test]
@@ -141,16 +141,16 @@ fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     let hello = Control::new(ControlKind::Hello, Facts::default().with("protocol", 2));
     control.send(&hello.encode(), &[]).unwrap();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
-    let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
+    let reply = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
     assert!(
-        told.kind == ControlKind::Refused
-            && told.facts.get("message").unwrap().contains("speaks 1")
+        reply.kind == ControlKind::Refused
+            && reply.facts.get("message").unwrap().contains("speaks 1")
     );
     for nonsense in [&b"\x01"[..], b"\x63\0\0\0", b"\x08\0\0\0outcome=ended\n", &[255; 70]] {
         let control = PacketSocket::connect(path).unwrap();
         control.send(nonsense, &[control.as_fd()]).unwrap();
-        let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
-        assert_eq!(told.kind, ControlKind::Refused, "{nonsense:?}");
+        let reply = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
+        assert_eq!(reply.kind, ControlKind::Refused, "{nonsense:?}");
     }
     // The current driver goes on serving.
     let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
@@ -171,11 +171,12 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done
     ];
     let stage = Stage::new("");
     let mut hello = SIZE;
-    let mut waits = None;
+    let mut queued_request = None;
     for broken in breaks {
         let mut driver = Puppet::connect(stage.host.path(), hello).unwrap();
         hello = "";
-        waits.get_or_insert_with(|| submit(&*stage.device(), Operation::Write, 0, vec![1; 512]));
+        queued_request
+            .get_or_insert_with(|| submit(&*stage.device(), Operation::Write, 0, vec![1; 512]));
         let command = driver.expect(0, CommandKind::Write);
         broken(&driver, command.number);
         assert!(!stage.gone(), "it is taken for dead");
@@ -183,7 +184,7 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done
     let mut sound = Puppet::connect(stage.host.path(), "").unwrap();
     let command = sound.expect(0, CommandKind::Write);
     sound.answer(0, command.number, 0);
-    waits.unwrap().wait().0.unwrap();
+    queued_request.unwrap().wait().0.unwrap();
 }
 
 #[test]
@@ -203,13 +204,13 @@ fn a_request_that_comes_while_a_device_fails_is_answered_in_batch_mode_too() {
         let _driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
         let device = stage.device();
         let asking = std::thread::spawn(move || {
-            let mut asked = Vec::new();
+            let mut requests = Vec::new();
             loop {
                 let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
                 if !read.is_open() {
-                    return asked;
+                    return requests;
                 }
-                asked.push(read);
+                requests.push(read);
             }
         });
         stage.host.fail(&Error::new(ErrorKind::Closed, "over"));
@@ -224,10 +225,10 @@ fn a_device_that_is_not_recoverable_fails_with_its_driver() {
     let stage = Stage::new("");
     let mut driver = Puppet::connect(stage.host.path(), "size=1048576 recoverable=0").unwrap();
     let device = stage.device();
-    let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
+    let queued_request = submit(&*device, Operation::Read, 0, vec![0; 512]);
     driver.expect(0, CommandKind::Read);
     drop(driver);
-    assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(queued_request.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
     let why =
         stage.wait_for(|event| if let Event::EndAsked(why) = event { why.clone() } else { None });
     assert!(why.contains("driver died"), "{why}");
@@ -241,8 +242,8 @@ fn without_a_driver_requests_fail_at_once_where_that_was_asked_for() {
     let device = stage.device();
     drop(driver);
     stage.gone();
-    let told = submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err();
-    assert!(told.to_string().contains("no driver now"), "{told}");
+    let error = submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err();
+    assert!(error.to_string().contains("no driver now"), "{error}");
     let mut next = Puppet::connect(stage.host.path(), "").unwrap();
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
     let command = next.expect(0, CommandKind::Read);
@@ -257,8 +258,8 @@ fn requests_that_waited_too_long_for_a_driver_fail_and_the_device_goes_on_with_t
         let driver = Puppet::connect(stage.host.path(), &format!("{SIZE} mode={mode}")).unwrap();
         let device = stage.device();
         drop(driver);
-        let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
-        assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
+        let queued_request = submit(&*device, Operation::Read, 0, vec![0; 512]);
+        assert_eq!(queued_request.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
         let late = submit(&*device, Operation::Flush, 0, Vec::new());
         assert_eq!(late.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
         let mut next = Puppet::connect(stage.host.path(), "").unwrap();
@@ -275,7 +276,7 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
     let stage = Stage::new("request_timeout_s=0.1");
     let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let queued_request = submit(&*device, Operation::Write, 0, vec![1; 512]);
     driver.expect(0, CommandKind::Write);
     let pid =
         stage.wait_for(|event| if let Event::Hung { pid } = event { Some(*pid) } else { None });
@@ -285,7 +286,7 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
     let command = next.expect(0, CommandKind::Write);
     assert!(command.again);
     next.answer(0, command.number, 0);
-    waits.wait().0.unwrap();
+    queued_request.wait().0.unwrap();
 }
 
 #[test]
@@ -294,14 +295,15 @@ fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
     let mut hung = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let path = stage.host.path().to_path_buf();
-    let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let queued_request = submit(&*device, Operation::Write, 0, vec![1; 512]);
     hung.expect(0, CommandKind::Write);
-    let (sender, came) = std::sync::mpsc::channel();
+    let (sender, connections) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
-    let mut next = came.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
+    let mut next =
+        connections.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
     let command = next.expect(0, CommandKind::Write);
     next.answer(0, command.number, 0);
-    waits.wait().0.unwrap();
+    queued_request.wait().0.unwrap();
     drop(hung);
 }
 
@@ -310,10 +312,10 @@ fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
     let stage = Stage::new("");
     let mut stays = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let path = stage.host.path().to_path_buf();
-    let (sender, came) = std::sync::mpsc::channel();
+    let (sender, connections) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
     stays.expect(0, CommandKind::End);
-    came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's forever");
+    connections.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's forever");
     assert!(!stage.gone(), "it did not go in order");
 }
 
@@ -443,8 +445,8 @@ fn a_durable_write_and_its_flush_are_done_by_the_same_driver() {
 #[test]
 fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
     let fua = Flags { fua: true, ..Flags::default() };
-    for given in ["", "can_fua=1", "mode=batch"] {
-        let stage = Stage::new(&format!("{given} can_discard=1 can_write_zeroes=1"));
+    for options in ["", "can_fua=1", "mode=batch"] {
+        let stage = Stage::new(&format!("{options} can_discard=1 can_write_zeroes=1"));
         let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
         for (operation, kind) in [
             (Operation::WriteZeroes, CommandKind::WriteZeroes),
@@ -455,7 +457,7 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
             assert!(!command.fua, "that is for writes");
             driver.answer(0, command.number, 0);
             let flush = driver.expect(0, CommandKind::Flush);
-            assert!(change.is_open(), "{given}: it is not durable yet");
+            assert!(change.is_open(), "{options}: it is not durable yet");
             driver.answer(0, flush.number, 0);
             change.wait().0.unwrap();
         }
@@ -467,14 +469,14 @@ fn no_more_commands_are_with_a_driver_than_it_takes() {
     let stage = Stage::new("queue_depth=2");
     let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let asked: Vec<_> =
+    let requests: Vec<_> =
         (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
     let mut with_it = vec![driver.command(0), driver.command(0)];
-    for request in &asked {
+    for request in &requests {
         let command = with_it.remove(0);
         driver.answer(0, command.number, 0);
         request.wait().0.unwrap();
-        if asked.len() > 2 && command.address < 3 * 512 {
+        if requests.len() > 2 && command.address < 3 * 512 {
             with_it.push(driver.command(0));
         }
     }

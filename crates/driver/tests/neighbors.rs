@@ -20,13 +20,13 @@ fn silent_connections_keep_few_threads_and_no_driver_out() {
         (0..500).map(|_| PacketSocket::connect(&path).expect("it listens")).collect();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     for early in &silent[..400] {
-        assert!(early.receive(&mut buffer).is_ok_and(|told| told.is_none()), "it had to go");
+        assert!(early.receive(&mut buffer).is_ok_and(|packet| packet.is_none()), "it had to go");
     }
     let driver = PacketSocket::connect(&path).expect("it listens");
     let hello = Facts::default().with("protocol", 1).with("size", 1 << 20).with("mode", "plain");
     driver.send(&Control::new(ControlKind::Hello, hello).encode(), &[]).expect("it is there");
-    let told = driver.receive(&mut buffer).expect("it answers").expect("it does not close");
-    assert_eq!(Control::decode(told.bytes).expect("sound").kind, ControlKind::Welcome);
+    let packet = driver.receive(&mut buffer).expect("it answers").expect("it does not close");
+    assert_eq!(Control::decode(packet.bytes).expect("sound").kind, ControlKind::Welcome);
     let threads = threads_of_connections();
     assert!(threads <= 128, "{threads} threads");
     host.close();

@@ -29,8 +29,8 @@ fn a_driver_without_threads_is_told_so_and_the_next_one_serves() {
         .arg("--nocapture")
         .output()
         .expect("it starts");
-    let said = String::from_utf8_lossy(&inner.stderr);
-    assert!(inner.status.success(), "{}: {said}", inner.status);
+    let output = String::from_utf8_lossy(&inner.stderr);
+    assert!(inner.status.success(), "{}: {output}", inner.status);
 }
 
 /// The packets until the host has decided, the last of which is its decision.
@@ -38,14 +38,14 @@ fn connect(path: &Path, hello: Facts) -> (PacketSocket, Vec<Control>) {
     let control = PacketSocket::connect(path).expect("it listens");
     let hello = Control::new(ControlKind::Hello, hello.with("protocol", 1));
     control.send(&hello.encode(), &[]).expect("it is there");
-    let (mut buffer, mut heard) = (vec![0; PACKET_BYTES_MAX], Vec::new());
+    let (mut buffer, mut messages) = (vec![0; PACKET_BYTES_MAX], Vec::new());
     loop {
         let packet = control.receive(&mut buffer).expect("a packet").expect("it does not close");
-        let said = Control::decode(packet.bytes).expect("sound");
-        let is_last = matches!(said.kind, ControlKind::Attached | ControlKind::Refused);
-        heard.push(said);
+        let message = Control::decode(packet.bytes).expect("sound");
+        let is_last = matches!(message.kind, ControlKind::Attached | ControlKind::Refused);
+        messages.push(message);
         if is_last {
-            return (control, heard);
+            return (control, messages);
         }
     }
 }
@@ -54,30 +54,30 @@ fn refuse_the_first_and_serve_the_second() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
     let (sender, receiver) = channel();
-    let given = Facts::default().with("hw_queues", 16).with("request_bytes_max", 4096);
-    let host = Host::start("disk", &path, given, Box::new(move |event| drop(sender.send(event))))
+    let facts = Facts::default().with("hw_queues", 16).with("request_bytes_max", 4096);
+    let host = Host::start("disk", &path, facts, Box::new(move |event| drop(sender.send(event))))
         .expect("it listens");
 
     let unlimited = getrlimit(Resource::As);
     let limit = Rlimit { current: Some(ADDRESS_SPACE_BYTES), ..unlimited };
     setrlimit(Resource::As, limit).expect("a limit");
-    let (control, heard) = connect(&path, Facts::default().with("size", 1 << 20));
+    let (control, messages) = connect(&path, Facts::default().with("size", 1 << 20));
     setrlimit(Resource::As, unlimited).expect("no limit");
-    let refused = heard.last().expect("a decision");
-    assert_eq!(refused.kind, ControlKind::Refused);
-    let why = refused.facts.get("message").unwrap_or_default();
+    let refusal = messages.last().expect("a decision");
+    assert_eq!(refusal.kind, ControlKind::Refused);
+    let why = refusal.facts.get("message").unwrap_or_default();
     assert!(why.contains("cannot start a thread for a driver"), "{why}");
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     assert!(control.receive(&mut buffer).expect("no error").is_none(), "the connection ends");
-    let gone = receiver.recv().expect("it is told");
-    assert!(matches!(gone, Event::Gone { in_order: false, .. }), "{gone:?}");
+    let end_event = receiver.recv().expect("it is told");
+    assert!(matches!(end_event, Event::Gone { in_order: false, .. }), "{end_event:?}");
     assert_eq!(host.driver(), None);
 
-    let (_control, heard) = connect(&path, Facts::default());
-    assert_eq!(heard[0].facts.get("generation"), Some("1"), "the other one never served");
-    assert_eq!(heard.last().map(|said| said.kind), Some(ControlKind::Attached));
-    let attached = receiver.recv().expect("it is told");
-    assert!(matches!(attached, Event::Attached { generation: 1, .. }), "{attached:?}");
+    let (_control, messages) = connect(&path, Facts::default());
+    assert_eq!(messages[0].facts.get("generation"), Some("1"), "the other one never served");
+    assert_eq!(messages.last().map(|message| message.kind), Some(ControlKind::Attached));
+    let next_event = receiver.recv().expect("it is told");
+    assert!(matches!(next_event, Event::Attached { generation: 1, .. }), "{next_event:?}");
     assert!(matches!(receiver.recv(), Ok(Event::Declared)), "the doors can be opened");
     host.close();
 }

@@ -45,14 +45,15 @@ fn every_kind_has_its_number_on_the_page() {
 #[test]
 fn every_option_is_on_the_page_with_its_default() {
     let page = page("driver.md");
-    let mut told = BTreeMap::new();
+    let mut page_defaults = BTreeMap::new();
     for row in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let names: Vec<&str> = cells[1].split(", ").map(|name| name.trim_matches('`')).collect();
         let defaults: Vec<&str> =
             cells[2].split(", ").map(|value| value.trim_matches('`')).collect();
         for (at, name) in names.into_iter().enumerate() {
-            told.insert(name.to_owned(), (*defaults.get(at).unwrap_or(&defaults[0])).to_owned());
+            page_defaults
+                .insert(name.to_owned(), (*defaults.get(at).unwrap_or(&defaults[0])).to_owned());
         }
     }
     let batch = Facts::default().with("mode", "batch");
@@ -68,7 +69,7 @@ fn every_option_is_on_the_page_with_its_default() {
             {
                 continue;
             }
-            assert_eq!(told.get(name).map(String::as_str), Some(value), "{name}");
+            assert_eq!(page_defaults.get(name).map(String::as_str), Some(value), "{name}");
         }
     }
 }

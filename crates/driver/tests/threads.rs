@@ -52,7 +52,7 @@ struct World {
     carried: Mutex<HashMap<(usize, u64), Vec<u64>>>,
     /// When a write was first acknowledged.
     acknowledged: Mutex<HashMap<u64, u64>>,
-    seen: Mutex<BTreeMap<&'static str, u64>>,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl World {
@@ -61,7 +61,7 @@ impl World {
     }
 
     fn count(&self, what: &'static str) {
-        *self.seen.lock().entry(what).or_default() += 1;
+        *self.counts.lock().entry(what).or_default() += 1;
     }
 }
 
@@ -131,14 +131,14 @@ fn submit(world: &Arc<World>, submitter: u64) {
             values: vec![id; length as usize],
         };
         let buffer = vec![0; bytes as usize];
-        let asked = Box::new(TestExchange {
+        let exchange = Box::new(TestExchange {
             event,
             buffer,
             world: Arc::clone(world),
             sender: sender.clone(),
         });
         let request =
-            Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), asked);
+            Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), exchange);
         world.batch.submit_to(dice.below(QUEUES as u64) as usize, request);
         outstanding += 1;
         while outstanding > 0 && (outstanding == OUTSTANDING || number + 1 == REQUESTS) {
@@ -161,7 +161,7 @@ struct Life<'a> {
     resolver: Resolver,
     is_dying: AtomicBool,
     /// The commands until its death; `u64::MAX`: it does not die.
-    left: AtomicU64,
+    remaining_commands: AtomicU64,
 }
 
 impl Life<'_> {
@@ -182,8 +182,8 @@ impl Life<'_> {
                 if let Some(work) = self.finish(work) {
                     hand.push(work);
                     std::thread::yield_now();
-                } else if self.left.load(Ordering::SeqCst) != u64::MAX
-                    && self.left.fetch_sub(1, Ordering::SeqCst) == 1
+                } else if self.remaining_commands.load(Ordering::SeqCst) != u64::MAX
+                    && self.remaining_commands.fetch_sub(1, Ordering::SeqCst) == 1
                 {
                     self.is_dying.store(true, Ordering::SeqCst);
                 }
@@ -271,8 +271,8 @@ impl Life<'_> {
     fn apply(&self, chunk: &Chunk, most: usize) {
         let bytes = chunk.bytes();
         let metadata_bytes = self.world.batch.options().metadata_bytes() as usize;
-        for found in records(&bytes, metadata_bytes, chunk.records().len()).take(most) {
-            let (record, data) = found.expect("a sound record");
+        for parsed in records(&bytes, metadata_bytes, chunk.records().len()).take(most) {
+            let (record, data) = parsed.expect("a sound record");
             let mut written = 0;
             let write = |address: u64, data: &[u8]| -> Result<(), ()> {
                 written += data.len();
@@ -369,13 +369,13 @@ fn read_after_write(world: &World, history: &[&Event]) -> u64 {
         .map(|event| (event.values[0], event.end))
         .collect();
     let reads = history.iter().filter(|event| event.operation == Operation::Read);
-    let met = |read: &&&Event| {
+    let is_met = |read: &&&Event| {
         read.values.iter().any(|value| {
             ends.get(value).is_some_and(|end| *value > 0 && *end < read.begin)
                 && acknowledged.get(value).is_some_and(|moment| *moment > read.begin)
         })
     };
-    reads.filter(met).count() as u64
+    reads.filter(is_met).count() as u64
 }
 
 fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
@@ -400,7 +400,7 @@ fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
         unapplied: Default::default(),
         carried: Mutex::default(),
         acknowledged: Mutex::default(),
-        seen: Mutex::default(),
+        counts: Mutex::default(),
     });
     let submitting = AtomicU64::new(SUBMITTERS);
     std::thread::scope(|scope| {
@@ -435,13 +435,13 @@ fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
     let history = world.history.lock();
     let events: Vec<&Event> = history.iter().collect();
     (0..BLOCKS).for_each(|block| judge_block(block, &events));
-    let mut seen = world.seen.lock().clone();
-    let _ = seen.insert("read after write", read_after_write(&world, &events));
+    let mut counts = world.counts.lock().clone();
+    let _ = counts.insert("read after write", read_after_write(&world, &events));
     let count =
         |operation| history.iter().filter(|event| event.operation == operation).count() as u64;
-    let _ = seen.insert("flushes", count(Operation::Flush));
-    let _ = seen.insert("discards", count(Operation::Discard));
-    seen
+    let _ = counts.insert("flushes", count(Operation::Flush));
+    let _ = counts.insert("discards", count(Operation::Discard));
+    counts
 }
 
 /// One driver after another, until there is nothing to do.
@@ -451,10 +451,11 @@ fn drive(world: &World, submitting: &AtomicU64) {
         world.unapplied.iter().for_each(|queue| queue.lock().clear());
         let is_last = submitting.load(Ordering::SeqCst) == 0;
         world.batch.start().expect("it starts once");
-        let left = if is_last { u64::MAX } else { 20 + dice.below(100) };
+        let remaining_commands = if is_last { u64::MAX } else { 20 + dice.below(100) };
         let resolver = Resolver::new(world.batch.options().collision_area_size);
-        let (is_dying, left) = (AtomicBool::new(false), AtomicU64::new(left));
-        let driver = Life { world, resolver, is_dying, left };
+        let (is_dying, remaining_commands) =
+            (AtomicBool::new(false), AtomicU64::new(remaining_commands));
+        let driver = Life { world, resolver, is_dying, remaining_commands };
         std::thread::scope(|scope| {
             for thread in 0..DRIVER_THREADS {
                 let driver = &driver;
@@ -477,14 +478,14 @@ fn drive(world: &World, submitting: &AtomicU64) {
 
 #[test]
 fn threads_that_meet_in_every_hazard_see_one_order_of_writes_after_any_death() {
-    let mut seen = BTreeMap::new();
+    let mut counts = BTreeMap::new();
     // With ample memory, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {
         for (what, count) in run_counted(write_shm_size) {
-            *seen.entry(what).or_insert(0) += count;
+            *counts.entry(what).or_insert(0) += count;
         }
     }
-    println!("{seen:?}");
+    println!("{counts:?}");
     for what in [
         "read after write",
         "late",
@@ -495,6 +496,9 @@ fn threads_that_meet_in_every_hazard_see_one_order_of_writes_after_any_death() {
         "flushes",
         "discards",
     ] {
-        assert!(seen.get(what).is_some_and(|count| *count > 0), "{what} was to be met: {seen:?}");
+        assert!(
+            counts.get(what).is_some_and(|count| *count > 0),
+            "{what} was to be met: {counts:?}"
+        );
     }
 }

@@ -135,7 +135,7 @@ fn unusable<T>(what: impl Into<String>) -> Look<T> {
 /// The layer below an image, if there is one. Refuses an image that refers to other files in any
 /// other way, or whose headers are unreliable.
 pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<BackingFile>> {
-    let image = Image { bytes, left: Cell::new(READ_BYTES_MAX) };
+    let image = Image { bytes, bytes_left: Cell::new(READ_BYTES_MAX) };
     match format {
         // The content belongs to the disk, whatever it looks like.
         Format::Raw => Ok(None),
@@ -151,13 +151,13 @@ pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<BackingFile
 struct Image<'a> {
     bytes: &'a dyn Bytes,
     /// How many more bytes may be read.
-    left: Cell<u64>,
+    bytes_left: Cell<u64>,
 }
 
 impl Image<'_> {
     fn read(&self, at: u64, into: &mut [u8]) -> Look<()> {
-        match self.left.get().checked_sub(into.len() as u64) {
-            Some(left) => self.left.set(left),
+        match self.bytes_left.get().checked_sub(into.len() as u64) {
+            Some(bytes_left) => self.bytes_left.set(bytes_left),
             None => return unusable(format!("its headers exceed {READ_BYTES_MAX} bytes")),
         }
         self.bytes.read(at, into).map_err(|source| Refusal::Unread { at, source })
@@ -300,8 +300,9 @@ impl Image<'_> {
         if at.saturating_mul(SECTOR_BYTES) != DESCRIPTION_AT || sectors == 0 {
             return unusable("its description is not where it belongs");
         }
-        let there = self.bytes.length().saturating_sub(DESCRIPTION_AT).min(DESCRIPTION_BYTES);
-        let mut description = vec![0; there as usize];
+        let available_bytes =
+            self.bytes.length().saturating_sub(DESCRIPTION_AT).min(DESCRIPTION_BYTES);
+        let mut description = vec![0; available_bytes as usize];
         self.read(DESCRIPTION_AT, &mut description)?;
         described(&String::from_utf8_lossy(&description))
     }
@@ -313,7 +314,7 @@ impl Image<'_> {
             return unusable("it is not a VHDX image");
         }
         // There are two tables of regions; either may be the one in use.
-        let mut found = false;
+        let mut is_found = false;
         for table in [192_u64 << 10, 256 << 10] {
             if self.array::<4>(table)? != *b"regi" {
                 continue;
@@ -325,11 +326,11 @@ impl Image<'_> {
             for entry in (0..u64::from(count)).map(|number| table + 16 + 32 * number) {
                 if self.array::<16>(entry)? == METADATA {
                     self.vhdx_metadata(self.little_u64(entry + 16)?)?;
-                    found = true;
+                    is_found = true;
                 }
             }
         }
-        if found { Ok(()) } else { unusable("it has no metadata table") }
+        if is_found { Ok(()) } else { unusable("it has no metadata table") }
     }
 
     fn vhdx_metadata(&self, region: u64) -> Look<()> {
@@ -363,9 +364,9 @@ impl Image<'_> {
         let places = [0, end]
             .into_iter()
             .filter(|at| self.array(*at).is_ok_and(|magic| magic == *b"conectix"));
-        let mut seen = false;
+        let mut is_found = false;
         for footer in places {
-            seen = true;
+            is_found = true;
             match self.big_u32(footer + 60)? {
                 2 => {}
                 3 => self.vpc_dynamic(footer)?,
@@ -373,7 +374,7 @@ impl Image<'_> {
                 kind => return unusable(format!("a disk of type {kind}")),
             }
         }
-        if seen {
+        if is_found {
             Ok(())
         } else {
             unusable("it has neither the header nor the footer of a VHD image")
@@ -426,7 +427,7 @@ fn described(text: &str) -> Look<()> {
         |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
     match value("createType=").map(|kind| kind.trim_matches('"')) {
         Some("monolithicSparse" | "streamOptimized") => {}
-        Some(kind) => return other(format!("is of the kind {}", shown(kind))),
+        Some(kind) => return other(format!("is of the kind {}", excerpt(kind))),
         None => return other("does not say of which kind it is"),
     }
     let is_extent = |line: &&str| {
@@ -444,6 +445,6 @@ fn described(text: &str) -> Look<()> {
 }
 
 /// The first characters of a text, without control characters.
-fn shown(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug).collect()
 }

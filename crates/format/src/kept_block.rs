@@ -227,8 +227,8 @@ impl KeptBlock {
         let dead = self.dead.is_sorted_by(|one, next| one.sequence < next.sequence);
         check_field(WHAT, "sequence", "the dead segments are not sorted", dead)?;
         for cut in &self.cuts {
-            let named = cut.name.is_empty() != (cut.kind == CutKind::Snapshot);
-            check_field(WHAT, "name", "snapshots have names, and nothing else has", named)?;
+            let is_valid = cut.name.is_empty() != (cut.kind == CutKind::Snapshot);
+            check_field(WHAT, "name", "snapshots have names, and nothing else has", is_valid)?;
             let fits = cut.name.len() <= NAME_BYTES_MAX;
             check_field(WHAT, "name_bytes", "a name is too long", fits)?;
         }

@@ -339,8 +339,8 @@ impl SegmentHeader {
         if preamble::Preamble::decode(bytes)?.version < SIZED_VERSION {
             preamble::check_reserved(KIND, bytes, &[at::SIZE_BYTES])?;
         } else {
-            let is_said = at::SIZE_BYTES.u64(bytes) > 0;
-            check_field(WHAT, "size_bytes", "this version is that of a size", is_said)?;
+            let has_size = at::SIZE_BYTES.u64(bytes) > 0;
+            check_field(WHAT, "size_bytes", "this version is that of a size", has_size)?;
         }
         for entry in extents.chunks_exact(extent_at::SIZE) {
             preamble::check_reserved(KIND, entry, &[extent_at::RESERVED])?;

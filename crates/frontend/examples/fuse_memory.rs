@@ -35,11 +35,11 @@ impl FileDevice {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(size_bytes)?;
         let geometry = Geometry::of_size(size_bytes);
-        let (queue, taken) = channel();
-        let (taken, file) = (Arc::new(Mutex::new(taken)), Arc::new(file));
+        let (queue, receiver) = channel();
+        let (receiver, file) = (Arc::new(Mutex::new(receiver)), Arc::new(file));
         for _ in 0..THREADS {
-            let (taken, file) = (taken.clone(), file.clone());
-            std::thread::spawn(move || carry_out_all(&taken, &file));
+            let (receiver, file) = (receiver.clone(), file.clone());
+            std::thread::spawn(move || carry_out_all(&receiver, &file));
         }
         Ok(FileDevice { geometry, queue: Mutex::new(queue) })
     }
@@ -63,7 +63,7 @@ impl BlockDevice for FileDevice {
 
 fn carry_out_all(taken: &Mutex<Receiver<Request>>, file: &File) {
     loop {
-        let next = taken.lock().map(|taken| taken.recv());
+        let next = receiver.lock().map(|receiver| receiver.recv());
         let Ok(Ok(mut request)) = next else { return };
         let outcome = carry_out(&mut request, file);
         request.complete(outcome);

@@ -130,7 +130,7 @@ fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
     allow_many_files();
     let workers = wishes.workers.map(UblkWorkers::start).transpose()?;
     let began = Instant::now();
-    let mut served = Vec::new();
+    let mut devices = Vec::new();
     for n in 0..wishes.devices.unwrap_or(1) {
         let device: Arc<dyn BlockDevice> = match &wishes.file {
             Some(path) => Arc::new(FileDevice::open(path, n, size_bytes)?),
@@ -150,12 +150,12 @@ fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
             Some(id) => UblkDoor::recover(id + n, options.clone(), device.clone())?,
             None => UblkDoor::start(options.clone(), device.clone())?,
         };
-        served.push(OpenDevice { door, options, device });
+        devices.push(OpenDevice { door, options, device });
     }
-    let nodes: Vec<String> = served.iter().map(|served| served.door.address()).collect();
-    eprintln!("{} devices in {} ms", served.len(), began.elapsed().as_millis());
+    let nodes: Vec<String> = devices.iter().map(|device| device.door.address()).collect();
+    eprintln!("{} devices in {} ms", devices.len(), began.elapsed().as_millis());
     println!("ready {}", nodes.join(" "));
-    listen(&mut served)
+    listen(&mut devices)
 }
 
 /// A device, and what is needed to take it over again.
@@ -165,27 +165,27 @@ struct OpenDevice {
     device: Arc<dyn BlockDevice>,
 }
 
-fn quiesce(served: &[OpenDevice]) -> Result<Vec<Box<dyn QuietDoor>>> {
-    served.iter().map(|served| served.door.quiesce(Duration::from_secs(10))).collect()
+fn quiesce(devices: &[OpenDevice]) -> Result<Vec<Box<dyn QuietDoor>>> {
+    devices.iter().map(|device| device.door.quiesce(Duration::from_secs(10))).collect()
 }
 
 /// Gives every device to a server in the same process, and prints how long users had to wait.
-fn swap(served: &mut [OpenDevice]) -> Result<()> {
+fn swap(devices: &mut [OpenDevice]) -> Result<()> {
     let began = Instant::now();
-    let doors = quiesce(served)?;
-    let quiet = began.elapsed();
+    let doors = quiesce(devices)?;
+    let quiesce_time = began.elapsed();
     doors.into_iter().for_each(|door| door.release());
-    let gone = began.elapsed();
-    for OpenDevice { door, options, device } in served {
+    let release_time = began.elapsed();
+    for OpenDevice { door, options, device } in devices {
         *door = UblkDoor::recover(door.id(), options.clone(), device.clone())?;
     }
-    let taken = began.elapsed();
+    let takeover_time = began.elapsed();
     let ms = |time: Duration| time.as_millis();
     println!(
         "swapped: quiet {} ms, let go {} ms, taken over {} ms",
-        ms(quiet),
-        ms(gone),
-        ms(taken)
+        ms(quiesce_time),
+        ms(release_time),
+        ms(takeover_time)
     );
     Ok(())
 }
@@ -198,26 +198,26 @@ fn allow_many_files() {
 }
 
 /// Executes the commands on standard input until one of them ends the server, or the input ends.
-fn listen(served: &mut [OpenDevice]) -> Result<()> {
+fn listen(devices: &mut [OpenDevice]) -> Result<()> {
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         match line.trim() {
             "stop" => break,
             "drain" => {
-                quiesce(served)?.into_iter().for_each(|door| door.resume());
+                quiesce(devices)?.into_iter().for_each(|door| door.resume());
                 println!("drained");
             }
-            "swap" => swap(served)?,
+            "swap" => swap(devices)?,
             "leave" => {
-                quiesce(served)?.into_iter().for_each(|door| door.release());
+                quiesce(devices)?.into_iter().for_each(|door| door.release());
                 println!("left");
                 return Ok(());
             }
-            "counts" => served.iter().for_each(|served| println!("{:?}", served.door.counts())),
+            "counts" => devices.iter().for_each(|device| println!("{:?}", device.door.counts())),
             other => println!("{other:?} is not understood"),
         }
     }
     let began = Instant::now();
-    served.iter().for_each(|served| served.door.stop(Stop::Drained));
+    devices.iter().for_each(|device| device.door.stop(Stop::Drained));
     eprintln!("stopped in {} ms", began.elapsed().as_millis());
     Ok(())
 }

@@ -25,7 +25,7 @@ pub trait Door: Send + Sync {
     fn address(&self) -> String;
 
     /// The export with this name. A door with one device has one export, whatever the name.
-    fn export(&self, name: &str) -> ExportSeen;
+    fn export(&self, name: &str) -> ExportStatus;
 
     /// The counters since the start.
     fn counts(&self) -> DoorCounts;
@@ -75,7 +75,7 @@ pub enum Stop {
 
 /// An export of a door, as its users see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportSeen {
+pub struct ExportStatus {
     /// What a user opens.
     pub address: String,
     /// The connected peers, if the door knows them, the oldest first.

@@ -26,5 +26,5 @@ pub mod ublk;
 mod unix_socket;
 pub mod vhost;
 
-pub use door::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
+pub use door::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 pub use parcel::{pack, unpack};

@@ -128,10 +128,15 @@ impl<'a> Reader<'a> {
         }
         piece.bytes = self.bytes("bytes of a piece")?.to_vec();
         let count = self.number("number of descriptors")?;
-        let left = descriptors.len();
-        let count =
-            usize::try_from(count).ok().filter(|count| *count <= left).ok_or_else(|| {
-                invalid(format!("a {} has {count} descriptors where {left} are left", piece.what))
+        let remaining_count = descriptors.len();
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= remaining_count)
+            .ok_or_else(|| {
+                invalid(format!(
+                    "a {} has {count} descriptors where {remaining_count} are left",
+                    piece.what
+                ))
             })?;
         piece.descriptors.extend(descriptors.take(count));
         Ok(piece)

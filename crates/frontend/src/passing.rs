@@ -45,14 +45,18 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -
 }
 
 /// Sends all bytes; the descriptors travel with the first of them.
-fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>]) -> Result<()> {
+fn send_all(
+    stream: &UnixStream,
+    mut bytes: &[u8],
+    mut descriptors: &[BorrowedFd<'_>],
+) -> Result<()> {
     while !bytes.is_empty() {
         let length =
-            descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
+            descriptors::send(stream, bytes, descriptors).map_err(|error| failed("sent", error))?;
         bytes = &bytes[length..];
         // Only with the first part: if they were given again, the peer would get each of them
         // twice.
-        given = &[];
+        descriptors = &[];
     }
     Ok(())
 }
@@ -98,8 +102,10 @@ pub fn receive(
         receiver.fill(&mut bytes[start..], "inside a message")?;
     }
     if receiver.descriptors.len() != declared {
-        let came = receiver.descriptors.len();
-        return Err(invalid(format!("it declares {declared} descriptors but has {came}")));
+        let received_count = receiver.descriptors.len();
+        return Err(invalid(format!(
+            "it declares {declared} descriptors but has {received_count}"
+        )));
     }
     Ok((bytes, receiver.descriptors))
 }

@@ -32,11 +32,11 @@ pub(crate) struct UnixSocket {
 impl UnixSocket {
     /// Listens at `path` with mode 0600; replaces a socket there that has no listener.
     pub(crate) fn listen(door: &'static str, path: &Path) -> Result<Self> {
-        let shown = path.display();
+        let display = path.display();
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let length = path.as_os_str().len();
             let text =
-                format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
+                format!("{door}: cannot use the socket path {display} of {length} bytes ({error})");
             Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
                 .with_source(error)
         })?;
@@ -52,9 +52,9 @@ impl UnixSocket {
         bound.map_err(|error| failed("bind", error.into()))?;
         let listening = Self::adopt(door, path, socket);
         // Until `listen`, no process can connect, whatever the mode is.
-        let ready = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        let outcome = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| Ok(listen(&listening.socket, CONNECTIONS_PENDING_MAX)?));
-        if let Err(error) = ready {
+        if let Err(error) = outcome {
             listening.remove();
             return Err(failed("listen on", error));
         }
@@ -107,15 +107,15 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
 
 /// Removes a socket without a listener; anything else at the path is an error.
 fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> {
-    let shown = path.display();
+    let display = path.display();
     let failed = |what, error| unavailable(door, what, path, error);
-    let found = match std::fs::symlink_metadata(path) {
-        Ok(found) => found,
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("look at", error)),
     };
-    if !found.file_type().is_socket() {
-        let text = format!("{door}: {shown} exists and is not a socket; choose another path");
+    if !metadata.file_type().is_socket() {
+        let text = format!("{door}: {display} exists and is not a socket; choose another path");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     // A file alone says nothing: a killed server leaves its socket behind. Only a connection shows
@@ -123,14 +123,14 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
     let probe = new_socket().map_err(|error| failed("probe", error.into()))?;
     match connect(&probe, address) {
         Err(OsError::CONNREFUSED) => {
-            tracing::info!(path = %shown, "{door}: replaced a socket without a listener");
+            tracing::info!(path = %display, "{door}: replaced a socket without a listener");
             std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))
         }
         // Its server has removed it in the meantime.
         Err(OsError::NOENT) => Ok(()),
         _ => {
             let text = format!(
-                "{door}: another server listens on {shown}; stop it or choose another path"
+                "{door}: another server listens on {display}; stop it or choose another path"
             );
             Err(Error::new(ErrorKind::Unavailable, text))
         }

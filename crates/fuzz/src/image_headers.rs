@@ -207,9 +207,9 @@ fn check_below(image: &Sparse<'_>, file: &BackingFile) {
     let name = file.name.as_bytes();
     assert!((1..=NAME_BYTES_MAX as usize).contains(&name.len()));
     assert!(!file.name.contains(char::is_control));
-    let mut said = vec![0; name.len()];
-    image.fill(u64::from_be_bytes(image.head(8)), &mut said);
-    assert_eq!(said, name, "the name is passed on as it is");
+    let mut stored_name = vec![0; name.len()];
+    image.fill(u64::from_be_bytes(image.head(8)), &mut stored_name);
+    assert_eq!(stored_name, name, "the name is passed on as it is");
     let header = qcow2(file);
     let again = backing_of(&Sparse::of(1 << 16, &[(0, &header)]), Format::Qcow2);
     assert_eq!(again.ok().flatten().as_ref(), Some(file));

@@ -45,8 +45,8 @@ impl Disk for Image {
     }
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let start = usize::try_from(offset).map_err(io::Error::other)?;
-        let there = self.0.get(start..).and_then(|rest| rest.get(..into.len()));
-        into.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+        let range = self.0.get(start..).and_then(|rest| rest.get(..into.len()));
+        into.copy_from_slice(range.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -131,8 +131,8 @@ fn mend_ring(choices: u8, superblock: &[u8], ring: &mut [u8]) {
         if slot[..4] != *b"SWJR" {
             break;
         }
-        let said = u32_at(slot, record_at::SLOT_BYTES).unwrap_or(0) as usize;
-        let bytes = said.clamp(RECORD_HEADER_BYTES, slot.len());
+        let slot_bytes = u32_at(slot, record_at::SLOT_BYTES).unwrap_or(0) as usize;
+        let bytes = slot_bytes.clamp(RECORD_HEADER_BYTES, slot.len());
         let slot = &mut slot[..bytes];
         if choices & BIND != 0 {
             put(slot, record_at::SLOT_BYTES, &(bytes as u32).to_le_bytes());

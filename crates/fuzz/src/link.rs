@@ -177,9 +177,9 @@ pub(crate) fn controls(bytes: &[u8]) {
 fn exports(bytes: &[u8]) {
     let Ok(exports) = control::exports(bytes) else { return };
     let named = exports.named;
-    let held =
+    let held_bytes =
         named.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
-    assert!(held <= 8 * bytes.len(), "a list larger than its bytes justify");
+    assert!(held_bytes <= 8 * bytes.len(), "a list larger than its bytes justify");
     let mut again =
         control::list_exports(bytes.len(), named.iter().map(|(name, bytes)| (&name[..], *bytes)));
     again[4..8].copy_from_slice(&exports.left_out.to_le_bytes());
@@ -206,11 +206,14 @@ fn allocation(bytes: &[u8]) {
     let used = control::put_runs(&mut cut, wild);
     assert!(used <= room && used.is_multiple_of(8));
     assert_eq!(used == 0, room < 16);
-    let Ok(told) = control::runs(&cut) else {
+    let Ok(runs) = control::runs(&cut) else {
         return assert!(room < 8, "what was written is read");
     };
-    let told = told.fold(0u64, |sum, run| sum.saturating_add(run.0));
-    assert!(told == all || room < 16 || told >= u64::MAX >> 1, "{told} bytes of {all} are told");
+    let decoded_bytes = runs.fold(0u64, |sum, run| sum.saturating_add(run.0));
+    assert!(
+        decoded_bytes == all || room < 16 || decoded_bytes >= u64::MAX >> 1,
+        "{decoded_bytes} bytes of {all} are told"
+    );
 }
 
 pub(crate) fn packed(bytes: &[u8]) {
@@ -234,8 +237,8 @@ fn mended_packed(bytes: &[u8]) -> Vec<u8> {
     put(&mut bytes, at::DATA_BYTES, &data_bytes.to_le_bytes());
     let mut left = data_bytes;
     for (index, entry) in bytes[at::SIZE..table].chunks_exact_mut(entry_at::SIZE).enumerate() {
-        let said = u32_at(entry, entry_at::LENGTH).unwrap_or(0);
-        let length = if index + 1 == count as usize { left } else { said.min(left) };
+        let length_field = u32_at(entry, entry_at::LENGTH).unwrap_or(0);
+        let length = if index + 1 == count as usize { left } else { length_field.min(left) };
         put(entry, entry_at::LENGTH, &length.to_le_bytes());
         left -= length;
     }

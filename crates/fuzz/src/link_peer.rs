@@ -41,10 +41,10 @@ impl Sender for Wire {
     }
 
     fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        let mut sent = self.0.lock().expect("no thread panics with it");
+        let mut packets = self.0.lock().expect("no thread panics with it");
         // Any network drops a flood of answers.
-        let room = 256usize.saturating_sub(sent.len());
-        sent.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
+        let room = 256usize.saturating_sub(packets.len());
+        packets.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
         Ok(batch.len() - from)
     }
 }
@@ -52,8 +52,8 @@ impl Sender for Wire {
 impl Wire {
     /// Takes out what was sent. All of them must be valid packets.
     fn take(&self) -> Vec<(Packet, Vec<u8>)> {
-        let sent = std::mem::take(&mut *self.0.lock().expect("no thread panics with it"));
-        let checked = sent.into_iter().map(|bytes| {
+        let packets = std::mem::take(&mut *self.0.lock().expect("no thread panics with it"));
+        let checked = packets.into_iter().map(|bytes| {
             let packet = Packet::decode(&bytes).expect("our own packets can be read");
             assert_eq!(packet.length as usize, bytes.len());
             if packet.kind == PacketKind::Sealed {
@@ -208,11 +208,11 @@ impl TestTarget {
         self.receive(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
         let mut answers = self.wire.take();
         // After many hellos, the target demands proof that a sender receives at its address.
-        if let Some((_, asked)) =
+        if let Some((_, challenge)) =
             answers.iter().find(|(packet, _)| packet.kind == PacketKind::Cookie)
         {
             let cookie =
-                Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
+                Cookie::decode(&challenge[HEADER_BYTES..]).expect("our own can be read").cookie;
             // The target accepts few from one source in a period.
             self.clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
             self.receive(mouth.packet(
@@ -239,8 +239,8 @@ impl TestTarget {
 
     /// The bytes of the reply to slot 0, use `sequence`.
     fn reply(&self, sequence: u64) -> Option<(u8, Vec<u8>)> {
-        let sent = self.wire.take();
-        let mut replies = sent.iter().flat_map(parts).filter_map(|part| match part {
+        let packets = self.wire.take();
+        let mut replies = packets.iter().flat_map(parts).filter_map(|part| match part {
             Part::Reply(reply, inline) if reply.slot == 0 && reply.sequence == sequence => {
                 Some((reply.status, inline.to_vec()))
             }
@@ -256,34 +256,34 @@ fn command(operation: Operation, sequence: u64, flags: u8, length: u64) -> Comma
 
 /// Any bytes to a target, as its peer's.
 pub(crate) fn target(input: &[u8]) {
-    let shown = TestTarget::new();
-    let mut mouth = shown.connect(1);
-    let (status, opened) = shown.reply(1).expect("an open is answered");
+    let test_target = TestTarget::new();
+    let mut mouth = test_target.connect(1);
+    let (status, opened) = test_target.reply(1).expect("an open is answered");
     assert_eq!(
         (status, OpenAnswer::decode(&opened).map(|opened| opened.size_bytes)),
         (0, Ok(DEVICE_BYTES))
     );
     for (packet, later_ns) in mouth.pieces(input) {
-        shown.clock.0.fetch_add(later_ns, Ordering::Relaxed);
-        shown.receive(packet);
-        shown.wire.take();
+        test_target.clock.0.fetch_add(later_ns, Ordering::Relaxed);
+        test_target.receive(packet);
+        test_target.wire.take();
     }
     // Another initiator takes the export over: a peer's bytes may end its own connection only
     // (P81).
-    let mut other = shown.connect(2);
-    let (status, opened) = shown.reply(1).expect("another is served all the same");
+    let mut other = test_target.connect(2);
+    let (status, opened) = test_target.reply(1).expect("another is served all the same");
     assert_eq!((status, OpenAnswer::decode(&opened).map(|opened| opened.export)), (0, Ok(0)));
     let write = command(Operation::Write, 2, 0, 130);
-    shown.receive(
+    test_target.receive(
         other.packet_of(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))),
     );
-    assert_eq!(shown.reply(2), Some((0, Vec::new())));
+    assert_eq!(test_target.reply(2), Some((0, Vec::new())));
     let read = command(Operation::Read, 3, 0, 130);
-    shown.receive(other.packet_of(|body| assert!(body.command(&read, 0, |_| ()))));
-    assert_eq!(shown.reply(3), Some((0, vec![0x5a; 130])));
+    test_target.receive(other.packet_of(|body| assert!(body.command(&read, 0, |_| ()))));
+    assert_eq!(test_target.reply(3), Some((0, vec![0x5a; 130])));
     // A connection keeps itself alive until it is closed.
-    shown.target.close();
-    assert!(shown.target.status().is_empty());
+    test_target.target.close();
+    assert!(test_target.target.status().is_empty());
 }
 
 /// An initiator, and what its packets go to.
@@ -307,9 +307,9 @@ impl Asker {
         initiator.add_way(0, wire.clone(), STRANGER, None);
         let asker = Asker { initiator, wire, clock };
         let mut mouth = RawEnd { connection: 0, number: 0 };
-        let sent = asker.wire.take();
+        let packets = asker.wire.take();
         let hello =
-            sent.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
+            packets.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
         let mut message = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
         let greet = |payload: &[u8]| {
             let hello = Hello::decode(payload).expect("its hello can be read");
@@ -332,13 +332,13 @@ impl Asker {
         asker.receive(mouth.packet(PacketKind::Welcome, 0, &message[..bytes]));
         asker.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
         asker.initiator.tick();
-        let sent = asker.wire.take();
-        let join = sent.iter().flat_map(parts).find_map(|part| match part {
+        let packets = asker.wire.take();
+        let join = packets.iter().flat_map(parts).find_map(|part| match part {
             Part::Word(word) if word.kind == WordKind::Join => Some(word),
             _ => None,
         });
-        let joined = Word { kind: WordKind::Joined, ..join.expect("it joins") };
-        asker.receive(mouth.packet_of(|body| assert!(body.word(&joined))));
+        let joined_word = Word { kind: WordKind::Joined, ..join.expect("it joins") };
+        asker.receive(mouth.packet_of(|body| assert!(body.word(&joined_word))));
         (asker, mouth)
     }
 
@@ -348,9 +348,9 @@ impl Asker {
     }
 
     fn open(&self, end: &mut RawEnd) -> RemoteDevice {
-        let asked = self.initiator.request_open("disk", OpenMode::default());
-        let sent = self.wire.take();
-        let open = sent.iter().flat_map(parts).find_map(|part| match part {
+        let pending = self.initiator.request_open("disk", OpenMode::default());
+        let packets = self.wire.take();
+        let open = packets.iter().flat_map(parts).find_map(|part| match part {
             Part::Command(command, _) if command.operation == Operation::Open => Some(command),
             _ => None,
         });
@@ -375,7 +375,7 @@ impl Asker {
         self.receive(end.packet_of(|body| {
             assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
         }));
-        let bytes = asked.poll().expect("the answer is there").expect("it is a good one");
+        let bytes = pending.poll().expect("the answer is there").expect("it is a good one");
         self.initiator.opened("disk", OpenMode::default(), &bytes).expect("a device")
     }
 }
@@ -386,7 +386,7 @@ pub(crate) fn initiator(input: &[u8]) {
     let device = asker.open(&mut mouth);
     let answers = Arc::new(AtomicUsize::new(0));
     // The first requests have slots and are in flight; the last ones wait.
-    let asked: [(Asks, u64); 7] = [
+    let requests: [(Asks, u64); 7] = [
         (Asks::Read, 300),
         (Asks::Write, 300),
         (Asks::Allocation, 8192),
@@ -395,7 +395,7 @@ pub(crate) fn initiator(input: &[u8]) {
         (Asks::Discard, 512),
         (Asks::Write, 1),
     ];
-    for (asks, length) in asked {
+    for (asks, length) in requests {
         let bytes = vec![0xc3; length as usize];
         let answers = answers.clone();
         let on_outcome = move |_, _| {
@@ -408,10 +408,10 @@ pub(crate) fn initiator(input: &[u8]) {
         asker.clock.0.fetch_add(later_ns, Ordering::Relaxed);
         asker.receive(packet);
         asker.wire.take();
-        assert!(answers.load(Ordering::Relaxed) <= asked.len(), "no request is answered twice");
+        assert!(answers.load(Ordering::Relaxed) <= requests.len(), "no request is answered twice");
     }
     drop(device);
     // Requests without an answer fail here. None may be forgotten.
     asker.initiator.close();
-    assert_eq!(answers.load(Ordering::Relaxed), asked.len(), "each request is answered once");
+    assert_eq!(answers.load(Ordering::Relaxed), requests.len(), "each request is answered once");
 }

@@ -82,18 +82,18 @@ fn converse(bytes: &[u8]) -> Vec<u8> {
         let export = Export { name: "disk".into(), description: "of the fuzzer".into(), device };
         served.server.add_export(export).expect("the name is free");
         let stream = UnixStream::connect(&served.path).expect("the server listens");
-        let said = exchange(&stream, bytes);
+        let output = exchange(&stream, bytes);
         drop(stream);
         served.server.remove_export("disk").expect("it was added");
         no_thread_panicked();
-        said
+        output
     })
 }
 
 /// Sends and receives, whichever is possible, until the server has closed.
 pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
     stream.set_nonblocking(true).expect("a socket");
-    let (mut said, mut sending) = (Vec::new(), true);
+    let (mut output, mut sending) = (Vec::new(), true);
     let mut space = vec![0; 64 << 10];
     loop {
         if sending && bytes.is_empty() {
@@ -103,19 +103,19 @@ pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
         }
         // Both ways: a server may wait for its replies to be read before it takes more.
         let interest = if sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut asked = [PollFd::new(stream, interest)];
-        match poll(&mut asked, Some(&HANG)) {
+        let mut descriptors = [PollFd::new(stream, interest)];
+        match poll(&mut descriptors, Some(&HANG)) {
             // A fuzzer has its own alarms.
             Err(Errno::INTR) => continue,
             ready => assert!(ready.expect("poll works") > 0, "the server neither answers nor ends"),
         }
         match recv(stream, &mut space[..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) | Err(Errno::CONNRESET) => return said,
+            Ok((_, 0)) | Err(Errno::CONNRESET) => return output,
             Ok((_, length)) => {
                 // The rest is received and dropped: a server that cannot send would be taken for
                 // one that hangs.
-                let kept = length.min(KEPT_BYTES - said.len());
-                said.extend_from_slice(&space[..kept]);
+                let kept_bytes = length.min(KEPT_BYTES - output.len());
+                output.extend_from_slice(&space[..kept_bytes]);
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => panic!("receiving failed: {error}"),
@@ -145,8 +145,8 @@ fn skip(bytes: &mut &[u8], length: u64) -> Option<()> {
 
 /// Skips the greeting and the replies to options; `None` when the client never got to send
 /// requests.
-fn after_go<'a>(said: &'a [u8]) -> Option<&'a [u8]> {
-    let mut rest: &'a [u8] = said.get(GREETING_BYTES..)?;
+fn after_go<'a>(output: &'a [u8]) -> Option<&'a [u8]> {
+    let mut rest: &'a [u8] = output.get(GREETING_BYTES..)?;
     loop {
         let magic = u64::from_be_bytes(take(&mut rest)?);
         assert_eq!(magic, OPTION_REPLY, "a reply to an option begins with its magic");
@@ -162,12 +162,12 @@ fn after_go<'a>(said: &'a [u8]) -> Option<&'a [u8]> {
 
 /// The client's first bytes of a handshake, and any bytes after them.
 pub(crate) fn handshake(bytes: &[u8]) {
-    let said = converse(bytes);
-    assert!(said.len() >= GREETING_BYTES && said.starts_with(b"NBDMAGICIHAVEOPT"));
+    let output = converse(bytes);
+    assert!(output.len() >= GREETING_BYTES && output.starts_with(b"NBDMAGICIHAVEOPT"));
     let mended = mended_options(bytes);
     if mended != bytes {
-        let said = converse(&mended);
-        assert!(said.len() >= GREETING_BYTES && said.starts_with(b"NBDMAGICIHAVEOPT"));
+        let output = converse(&mended);
+        assert!(output.len() >= GREETING_BYTES && output.starts_with(b"NBDMAGICIHAVEOPT"));
     }
 }
 
@@ -216,17 +216,17 @@ pub(crate) fn transmission(bytes: &[u8]) {
     let Some((&choice, requests)) = bytes.split_first() else { return };
     let style = [Style::Simple, Style::Structured, Style::Extended][usize::from(choice) % 3];
     let opening = opening(style, choice & 0x80 == 0);
-    let said = converse(&[&opening, requests].concat());
-    assert!(after_go(&said).is_some(), "the opening is agreed on");
+    let output = converse(&[&opening, requests].concat());
+    assert!(after_go(&output).is_some(), "the opening is agreed on");
     let mut requests = requests.to_vec();
-    let asked = mend_requests(style, &mut requests);
-    let said = converse(&[opening, requests].concat());
-    let replies = after_go(&said).expect("the opening is agreed on");
-    if said.len() < KEPT_BYTES {
-        let answered = answers(style, replies, &asked.whole);
-        assert!(answered.len() <= asked.whole.len());
+    let request_list = mend_requests(style, &mut requests);
+    let output = converse(&[opening, requests].concat());
+    let replies = after_go(&output).expect("the opening is agreed on");
+    if output.len() < KEPT_BYTES {
+        let answered = answers(style, replies, &request_list.whole);
+        assert!(answered.len() <= request_list.whole.len());
         assert!(
-            asked.broken || answered.len() == asked.whole.len(),
+            request_list.is_broken || answered.len() == request_list.whole.len(),
             "a whole request got no answer"
         );
     }
@@ -238,7 +238,7 @@ struct RequestList {
     /// Command and length of each request that arrives complete; its cookie is its index.
     whole: Vec<(u16, u64)>,
     /// A payload is beyond every limit.
-    broken: bool,
+    is_broken: bool,
 }
 
 /// Gives each request its magic and its number as the cookie.
@@ -247,10 +247,10 @@ fn mend_requests(style: Style, bytes: &mut [u8]) -> RequestList {
         Style::Extended => (0x21e4_1c71u32, 32),
         _ => (0x2560_9513, 28),
     };
-    let (mut asked, mut at) = (RequestList::default(), 0);
+    let (mut request_list, mut at) = (RequestList::default(), 0);
     while let Some(head) = bytes.get_mut(at..at + head_bytes) {
         head[..4].copy_from_slice(&magic.to_be_bytes());
-        head[8..16].copy_from_slice(&(asked.whole.len() as u64).to_be_bytes());
+        head[8..16].copy_from_slice(&(request_list.whole.len() as u64).to_be_bytes());
         let flags = u16::from_be_bytes([head[4], head[5]]);
         let command = u16::from_be_bytes([head[6], head[7]]);
         // 32 bits, or 64 in the extended style.
@@ -261,22 +261,22 @@ fn mend_requests(style: Style, bytes: &mut [u8]) -> RequestList {
         let follows =
             if style == Style::Extended { flags & PAYLOAD_LEN != 0 } else { command == WRITE };
         let payload_bytes = if follows { length } else { 0 };
-        asked.broken |= payload_bytes > DRAIN_BYTES_MAX;
+        request_list.is_broken |= payload_bytes > DRAIN_BYTES_MAX;
         at += head_bytes;
         if payload_bytes > (bytes.len() - at) as u64 {
             break;
         }
         at += payload_bytes as usize;
-        asked.whole.push((command, length));
+        request_list.whole.push((command, length));
     }
-    asked
+    request_list
 }
 
 /// The cookies answered, each once. A reply may be cut only where the connection broke.
-fn answers(style: Style, mut replies: &[u8], asked: &[(u16, u64)]) -> Vec<u64> {
+fn answers(style: Style, mut replies: &[u8], requests: &[(u16, u64)]) -> Vec<u64> {
     let mut answered = Vec::new();
-    while let Some(cookie) = answer(style, &mut replies, asked) {
-        assert!((cookie as usize) < asked.len(), "an answer to no request");
+    while let Some(cookie) = answer(style, &mut replies, requests) {
+        assert!((cookie as usize) < requests.len(), "an answer to no request");
         assert!(!answered.contains(&cookie), "two answers to one request");
         answered.push(cookie);
     }
@@ -284,13 +284,13 @@ fn answers(style: Style, mut replies: &[u8], asked: &[(u16, u64)]) -> Vec<u64> {
 }
 
 /// Takes one whole reply off; every reply of this server has one chunk.
-fn answer(style: Style, replies: &mut &[u8], asked: &[(u16, u64)]) -> Option<u64> {
+fn answer(style: Style, replies: &mut &[u8], requests: &[(u16, u64)]) -> Option<u64> {
     let magic = u32::from_be_bytes(take(replies)?);
     match magic {
         0x6744_6698 if style != Style::Extended => {
             let errno = u32::from_be_bytes(take(replies)?);
             let cookie = u64::from_be_bytes(take(replies)?);
-            let data = match asked.get(cookie as usize) {
+            let data = match requests.get(cookie as usize) {
                 Some((READ, length)) if style == Style::Simple && errno == 0 => *length,
                 _ => 0,
             };

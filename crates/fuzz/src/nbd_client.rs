@@ -58,47 +58,47 @@ fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>
     outcome
 }
 
-fn send_bytes(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
+fn send_bytes(listener: &UnixListener, output: [&[u8]; 2], go: &Receiver<()>) {
     let (mut stream, _) = listener.accept().expect("the client comes");
     // The client may have received enough at any time and closed.
-    let _ = stream.write_all(said[0]);
+    let _ = stream.write_all(output[0]);
     // An answer before its request would rightly be taken for a violation.
     let _ = go.recv();
-    let _ = stream.write_all(said[1]);
+    let _ = stream.write_all(output[1]);
     let _ = stream.shutdown(Shutdown::Write);
     let _ = io::copy(&mut stream, &mut io::sink());
 }
 
 /// The first byte chooses the style of the rest, and the request that it answers.
 pub(crate) fn run(bytes: &[u8]) {
-    let Some((&choice, said)) = bytes.split_first() else { return };
+    let Some((&choice, output)) = bytes.split_first() else { return };
     let style = [Style::Simple, Style::Structured, Style::Extended][usize::from(choice) % 3];
     match choice >> 6 {
-        0 => handshake(style, said),
-        1 => names(said),
+        0 => handshake(style, output),
+        1 => names(output),
         _ => {
-            answers(style, said);
-            answers(style, &mended_answers(style, said));
-            legal_answers(style, said);
+            answers(style, output);
+            answers(style, &mended_answers(style, output));
+            legal_answers(style, output);
         }
     }
 }
 
 /// An export that the client accepts can be encoded again.
-fn handshake(style: Style, said: &[u8]) {
+fn handshake(style: Style, output: &[u8]) {
     let options: &[u32] = match style {
         Style::Simple => &[option::GO],
         Style::Structured => &[option::STRUCTURED_REPLY, option::SET_META_CONTEXT, option::GO],
         Style::Extended => &[option::EXTENDED_HEADERS, option::SET_META_CONTEXT, option::GO],
     };
-    let connect = |said: &[u8]| {
-        served(said, &[], |uri, go| {
+    let connect = |output: &[u8]| {
+        served(output, &[], |uri, go| {
             drop(go);
             Client::connect(uri, style).map(|client| client.export().clone())
         })
     };
-    for said in [said.to_vec(), mended_options(said, options)] {
-        let Ok(export) = connect(&said) else { continue };
+    for output in [output.to_vec(), mended_options(output, options)] {
+        let Ok(export) = connect(&output) else { continue };
         assert!(style != Style::Simple || export.allocation_context.is_none());
         let again = connect(&opening(style, &export)).expect("all is agreed on");
         assert_eq!(again, export, "it is the same when it is said again");
@@ -106,17 +106,17 @@ fn handshake(style: Style, said: &[u8]) {
 }
 
 /// Names of exports that the client accepts can be encoded again.
-fn names(said: &[u8]) {
-    let receiver = |said: &[u8]| {
-        served(said, &[], |uri, go| {
+fn names(output: &[u8]) {
+    let receiver = |output: &[u8]| {
+        served(output, &[], |uri, go| {
             drop(go);
             list(uri)
         })
     };
-    for said in [said.to_vec(), mended_options(said, &[option::LIST])] {
-        let Ok(names) = receiver(&said) else { continue };
+    for output in [output.to_vec(), mended_options(output, &[option::LIST])] {
+        let Ok(names) = receiver(&output) else { continue };
         // A byte that is not UTF-8 becomes three.
-        assert!(names.iter().map(String::len).sum::<usize>() <= 3 * said.len());
+        assert!(names.iter().map(String::len).sum::<usize>() <= 3 * output.len());
         let mut again = greeting();
         for name in &names {
             let data = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes()].concat();
@@ -131,13 +131,14 @@ fn names(said: &[u8]) {
 }
 
 /// A greeting in front, and replies to the client's requests, one option after the other.
-fn mended_options(said: &[u8], options: &[u32]) -> Vec<u8> {
-    let mut said = said.to_vec();
-    said.resize(said.len().max(GREETING_BYTES), 0);
-    said[..16].copy_from_slice(&greeting()[..16]);
-    said[17] |= 1;
+fn mended_options(output: &[u8], options: &[u32]) -> Vec<u8> {
+    let mut output = output.to_vec();
+    output.resize(output.len().max(GREETING_BYTES), 0);
+    output[..16].copy_from_slice(&greeting()[..16]);
+    output[17] |= 1;
     let (mut at, mut options) = (GREETING_BYTES, options.iter().copied().peekable());
-    while let (Some(option), Some(head)) = (options.peek(), said.get_mut(at..at + REPLY_HEAD_BYTES))
+    while let (Some(option), Some(head)) =
+        (options.peek(), output.get_mut(at..at + REPLY_HEAD_BYTES))
     {
         head[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
         head[8..12].copy_from_slice(&option.to_be_bytes());
@@ -145,14 +146,14 @@ fn mended_options(said: &[u8], options: &[u32]) -> Vec<u8> {
         let length = u32::from_be_bytes([head[16], head[17], head[18], head[19]]) as usize;
         let is_last = kind == reply::ACK || kind >= 1 << 31;
         at += REPLY_HEAD_BYTES;
-        let length = length.min(said.len() - at);
-        said[at - 4..at].copy_from_slice(&(length as u32).to_be_bytes());
+        let length = length.min(output.len() - at);
+        output[at - 4..at].copy_from_slice(&(length as u32).to_be_bytes());
         at += length;
         if is_last {
             options.next();
         }
     }
-    said
+    output
 }
 
 fn greeting() -> Vec<u8> {
@@ -161,19 +162,19 @@ fn greeting() -> Vec<u8> {
 
 /// The server's part of a handshake that agrees on this export.
 fn opening(style: Style, export: &Export) -> Vec<u8> {
-    let mut said = greeting();
-    let asked = match style {
+    let mut output = greeting();
+    let header_option = match style {
         Style::Simple => None,
         Style::Structured => Some(option::STRUCTURED_REPLY),
         Style::Extended => Some(option::EXTENDED_HEADERS),
     };
-    if let Some(asked) = asked {
-        push_option_reply(&mut said, asked, reply::ACK, &[]);
+    if let Some(header_option) = header_option {
+        push_option_reply(&mut output, header_option, reply::ACK, &[]);
         if let Some(context) = export.allocation_context {
             let data = [&context.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat();
-            push_option_reply(&mut said, option::SET_META_CONTEXT, reply::META_CONTEXT, &data);
+            push_option_reply(&mut output, option::SET_META_CONTEXT, reply::META_CONTEXT, &data);
         }
-        push_option_reply(&mut said, option::SET_META_CONTEXT, reply::ACK, &[]);
+        push_option_reply(&mut output, option::SET_META_CONTEXT, reply::ACK, &[]);
     }
     let size = [
         &info::EXPORT.to_be_bytes()[..],
@@ -183,14 +184,14 @@ fn opening(style: Style, export: &Export) -> Vec<u8> {
     let blocks = [export.block_bytes_min, export.block_bytes_preferred, export.block_bytes_max];
     let blocks = blocks.map(u32::to_be_bytes).concat();
     let blocks = [&info::BLOCK_SIZE.to_be_bytes()[..], &blocks];
-    push_option_reply(&mut said, option::GO, reply::INFO, &size.concat());
-    push_option_reply(&mut said, option::GO, reply::INFO, &blocks.concat());
-    push_option_reply(&mut said, option::GO, reply::ACK, &[]);
-    said
+    push_option_reply(&mut output, option::GO, reply::INFO, &size.concat());
+    push_option_reply(&mut output, option::GO, reply::INFO, &blocks.concat());
+    push_option_reply(&mut output, option::GO, reply::ACK, &[]);
+    output
 }
 
 /// The requests before the server answers anything; the cookie of each is its index, from 1.
-fn asked() -> [Command; 7] {
+fn requests() -> [Command; 7] {
     [
         Command::Read { offset: 0, length: 512 },
         Command::Write { offset: 512, bytes: vec![7; 16], fua: true },
@@ -202,21 +203,21 @@ fn asked() -> [Command; 7] {
     ]
 }
 
-fn bytes_asked(command: &Command) -> usize {
+fn requested_bytes(command: &Command) -> usize {
     if let Command::Read { length, .. } = command { *length as usize } else { 0 }
 }
 
 type Outcome = Result<Reply, Failure>;
 
-/// The outcomes of the requests if the server sends `said` once all of them are sent.
-fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
+/// The outcomes of the requests if the server sends `output` once all of them are sent.
+fn outcomes(style: Style, output: &[u8]) -> Vec<Outcome> {
     let context = (style != Style::Simple).then_some(1);
     let export = Export { size_bytes: 1 << 41, allocation_context: context, ..Export::default() };
-    let heard = served(&opening(style, &export), said, |uri, go| {
+    let results = served(&opening(style, &export), output, |uri, go| {
         let client = Client::connect(uri, style).expect("all is agreed on");
         assert_eq!(*client.export(), export);
         let (sender, receiver) = channel();
-        for (place, command) in asked().iter().enumerate() {
+        for (place, command) in requests().iter().enumerate() {
             let sender = sender.clone();
             client.submit_then(command, move |outcome| {
                 // A failed check has ended the receiver.
@@ -226,35 +227,38 @@ fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
         // Without the sender, the server goes on. Without this copy, the receiver ends with the
         // last listener.
         drop((sender, go));
-        let mut heard: [Option<Outcome>; 7] = Default::default();
+        let mut results: [Option<Outcome>; 7] = Default::default();
         loop {
             match receiver.recv_timeout(HANG) {
                 Ok((place, outcome)) => {
-                    assert!(heard[place].replace(outcome).is_none(), "a request has one outcome");
+                    assert!(results[place].replace(outcome).is_none(), "a request has one outcome");
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!("a request is never heard of"),
             }
         }
         assert_eq!(client.in_flight(), 0);
-        heard
+        results
     });
-    heard.into_iter().map(|outcome| outcome.expect("a request has an outcome")).collect()
+    results.into_iter().map(|outcome| outcome.expect("a request has an outcome")).collect()
 }
 
 /// The client's result of an answer is what the server sent.
-fn answers(style: Style, said: &[u8]) {
-    let told = decoded(style, said);
-    for (outcome, told) in outcomes(style, said).into_iter().zip(told) {
+fn answers(style: Style, output: &[u8]) {
+    let server_replies = decoded(style, output);
+    for (outcome, server_reply) in outcomes(style, output).into_iter().zip(server_replies) {
         match outcome {
             Ok(reply) => {
-                assert!(told.is_done && told.errno.is_none(), "a good answer that was not given");
-                let bytes: Option<Vec<u8>> = told.bytes.into_iter().collect();
+                assert!(
+                    server_reply.is_done && server_reply.errno.is_none(),
+                    "a good answer that was not given"
+                );
+                let bytes: Option<Vec<u8>> = server_reply.bytes.into_iter().collect();
                 assert_eq!(Some(reply.bytes), bytes, "each byte was said");
-                assert_eq!(reply.extents, told.extents);
+                assert_eq!(reply.extents, server_reply.extents);
             }
             Err(Failure::Errno(errno)) => {
-                assert_eq!((told.is_done, told.errno), (true, Some(errno)));
+                assert_eq!((server_reply.is_done, server_reply.errno), (true, Some(errno)));
             }
             Err(Failure::Gone) => {}
         }
@@ -271,15 +275,15 @@ struct ServerReply {
 }
 
 /// The server's bytes, decoded as far as they are valid.
-fn decoded(style: Style, said: &[u8]) -> Vec<ServerReply> {
+fn decoded(style: Style, output: &[u8]) -> Vec<ServerReply> {
     let nothing = |command: &Command| ServerReply {
-        bytes: vec![None; bytes_asked(command)],
+        bytes: vec![None; requested_bytes(command)],
         extents: Vec::new(),
         errno: None,
         is_done: false,
     };
-    let mut replies: Vec<ServerReply> = asked().iter().map(nothing).collect();
-    let mut rest = Reader(said);
+    let mut replies: Vec<ServerReply> = requests().iter().map(nothing).collect();
+    let mut rest = Reader(output);
     while listen(style, &mut rest, &mut replies).is_some() {}
     replies
 }
@@ -289,14 +293,14 @@ fn listen(style: Style, rest: &mut Reader<'_>, replies: &mut [ServerReply]) -> O
     let is_extended = match rest.u32()? {
         SIMPLE_REPLY_MAGIC => {
             let (errno, cookie) = (rest.u32()?, rest.u64()?);
-            let told = of(replies, cookie).filter(|told| !told.is_done)?;
+            let server_reply = of(replies, cookie).filter(|server_reply| !server_reply.is_done)?;
             if errno != 0 {
-                told.errno = Some(errno);
+                server_reply.errno = Some(errno);
             } else {
-                let bytes = rest.take(told.bytes.len())?;
-                told.bytes = bytes.iter().copied().map(Some).collect();
+                let bytes = rest.take(server_reply.bytes.len())?;
+                server_reply.bytes = bytes.iter().copied().map(Some).collect();
             }
-            told.is_done = true;
+            server_reply.is_done = true;
             return Some(());
         }
         STRUCTURED_REPLY_MAGIC if style == Style::Structured => false,
@@ -312,9 +316,9 @@ fn listen(style: Style, rest: &mut Reader<'_>, replies: &mut [ServerReply]) -> O
     };
     let payload = rest.take(usize::try_from(length).ok()?)?;
     let place = cookie.checked_sub(1)?;
-    let told = of(replies, cookie).filter(|told| !told.is_done)?;
-    note(told, asked().get(place as usize)?, kind, payload)?;
-    told.is_done = flags & chunk::DONE != 0;
+    let server_reply = of(replies, cookie).filter(|server_reply| !server_reply.is_done)?;
+    note(server_reply, requests().get(place as usize)?, kind, payload)?;
+    server_reply.is_done = flags & chunk::DONE != 0;
     Some(())
 }
 
@@ -353,54 +357,54 @@ fn note(reply: &mut ServerReply, command: &Command, kind: u16, payload: &[u8]) -
 }
 
 /// The style's magic where a reply begins, the cookie of a request, and a length that is available.
-fn mended_answers(style: Style, said: &[u8]) -> Vec<u8> {
+fn mended_answers(style: Style, output: &[u8]) -> Vec<u8> {
     let (magic, head_bytes, cookie_at) = match style {
         Style::Simple => (SIMPLE_REPLY_MAGIC, 16, 8),
         Style::Structured => (STRUCTURED_REPLY_MAGIC, 20, 8),
         Style::Extended => (EXTENDED_REPLY_MAGIC, 32, 8),
     };
-    let (mut said, mut at) = (said.to_vec(), 0);
-    while let Some(head) = said.get_mut(at..at + head_bytes) {
+    let (mut output, mut at) = (output.to_vec(), 0);
+    while let Some(head) = output.get_mut(at..at + head_bytes) {
         head[..4].copy_from_slice(&magic.to_be_bytes());
-        let cookie = 1 + head[cookie_at + 7].wrapping_sub(1) % asked().len() as u8;
+        let cookie = 1 + head[cookie_at + 7].wrapping_sub(1) % requests().len() as u8;
         head[cookie_at..cookie_at + 8].copy_from_slice(&u64::from(cookie).to_be_bytes());
         let is_error = head[4..8] != [0; 4];
         let length = &mut head[head_bytes - 4..];
         let long = u32::from_be_bytes([length[0], length[1], length[2], length[3]]) as usize;
         at += head_bytes;
         if style == Style::Simple {
-            let bytes = bytes_asked(&asked()[usize::from(cookie) - 1]);
+            let bytes = requested_bytes(&requests()[usize::from(cookie) - 1]);
             at += if is_error { 0 } else { bytes };
             continue;
         }
-        let long = long.min(said.len() - at);
-        said[at - 4..at].copy_from_slice(&(long as u32).to_be_bytes());
+        let long = long.min(output.len() - at);
+        output[at - 4..at].copy_from_slice(&(long as u32).to_be_bytes());
         if style == Style::Extended {
-            said[at - 8..at - 4].fill(0);
+            output[at - 8..at - 4].fill(0);
         }
         at += long;
     }
-    said
+    output
 }
 
 /// A correct server that follows `choices`: the client understands all of its answers.
 fn legal_answers(style: Style, choices: &[u8]) {
-    let mut server = Lawful { style, choices, said: Vec::new() };
-    let asked = asked();
-    let mut expected: Vec<Option<Outcome>> = vec![None; asked.len()];
-    let first = server.choose(asked.len());
-    for place in (first..asked.len()).chain(0..first) {
-        expected[place] = Some(server.answer(place as u64 + 1, &asked[place]));
+    let mut server = Lawful { style, choices, output: Vec::new() };
+    let requests = requests();
+    let mut expected: Vec<Option<Outcome>> = vec![None; requests.len()];
+    let first = server.choose(requests.len());
+    for place in (first..requests.len()).chain(0..first) {
+        expected[place] = Some(server.answer(place as u64 + 1, &requests[place]));
     }
     let expected: Vec<Outcome> = expected.into_iter().flatten().collect();
-    assert_eq!(outcomes(style, &server.said), expected, "a lawful server is understood");
+    assert_eq!(outcomes(style, &server.output), expected, "a lawful server is understood");
 }
 
 /// A server that keeps the protocol; the input makes its choices.
 struct Lawful<'a> {
     style: Style,
     choices: &'a [u8],
-    said: Vec<u8>,
+    output: Vec<u8>,
 }
 
 impl Lawful<'_> {
@@ -441,24 +445,24 @@ impl Lawful<'_> {
     }
 
     fn simple(&mut self, errno: u32, cookie: u64, bytes: &[u8]) {
-        self.said.extend(SIMPLE_REPLY_MAGIC.to_be_bytes());
-        self.said.extend(errno.to_be_bytes());
-        self.said.extend(cookie.to_be_bytes());
-        self.said.extend(bytes);
+        self.output.extend(SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.output.extend(errno.to_be_bytes());
+        self.output.extend(cookie.to_be_bytes());
+        self.output.extend(bytes);
     }
 
     fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) {
         let is_extended = self.style == Style::Extended;
         let magic = if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
-        self.said.extend(magic.to_be_bytes());
-        self.said.extend(flags.to_be_bytes());
-        self.said.extend(kind.to_be_bytes());
-        self.said.extend(cookie.to_be_bytes());
+        self.output.extend(magic.to_be_bytes());
+        self.output.extend(flags.to_be_bytes());
+        self.output.extend(kind.to_be_bytes());
+        self.output.extend(cookie.to_be_bytes());
         if is_extended {
-            self.said.extend([0; 12]);
+            self.output.extend([0; 12]);
         }
-        self.said.extend((payload.len() as u32).to_be_bytes());
-        self.said.extend(payload);
+        self.output.extend((payload.len() as u32).to_be_bytes());
+        self.output.extend(payload);
     }
 
     /// The bytes of a read, in pieces from the end or from the front; some of them holes.

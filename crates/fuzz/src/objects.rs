@@ -59,13 +59,13 @@ pub(crate) fn segment(bytes: &[u8]) {
 
 fn segment_header(bytes: &[u8]) {
     use segment_at::at;
-    let said = header_bytes_of(bytes);
+    let header_bytes = header_bytes_of(bytes);
     let volume_id = volume_at(bytes, at::VOLUME_ID);
     let identity =
         SegmentIdentity { volume_id, sequence: u64_at(bytes, at::SEQUENCE).unwrap_or(0) };
     let Ok(header) = SegmentHeader::decode(bytes, &identity) else { return };
     assert_eq!(header.check(), Ok(()));
-    assert_eq!(said, Ok(header.header_bytes()));
+    assert_eq!(header_bytes, Ok(header.header_bytes()));
     let (head, body) = bytes.split_at(header.header_bytes() as usize);
     assert_eq!(header.encode(), head);
     bounded(&header.extents, head);

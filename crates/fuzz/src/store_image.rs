@@ -72,11 +72,11 @@ impl ObjectStore for Objects {
 
     fn put(&self, put: Put, done: Completion<PutOutcome>) {
         // Create-only, as the engine demands of every store.
-        let fresh = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
-        if fresh {
+        let is_new = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
+        if is_new {
             self.0.lock().expect("no thread panicked").insert(put.key, put.body);
         }
-        done(Ok(if fresh { PutOutcome::Created } else { PutOutcome::Taken }));
+        done(Ok(if is_new { PutOutcome::Created } else { PutOutcome::Taken }));
     }
 
     fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {

@@ -24,7 +24,7 @@ pub(crate) fn run(bytes: &[u8]) {
     urls(text);
     keys(text);
     let number = bytes.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
-    shown(number);
+    size_round_trip(number);
 }
 
 fn sizes(text: &str) {
@@ -50,7 +50,7 @@ fn sizes(text: &str) {
     }
 }
 
-fn shown(number: u64) {
+fn size_round_trip(number: u64) {
     let size = human_size(number);
     if !size.contains('.') && !size.ends_with("EiB") {
         let read = parse_size(&size).expect("a size that is shown can be read");
@@ -63,10 +63,10 @@ fn shown(number: u64) {
 
 fn urls(text: &str) {
     const SECRET: &str = "hunter2";
-    if let Ok(shown) = check_url(text) {
+    if let Ok(display) = check_url(text) {
         assert_eq!(
-            check_url(&shown).ok(),
-            Some(shown),
+            check_url(&display).ok(),
+            Some(display),
             "what is shown is a URL, and shown as itself"
         );
     }
@@ -84,12 +84,12 @@ fn urls(text: &str) {
         let with_password = format!("{scheme}://user:{SECRET}@{text}");
         let with_key = format!("{scheme}://bucket/{text}?secret_key={SECRET}");
         for url in [with_password, with_key] {
-            let said = match (check_url(&url), split_volume_url(&url)) {
+            let message = match (check_url(&url), split_volume_url(&url)) {
                 (Err(error), Err(other)) => format!("{error} {other}"),
                 (Err(error), Ok(_)) => error.to_string(),
-                (Ok(shown), _) => shown,
+                (Ok(display), _) => display,
             };
-            assert!(!said.contains(SECRET), "{url:?} gives its secret away: {said}");
+            assert!(!message.contains(SECRET), "{url:?} gives its secret away: {message}");
         }
     }
 }

@@ -151,6 +151,6 @@ fn send_message(
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
-    assert_eq!(sent.expect("the door listens"), bytes.len());
+    let outcome = sendmsg(stream, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+    assert_eq!(outcome.expect("the door listens"), bytes.len());
 }

@@ -228,7 +228,7 @@ impl<'a> Log<'a> {
 
     /// Each sector is zeroes, or what an entry up to `entry`, which may be in flight, left there.
     fn check_sectors(&self, entry: usize, image: &Image) {
-        let known = &self.entries()[..(entry + 1).min(self.entries().len())];
+        let entries = &self.entries()[..(entry + 1).min(self.entries().len())];
         let disk = image.read(0, MODEL_BYTES);
         for (sector, bytes) in disk.chunks(SECTOR_BYTES as usize).enumerate() {
             let address = sector as u64 * SECTOR_BYTES;
@@ -236,11 +236,12 @@ impl<'a> Log<'a> {
                 let from = recorded.entry.sector * self.recording.sector_bytes();
                 let inside = usize::try_from(address.checked_sub(from)?).ok()?;
                 let rest = self.bytes.get(usize::try_from(recorded.data_at).ok()? + inside..)?;
-                let there = recorded.entry.data_sectors() * self.recording.sector_bytes();
-                (inside as u64 + SECTOR_BYTES <= there && rest.starts_with(bytes)).then_some(())
+                let data_bytes = recorded.entry.data_sectors() * self.recording.sector_bytes();
+                (inside as u64 + SECTOR_BYTES <= data_bytes && rest.starts_with(bytes))
+                    .then_some(())
             };
             let is_blank = bytes.iter().all(|byte| *byte == 0);
-            let is_known = is_blank || known.iter().any(|recorded| left_by(recorded).is_some());
+            let is_known = is_blank || entries.iter().any(|recorded| left_by(recorded).is_some());
             assert!(is_known, "sector {sector} holds what was never written");
         }
     }

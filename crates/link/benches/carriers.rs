@@ -27,9 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 type Halves = (Box<dyn Sender>, Box<dyn Receiver>);
 
 struct Ends {
-    here: Halves,
-    there: Halves,
-    /// The peer of `here`, and the peer of `there`.
+    near: Halves,
+    far: Halves,
+    /// The peer of `near`, and the peer of `far`.
     to: Peer,
     back: Peer,
 }
@@ -53,40 +53,40 @@ fn cpu_s() -> f64 {
 fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
     let batch = batch_of(BATCH_PACKETS, packet_bytes);
     let is_over = AtomicBool::new(false);
-    let (sender, own) = &mut ends.here;
-    let receiver = &mut ends.there.1;
+    let (sender, own) = &mut ends.near;
+    let receiver = &mut ends.far.1;
     let (begin, cpu) = (Instant::now(), cpu_s());
-    let (sent, came) = std::thread::scope(|scope| {
+    let (sent_count, received) = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let mut came = 0u64;
+            let mut packet_count = 0u64;
             while !is_over.load(Ordering::Relaxed) {
                 let wait = Some(Duration::from_millis(10));
                 let woken = receiver.receive(wait, false, &mut |_, bytes| {
                     std::hint::black_box(bytes.len());
                 });
-                came += woken.expect("the carrier lives").packets as u64;
+                packet_count += woken.expect("the carrier lives").packets as u64;
             }
-            came
+            packet_count
         });
-        let (mut sent, mut at) = (0u64, 0);
+        let (mut sent_count, mut at) = (0u64, 0);
         while begin.elapsed().as_secs_f64() < seconds {
             match sender.send(&ends.to, &batch, at).expect("sent") {
                 0 => {
                     own.receive(Some(PATIENCE), true, &mut |_, _| ()).expect("the carrier lives");
                 }
-                taken => (sent, at) = (sent + taken as u64, (at + taken) % batch.len()),
+                count => (sent_count, at) = (sent_count + count as u64, (at + count) % batch.len()),
             }
         }
         is_over.store(true, Ordering::Relaxed);
-        (sent, receiving.join().expect("it received"))
+        (sent_count, receiving.join().expect("it received"))
     });
     let (wall, cpu) = (begin.elapsed().as_secs_f64(), cpu_s() - cpu);
-    let gigabytes = came as f64 * packet_bytes as f64 / 1e9;
-    let lost = 100.0 * (1.0 - came as f64 / sent as f64).max(0.0);
+    let gigabytes = received as f64 * packet_bytes as f64 / 1e9;
+    let lost_percent = 100.0 * (1.0 - received as f64 / sent_count as f64).max(0.0);
     println!(
         "{name:<28} {packet_bytes:>5} B {:>9.0} packets/s {:>6.2} GB/s {:>6.2} CPU s/GB  lost \
-        {lost:.1} %",
-        came as f64 / wall,
+        {lost_percent:.1} %",
+        received as f64 / wall,
         gigabytes / wall,
         cpu / gigabytes,
     );
@@ -97,8 +97,8 @@ fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
     let batch = batch_of(1, 64);
     let is_over = AtomicBool::new(false);
     let (begin, mut trips) = (Instant::now(), Vec::new());
-    let (answering, receiver) = &mut ends.there;
-    let (sender, own) = &mut ends.here;
+    let (answerer, receiver) = &mut ends.far;
+    let (sender, own) = &mut ends.near;
     std::thread::scope(|scope| {
         let (batch, back, is_over) = (&batch, &ends.back, &is_over);
         scope.spawn(move || {
@@ -107,7 +107,7 @@ fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
                 let woken =
                     receiver.receive(wait, false, &mut |_, _| ()).expect("the carrier lives");
                 for _ in 0..woken.packets {
-                    answering.send(back, batch, 0).expect("sent");
+                    answerer.send(back, batch, 0).expect("sent");
                 }
             }
         });
@@ -132,30 +132,30 @@ fn udp(cable: &Cable, segmentation: bool) -> io::Result<Ends> {
         let local = local.parse().expect("an address");
         cable.at(end, || open_udp(&UdpOptions { segmentation, ..UdpOptions::on(local) }))
     };
-    let (here, there) = (open(End::A, "10.97.0.1:0")?, open(End::B, "10.97.0.2:0")?);
-    let (to, back) = (Peer::Udp(there.0.local()?), Peer::Udp(here.0.local()?));
-    Ok(Ends { here: boxed(here), there: boxed(there), to, back })
+    let (near, far) = (open(End::A, "10.97.0.1:0")?, open(End::B, "10.97.0.2:0")?);
+    let (to, back) = (Peer::Udp(far.0.local()?), Peer::Udp(near.0.local()?));
+    Ok(Ends { near: boxed(near), far: boxed(far), to, back })
 }
 
 fn tcp(cable: &Cable) -> io::Result<Ends> {
     let local = "10.97.0.2:0".parse().expect("an address");
     let listener = cable.at(End::B, || Listener::open(local, None))?;
     let to = listener.local()?;
-    let here = cable.at(End::A, || connect(to, None, PATIENCE))?;
+    let near = cable.at(End::A, || connect(to, None, PATIENCE))?;
     let (sender, receiver, _) = listener.accept(Some(PATIENCE))?.expect("it connected");
     Ok(Ends {
-        here: boxed(here),
-        there: boxed((sender, receiver)),
+        near: boxed(near),
+        far: boxed((sender, receiver)),
         to: Peer::Stream,
         back: Peer::Stream,
     })
 }
 
 fn ethernet(cable: &Cable) -> io::Result<Ends> {
-    let here = cable.at(End::A, || open_ethernet("cable"))?;
-    let there = cable.at(End::B, || open_ethernet("cable"))?;
-    let (to, back) = (there.0.own(), here.0.own());
-    Ok(Ends { here: boxed(here), there: boxed(there), to, back })
+    let near = cable.at(End::A, || open_ethernet("cable"))?;
+    let far = cable.at(End::B, || open_ethernet("cable"))?;
+    let (to, back) = (far.0.own(), near.0.own());
+    Ok(Ends { near: boxed(near), far: boxed(far), to, back })
 }
 
 fn boxed((sender, receiver): (impl Sender + 'static, impl Receiver + 'static)) -> Halves {

@@ -21,8 +21,8 @@ fn both_ends(security: &Security) -> (Seals, Seals) {
     (greeting.finish(&reply[..bytes]).expect("a connection").0, target)
 }
 
-/// Nanoseconds to seal one packet and, if `opened`, to open and accept it.
-fn measure(security: &Security, body_bytes: usize, opened: bool, at_least: Duration) -> f64 {
+/// Nanoseconds to seal one packet and, if `is_opened`, to open and accept it.
+fn measure(security: &Security, body_bytes: usize, is_opened: bool, at_least: Duration) -> f64 {
     let (initiator, target) = both_ends(security);
     let mut window = ReplayWindow::new();
     let mut packet = vec![0x5a; HEADER_BYTES + body_bytes + TAIL_BYTES];
@@ -31,7 +31,7 @@ fn measure(security: &Security, body_bytes: usize, opened: bool, at_least: Durat
         for _ in 0..BATCH {
             packet[16..24].copy_from_slice(&number.to_le_bytes());
             initiator.seal(&mut packet).expect("sealed");
-            if opened {
+            if is_opened {
                 black_box(target.open(&mut packet).expect("opened"));
                 assert!(window.take(number));
             }

@@ -104,10 +104,10 @@ struct Load {
     places: u64,
     next: AtomicU64,
     done: AtomicU64,
-    failed: AtomicU64,
+    failure_count: AtomicU64,
     stops: AtomicBool,
     under_way: AtomicUsize,
-    ended: mpsc::Sender<()>,
+    end_sender: mpsc::Sender<()>,
 }
 
 impl Load {
@@ -142,12 +142,12 @@ impl Exchange for RepeatExchange {
     fn complete(self: Box<Self>, outcome: Outcome) {
         let load = Arc::clone(&self.load);
         load.done.fetch_add(1, Relaxed);
-        load.failed.fetch_add(u64::from(outcome.is_err()), Relaxed);
+        load.failure_count.fetch_add(u64::from(outcome.is_err()), Relaxed);
         if !load.stops.load(Relaxed) {
             load.submit(self);
         } else if load.under_way.fetch_sub(1, Relaxed) == 1 {
             // The receiver is gone only if the process ends.
-            let _ = load.ended.send(());
+            let _ = load.end_sender.send(());
         }
     }
 }
@@ -181,7 +181,7 @@ fn load(options: &Options) -> Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     let places = device.geometry().size_bytes / bytes;
-    let (ended, end) = mpsc::channel();
+    let (end_sender, end) = mpsc::channel();
     let load = Arc::new(Load {
         device,
         operation,
@@ -189,10 +189,10 @@ fn load(options: &Options) -> Result<()> {
         places,
         next: 0.into(),
         done: 0.into(),
-        failed: 0.into(),
+        failure_count: 0.into(),
         stops: false.into(),
         under_way: depth.into(),
-        ended,
+        end_sender,
     });
     for _ in 0..depth {
         load.submit(Box::new(RepeatExchange {
@@ -203,20 +203,20 @@ fn load(options: &Options) -> Result<()> {
     thread::sleep((seconds / 4).min(Duration::from_millis(300)));
     println!("begin");
     std::io::stdout().flush()?;
-    let (began, done, cpu) = (Instant::now(), load.done.load(Relaxed), cpu_s());
+    let (began, done_before, cpu) = (Instant::now(), load.done.load(Relaxed), cpu_s());
     thread::sleep(seconds);
-    let (took_s, requests) = (began.elapsed().as_secs_f64(), load.done.load(Relaxed) - done);
+    let (took_s, requests) = (began.elapsed().as_secs_f64(), load.done.load(Relaxed) - done_before);
     let (spent_s, status) = (cpu_s() - cpu, initiator.status());
     load.stops.store(true, Relaxed);
-    println!("{}", said(took_s, requests, spent_s, load.failed.load(Relaxed), &status));
+    println!("{}", report(took_s, requests, spent_s, load.failure_count.load(Relaxed), &status));
     end.recv_timeout(PATIENCE)?;
     Ok(())
 }
 
-fn said(took_s: f64, requests: u64, cpu_s: f64, failed: u64, status: &LinkStatus) -> String {
+fn report(took_s: f64, requests: u64, cpu_s: f64, failures: u64, status: &LinkStatus) -> String {
     let links: Vec<String> = status.links.iter().map(of_link).collect();
     let all = format!(
-        r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failed}"#
+        r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failures}"#
     );
     format!(r#"{{{all}, "links": [{}]}}"#, links.join(", "))
 }
@@ -231,7 +231,7 @@ fn of_link(link: &OneLink) -> String {
         ("window_bytes", link.window_bytes as u64),
         ("packet_bytes", link.packet_bytes as u64),
     ];
-    let shown: Vec<String> =
+    let fields: Vec<String> =
         numbers.iter().map(|(name, number)| format!(r#""{name}": {number}"#)).collect();
-    format!("{{{}}}", shown.join(", "))
+    format!("{{{}}}", fields.join(", "))
 }

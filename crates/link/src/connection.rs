@@ -85,7 +85,7 @@ pub(crate) struct LinkOutput {
     ping: bool,
     /// Whether it was open and silent when last checked, and since when: for status, not for
     /// decisions.
-    seen: (bool, bool),
+    last_state: (bool, bool),
     pub(crate) seen_since_ns: u64,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Link {
     pub(crate) refused: AtomicU64,
     pub(crate) doubled: AtomicU64,
     /// One more than the number of the newest join.
-    joined: AtomicU64,
+    join_end: AtomicU64,
 }
 
 /// The result of a received packet.
@@ -127,18 +127,18 @@ pub(crate) struct Connection<R> {
     pub(crate) role: R,
     kicks: AtomicU64,
     /// When the last packet opened.
-    heard_ns: AtomicU64,
+    last_received_ns: AtomicU64,
 }
 
 impl<R: Role> Connection<R> {
-    /// `heard_ns` counts as the time of the last packet until one opens.
+    /// `last_received_ns` counts as the time of the last packet until one opens.
     pub(crate) fn new(
         remote: u64,
         seals: Seals,
         links: usize,
         slots: usize,
         role: R,
-        heard_ns: u64,
+        last_received_ns: u64,
     ) -> Self {
         let link = |_| Link {
             output: Mutex::new(LinkOutput {
@@ -148,13 +148,13 @@ impl<R: Role> Connection<R> {
                 batch: Batch::new(BATCH_PACKETS_MAX, BATCH_BYTES),
                 unsent_from: 0,
                 ping: false,
-                seen: (false, false),
-                seen_since_ns: heard_ns,
+                last_state: (false, false),
+                seen_since_ns: last_received_ns,
             }),
             receive_half: Mutex::new(ReceiveHalf::new()),
             refused: AtomicU64::new(0),
             doubled: AtomicU64::new(0),
-            joined: AtomicU64::new(0),
+            join_end: AtomicU64::new(0),
         };
         Connection {
             remote,
@@ -163,17 +163,17 @@ impl<R: Role> Connection<R> {
             ready: Ready::new(slots),
             role,
             kicks: AtomicU64::new(0),
-            heard_ns: AtomicU64::new(heard_ns),
+            last_received_ns: AtomicU64::new(last_received_ns),
         }
     }
 
     /// When the last packet of this connection arrived.
-    pub(crate) fn heard_ns(&self) -> u64 {
-        self.heard_ns.load(Ordering::Relaxed)
+    pub(crate) fn last_received_ns(&self) -> u64 {
+        self.last_received_ns.load(Ordering::Relaxed)
     }
 
-    /// Handles a packet of kind *sealed*. Calls `said` for parts that are not handled here, after
-    /// the packet was authenticated.
+    /// Handles a packet of kind *sealed*. Calls `control_part` for parts that are not handled here,
+    /// after the packet was authenticated.
     pub(crate) fn receive(
         &self,
         header: &Packet,
@@ -188,7 +188,7 @@ impl<R: Role> Connection<R> {
             link.refused.fetch_add(1, Ordering::Relaxed);
             return Ok(PacketOutcome::Dropped);
         };
-        self.heard_ns.fetch_max(now, Ordering::Relaxed);
+        self.last_received_ns.fetch_max(now, Ordering::Relaxed);
         if !link.receive_half.lock().take(header.number, header.length) {
             link.doubled.fetch_add(1, Ordering::Relaxed);
             return Ok(PacketOutcome::Dropped);
@@ -227,11 +227,11 @@ impl<R: Role> Connection<R> {
 
     /// Whether a lost piece must be sent again; if so, it is ready now.
     fn again(&self, piece: &Piece) -> bool {
-        let again = self.role.lost(piece);
-        if again {
+        let must_resend = self.role.lost(piece);
+        if must_resend {
             self.ready.push(piece.slot);
         }
-        again
+        must_resend
     }
 
     /// Sends what is ready, as far as the links have room. Call this after anything that may have
@@ -239,18 +239,18 @@ impl<R: Role> Connection<R> {
     pub(crate) fn pump(&self, now: u64) {
         self.kicks.fetch_add(1, Ordering::SeqCst);
         loop {
-            let seen = self.kicks.load(Ordering::SeqCst);
-            let mut sent = false;
+            let kicks = self.kicks.load(Ordering::SeqCst);
+            let mut was_sent = false;
             let (order, count) = self.by_load();
             for index in &order[..count] {
                 let Some(mut outgoing) = self.links[*index].output.try_lock() else { continue };
-                sent |= self.send_some(*index, &mut outgoing, now, false);
-                if sent && count > 1 {
+                was_sent |= self.send_some(*index, &mut outgoing, now, false);
+                if was_sent && count > 1 {
                     // Another link may be less loaded now.
                     break;
                 }
             }
-            if !sent && self.kicks.load(Ordering::SeqCst) == seen {
+            if !was_sent && self.kicks.load(Ordering::SeqCst) == kicks {
                 return;
             }
         }
@@ -306,9 +306,9 @@ impl<R: Role> Connection<R> {
     /// nothing to send, or no room.
     fn build(&self, index: usize, output: &mut LinkOutput, now: u64, ack: bool) -> usize {
         let carries = output.open && output.send_half.has_room();
-        let wanted = (carries && !self.ready.is_empty()) || output.ping || ack;
+        let is_needed = (carries && !self.ready.is_empty()) || output.ping || ack;
         let packet_bytes = output.send_half.packet_bytes;
-        if !wanted || output.path.is_none() || output.batch.space().len() < packet_bytes {
+        if !is_needed || output.path.is_none() || output.batch.space().len() < packet_bytes {
             return 0;
         }
         let ping = std::mem::take(&mut output.ping);
@@ -326,11 +326,11 @@ impl<R: Role> Connection<R> {
                 break;
             }
         }
-        let used = body.used();
-        if used == 0 {
+        let used_bytes = body.used();
+        if used_bytes == 0 {
             return 0;
         }
-        let length = HEADER_BYTES + used + TAIL_BYTES;
+        let length = HEADER_BYTES + used_bytes + TAIL_BYTES;
         let number = output.send_half.number(|piece| self.again(piece));
         self.seal(&mut packet[..length], index, number);
         output.batch.commit(length);
@@ -347,10 +347,10 @@ impl<R: Role> Connection<R> {
             number,
         };
         header.encode(packet);
-        if let Err(refused) = self.seals.seal(packet) {
+        if let Err(error) = self.seals.seal(packet) {
             // This happens only when the numbers of this link are used up, after years. The peer
             // then receives nothing more on it.
-            tracing::error!("link {index}: cannot seal a packet: {refused}");
+            tracing::error!("link {index}: cannot seal a packet: {error}");
             // Never send it in clear.
             packet[HEADER_BYTES..].fill(0);
         }
@@ -416,10 +416,10 @@ impl<R: Role> Connection<R> {
         self.pump(now);
         let is_due = |link: &Link| link.receive_half.lock().due_ns().is_some_and(|due| due <= now);
         for (index, link) in self.links.iter().enumerate() {
-            let due = is_due(link);
+            let owes_ack = is_due(link);
             let mut outgoing = link.output.lock();
-            if due || outgoing.ping {
-                self.send_some(index, &mut outgoing, now, due);
+            if owes_ack || outgoing.ping {
+                self.send_some(index, &mut outgoing, now, owes_ack);
             }
         }
         // Acknowledgements for a link without a way back use another link.
@@ -436,18 +436,18 @@ impl<R: Role> Connection<R> {
     /// Whether packet `number` of link `index` may be the newest join. An outdated join has a
     /// length that did not get through, or an old address of the other end.
     pub(crate) fn is_newest_join(&self, index: usize, number: u64) -> bool {
-        self.links[index].joined.fetch_max(number + 1, Ordering::SeqCst) <= number
+        self.links[index].join_end.fetch_max(number + 1, Ordering::SeqCst) <= number
     }
 
-    /// Whether, since `seen`, a thread that wanted to send left its work to the holder of a link's
+    /// Whether, since `kicks`, a thread that wanted to send left its work to the holder of a link's
     /// lock, and that holder only looked at the link.
-    fn was_left_work(&self, seen: u64) -> bool {
-        self.kicks.load(Ordering::SeqCst) != seen && !self.ready.is_empty()
+    fn was_left_work(&self, kicks: u64) -> bool {
+        self.kicks.load(Ordering::SeqCst) != kicks && !self.ready.is_empty()
     }
 
     /// When [`Connection::tick`] must be called next.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        let seen = self.kicks.load(Ordering::SeqCst);
+        let kicks = self.kicks.load(Ordering::SeqCst);
         let sending =
             self.links.iter().filter_map(|link| link.output.lock().send_half.deadline_ns());
         // Without a path there is nothing to wait for; a new path triggers another check.
@@ -458,25 +458,27 @@ impl<R: Role> Connection<R> {
             .filter_map(|link| link.receive_half.lock().due_ns())
             .filter(|_| reached);
         let next = sending.chain(owed).min();
-        if self.was_left_work(seen) { Some(0) } else { next }
+        if self.was_left_work(kicks) { Some(0) } else { next }
     }
 
     /// Whether link `index` waits for its carrier to have room.
     pub(crate) fn is_blocked(&self, index: usize) -> bool {
-        let seen = self.kicks.load(Ordering::SeqCst);
-        let blocked =
+        let kicks = self.kicks.load(Ordering::SeqCst);
+        let is_blocked =
             self.links[index].output.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
-        blocked || self.was_left_work(seen)
+        is_blocked || self.was_left_work(kicks)
     }
 
     /// Whether a link waits for the carrier of `sender` to have room.
     pub(crate) fn is_blocked_at(&self, sender: &Arc<dyn Sender>) -> bool {
-        let seen = self.kicks.load(Ordering::SeqCst);
-        let blocked = self.links.iter().filter_map(|link| link.output.try_lock()).any(|outgoing| {
-            let here = outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
-            here && outgoing.has_unsent()
-        });
-        blocked || self.was_left_work(seen)
+        let kicks = self.kicks.load(Ordering::SeqCst);
+        let is_blocked =
+            self.links.iter().filter_map(|link| link.output.try_lock()).any(|outgoing| {
+                let is_at_sender =
+                    outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+                is_at_sender && outgoing.has_unsent()
+            });
+        is_blocked || self.was_left_work(kicks)
     }
 
     /// Asks on link `index` whether the peer is there.
@@ -539,7 +541,7 @@ impl LinkOutput {
                     path.waker.iter().for_each(|waker| waker.wake());
                     return FlushOutcome::Blocked;
                 }
-                Ok(taken) => self.unsent_from += taken,
+                Ok(count) => self.unsent_from += count,
                 Err(_) => break,
             }
         }
@@ -548,9 +550,9 @@ impl LinkOutput {
     }
 
     fn update_time(&mut self, now: u64) {
-        let seen = (self.open, self.send_half.is_silent());
-        if seen != self.seen {
-            (self.seen, self.seen_since_ns) = (seen, now);
+        let state = (self.open, self.send_half.is_silent());
+        if state != self.last_state {
+            (self.last_state, self.seen_since_ns) = (state, now);
         }
     }
 

@@ -48,14 +48,14 @@ pub fn legible(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len() + 16);
+    let mut output = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match is_plain(c) {
-            true => shown.push(c),
-            false => shown.extend(c.escape_debug()),
+            true => output.push(c),
+            false => output.extend(c.escape_debug()),
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(output)
 }
 
 /// The status of one link.
@@ -143,14 +143,14 @@ mod tests {
         for plain in ["store", "it's a \"disk\"", "Müller 日本 🙂"] {
             assert!(matches!(legible(plain), Cow::Borrowed(text) if text == plain), "{plain}");
         }
-        for (text, shown) in [
+        for (text, expected_text) in [
             ("\x1b[2J", "\\u{1b}[2J"),
             ("a\r\nb\tc\0", "a\\r\\nb\\tc\\0"),
             ("\u{9b}31m", "\\u{9b}31m"),
             ("\u{202e}cba\u{2066}\u{200b}", "\\u{202e}cba\\u{2066}\\u{200b}"),
             ("a\\u{1b}", "a\\\\u{1b}"),
         ] {
-            assert_eq!(legible(text), shown);
+            assert_eq!(legible(text), expected_text);
         }
     }
 }

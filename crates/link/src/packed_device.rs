@@ -150,8 +150,8 @@ impl<D: BlockDevice> PackedDevice for Unpacker<D> {
             Err(error) => return request.fail(error),
         };
         let flags = Flags { fua: request.flags.fua, ..Flags::default() };
-        let left = UnpackProgress { pieces: pieces.len(), failed: None, request: Some(request) };
-        let all = Arc::new(All { payload, progress: Mutex::new(left) });
+        let progress = UnpackProgress { pieces: pieces.len(), error: None, request: Some(request) };
+        let all = Arc::new(All { payload, progress: Mutex::new(progress) });
         for Piece { address, place, length } in pieces {
             let part = Box::new(Part { all: all.clone(), place });
             self.inner.submit(Request::new(Operation::Write, address, length as u64, flags, part));
@@ -167,7 +167,7 @@ struct All {
 
 struct UnpackProgress {
     pieces: usize,
-    failed: Option<Error>,
+    error: Option<Error>,
     request: Option<Request>,
 }
 
@@ -188,19 +188,19 @@ impl Exchange for Part {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let ended = {
-            let mut left = self.all.progress.lock();
+        let completion = {
+            let mut progress = self.all.progress.lock();
             if let Err(error) = outcome {
-                left.failed.get_or_insert(error);
+                progress.error.get_or_insert(error);
             }
-            left.pieces -= 1;
-            if left.pieces > 0 {
+            progress.pieces -= 1;
+            if progress.pieces > 0 {
                 return;
             }
-            left.request.take().map(|request| (request, left.failed.take()))
+            progress.request.take().map(|request| (request, progress.error.take()))
         };
-        if let Some((request, failed)) = ended {
-            request.complete(failed.map_or(Ok(Reply::Done), Err));
+        if let Some((request, error)) = completion {
+            request.complete(error.map_or(Ok(Reply::Done), Err));
         }
     }
 }

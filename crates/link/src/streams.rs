@@ -25,7 +25,7 @@ pub(crate) struct Stream<T> {
     pub(crate) threads: T,
     pub(crate) source: Source,
     /// Set when it has carried a packet of a connection.
-    pub(crate) known: Arc<AtomicBool>,
+    pub(crate) is_known: Arc<AtomicBool>,
 }
 
 /// All streams, the oldest first.
@@ -76,7 +76,7 @@ impl<T> Streams<T> {
 
 impl<T> Stream<T> {
     fn is_stranger(&self) -> bool {
-        !self.known.load(Ordering::Relaxed)
+        !self.is_known.load(Ordering::Relaxed)
     }
 }
 
@@ -88,8 +88,8 @@ mod tests {
         Source::of_ip([10, 0, 0, last].into())
     }
 
-    fn stream(number: usize, source: Source, known: bool) -> Stream<usize> {
-        Stream { threads: number, source, known: Arc::new(known.into()) }
+    fn stream(number: usize, source: Source, is_known: bool) -> Stream<usize> {
+        Stream { threads: number, source, is_known: Arc::new(is_known.into()) }
     }
 
     #[test]
@@ -101,8 +101,9 @@ mod tests {
             streams.push(stream(number, from(1), false));
         }
         assert!(streams.make_room(from(2)).expect("there is room").is_none(), "others have room");
-        let gone = streams.make_room(from(1)).expect("it makes room for itself").expect("one goes");
-        assert_eq!(gone.threads, 1, "the oldest stranger");
+        let evicted =
+            streams.make_room(from(1)).expect("it makes room for itself").expect("one goes");
+        assert_eq!(evicted.threads, 1, "the oldest stranger");
     }
 
     #[test]
@@ -111,8 +112,8 @@ mod tests {
         let last = |number: usize| from((number % 8) as u8);
         (0..STREAMS_MAX - 1).for_each(|number| streams.push(stream(number, last(number), true)));
         streams.push(stream(1000, from(9), false));
-        let gone = streams.make_room(from(10)).expect("a stranger goes").expect("one goes");
-        assert_eq!(gone.threads, 1000);
+        let evicted = streams.make_room(from(10)).expect("a stranger goes").expect("one goes");
+        assert_eq!(evicted.threads, 1000);
         streams.push(stream(1001, from(10), true));
         assert!(streams.make_room(from(10)).is_err(), "none there is a stranger");
     }

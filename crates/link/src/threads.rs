@@ -148,11 +148,11 @@ impl Drop for InitiatorThreads {
         // A thread of ours would wait for answers that it must receive itself.
         let is_own = self.threads.include_current();
         if self.initiator.status().connected && !is_own {
-            let began = Instant::now();
-            let left = || LEAVE_MAX.saturating_sub(began.elapsed());
+            let start = Instant::now();
+            let remaining = || LEAVE_MAX.saturating_sub(start.elapsed());
             // Without an answer in time, the target drops us after its silence limit, as if we had
             // died.
-            closing.iter().for_each(|answer| drop(answer.wait(left())));
+            closing.iter().for_each(|answer| drop(answer.wait(remaining())));
         }
         self.initiator.close();
     }
@@ -167,13 +167,13 @@ fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
 /// Opens the carrier of link `index`, again after each failure, and receives.
 fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, stop: &Stop) {
     let mut pause = REOPEN_FIRST;
-    let mut told = String::new();
+    let mut last_message = String::new();
     while !stop.is_set() {
         let error = match reach(address, REACH_MAX) {
             Ok((carrier, peer)) => {
-                if !told.is_empty() {
+                if !last_message.is_empty() {
                     tracing::info!("link {index} ({address}): reopened");
-                    told.clear();
+                    last_message.clear();
                 }
                 pause = REOPEN_FIRST;
                 receive_for_initiator(initiator, index, carrier, peer, stop)
@@ -184,9 +184,9 @@ fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, st
         if stop.is_set() {
             return;
         }
-        if told != error.to_string() {
-            told = error.to_string();
-            tracing::warn!("link {index} ({address}): {told}");
+        if last_message != error.to_string() {
+            last_message = error.to_string();
+            tracing::warn!("link {index} ({address}): {last_message}");
         }
         stop.pause(pause);
         pause = (pause * 2).min(REOPEN_MAX);
@@ -207,18 +207,18 @@ fn receive_for_initiator(
     initiator.add_way(index, Arc::clone(&carrier.sender), peer, Some(waker));
     while !stop.is_set() {
         let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
-        let mut began = false;
+        let mut has_begun = false;
         let woken = carrier.receiver.receive(
             Some(wait),
             initiator.is_blocked(index),
             &mut |peer, packet| {
-                if !std::mem::replace(&mut began, true) {
+                if !std::mem::replace(&mut has_begun, true) {
                     initiator.begin_batch();
                 }
                 initiator.receive(peer, packet);
             },
         );
-        match began {
+        match has_begun {
             true => initiator.end_batch(),
             false => initiator.tick(),
         }
@@ -247,11 +247,11 @@ impl Listener {
     ) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
         let streams: Arc<Mutex<Streams<Threads>>> = Arc::default();
-        let mut shown = Vec::new();
+        let mut reachable_addresses = Vec::new();
         for address in addresses {
             match listen(address, receivers)? {
                 TargetListener::Packets(carriers) => {
-                    shown.push(address.to_string());
+                    reachable_addresses.push(address.to_string());
                     for carrier in carriers {
                         let (target, address) = (Arc::clone(&target), address.clone());
                         threads.spawn(format!("link-{address}"), move |stop| {
@@ -261,7 +261,7 @@ impl Listener {
                 }
                 TargetListener::Streams(listener) => {
                     let local = listener.local()?;
-                    shown.push(format!("tcp:{local}"));
+                    reachable_addresses.push(format!("tcp:{local}"));
                     let (target, streams) = (Arc::clone(&target), Arc::clone(&streams));
                     let waker = listener.waker();
                     threads.stop.listen(&waker);
@@ -272,7 +272,7 @@ impl Listener {
                 }
             }
         }
-        Ok(Listener { target, threads, streams, addresses: shown })
+        Ok(Listener { target, threads, streams, addresses: reachable_addresses })
     }
 
     /// The addresses where it is reachable.
@@ -312,7 +312,7 @@ fn accept(
         match accepted {
             Ok(Some((sender, receiver, from))) => {
                 let source = Source::of_ip(from.ip());
-                let Ok(gone) = streams.make_room(source) else {
+                let Ok(evicted_stream) = streams.make_room(source) else {
                     tracing::debug!(
                         "link: {STREAMS_MAX} streams are open; refused one from {from}"
                     );
@@ -320,18 +320,18 @@ fn accept(
                 };
                 // It is a stranger's stream, so its thread is not in a device, and ends
                 // immediately.
-                drop(gone);
-                let known = Arc::new(AtomicBool::new(false));
+                drop(evicted_stream);
+                let is_known = Arc::new(AtomicBool::new(false));
                 let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
                 let target = Arc::clone(target);
                 let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
-                let knows = Arc::clone(&known);
+                let thread_is_known = Arc::clone(&is_known);
                 let spawned = threads.spawn(format!("link-{from}"), move |stop| {
-                    let error = receive_for_target(&target, carrier, &stop, Some(&knows));
+                    let error = receive_for_target(&target, carrier, &stop, Some(&thread_is_known));
                     tracing::debug!("link: stream from {from}: {error}");
                 });
                 match spawned {
-                    Ok(()) => streams.push(Stream { threads, source, known }),
+                    Ok(()) => streams.push(Stream { threads, source, is_known }),
                     Err(error) => {
                         tracing::error!(
                             "link: cannot start a thread for a stream from {from}: {error}"
@@ -383,12 +383,12 @@ fn keep_listening(
 }
 
 /// Receives until the carrier fails or it is time to stop. A stranger's stream has limited time;
-/// `known` is set when it is no longer a stranger's.
+/// `is_known` is set when it is no longer a stranger's.
 fn receive_for_target(
     target: &Arc<Target>,
     mut carrier: Carrier,
     stop: &Stop,
-    known: Option<&AtomicBool>,
+    is_known: Option<&AtomicBool>,
 ) -> io::Error {
     let began_ns = SteadyClock.now_ns();
     let waker = carrier.receiver.waker();
@@ -412,11 +412,11 @@ fn receive_for_target(
         });
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;
-        if is_stranger && known.is_some() && now - began_ns > STRANGER_NS_MAX {
+        if is_stranger && is_known.is_some() && now - began_ns > STRANGER_NS_MAX {
             return io::Error::other("it carried no packet of any connection");
         }
         if !touched.is_empty() {
-            known.iter().for_each(|known| known.store(true, Ordering::Relaxed));
+            is_known.iter().for_each(|is_known| is_known.store(true, Ordering::Relaxed));
             lively_until_ns = now + SECOND;
             touched.drain(..).for_each(|connection| target.end_batch(connection));
         }

@@ -64,7 +64,7 @@ pub(crate) struct Answer {
     takes_extents: bool,
     reply: Reply,
     errno: Option<u32>,
-    there: Pieces,
+    received_pieces: Pieces,
 }
 
 impl Answer {
@@ -79,12 +79,12 @@ impl Answer {
             takes_extents: matches!(command, Command::BlockStatus { .. }),
             reply: Reply { bytes: vec![0; length], extents: Vec::new() },
             errno: None,
-            there: Pieces::default(),
+            received_pieces: Pieces::default(),
         }
     }
 
     /// How many bytes are to be read.
-    pub(crate) fn bytes_asked(&self) -> usize {
+    pub(crate) fn requested_bytes(&self) -> usize {
         self.reply.bytes.len()
     }
 
@@ -96,7 +96,7 @@ impl Answer {
     /// Takes all bytes of a read at once; they are as many as were asked for.
     pub(crate) fn take_whole(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         self.reply.bytes = bytes;
-        self.there.add(0, self.reply.bytes.len())
+        self.received_pieces.add(0, self.reply.bytes.len())
     }
 
     /// Takes a chunk.
@@ -148,7 +148,7 @@ impl Answer {
 
     /// Checks that the answer may end here; a violation if bytes are missing.
     pub(crate) fn check_whole(&self) -> io::Result<()> {
-        if self.errno.is_some() || self.there.is_all(self.reply.bytes.len()) {
+        if self.errno.is_some() || self.received_pieces.is_all(self.reply.bytes.len()) {
             return Ok(());
         }
         Err(violation("an answer that ended before all that was asked for was there"))
@@ -169,7 +169,7 @@ impl Answer {
     /// Records that bytes of a read have arrived at `offset`.
     fn arrived(&mut self, offset: u64, length: usize) -> io::Result<()> {
         let from = (offset - self.offset) as usize;
-        self.there.add(from, from + length)
+        self.received_pieces.add(from, from + length)
     }
 
     fn take_extent(&mut self, extent: Extent) -> io::Result<()> {
@@ -198,8 +198,8 @@ impl Pieces {
         }
         // Joined with its neighbors, so that a read in order is always one piece.
         let end = self.0.remove(&end).unwrap_or(end);
-        let left = self.0.range_mut(..from).next_back();
-        if let Some((_, last)) = left.filter(|(_, last)| **last == from) {
+        let previous = self.0.range_mut(..from).next_back();
+        if let Some((_, last)) = previous.filter(|(_, last)| **last == from) {
             *last = end;
             return Ok(());
         }
@@ -227,7 +227,7 @@ mod tests {
         [&offset.to_be_bytes()[..], &length.to_be_bytes()].concat()
     }
 
-    fn refused(answer: &mut Answer, kind: u16, payload: &[u8], words: &str) {
+    fn expect_refusal(answer: &mut Answer, kind: u16, payload: &[u8], words: &str) {
         let error = answer.take_chunk(kind, payload).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
     }
@@ -237,10 +237,10 @@ mod tests {
         let mut answer = Answer::to(&Command::BlockStatus { offset: 0, length: 1 });
         let mut payload = vec![0; 4];
         (0..1 << 16).for_each(|_| payload.extend([0, 0, 0, 1, 0, 0, 0, 0]));
-        let taken = (0..1000)
+        let outcome = (0..1000)
             .map(|_| answer.take_chunk(chunk::BLOCK_STATUS, &payload))
             .find(Result::is_err);
-        assert!(taken.expect("it has an end").unwrap_err().to_string().contains("extents"));
+        assert!(outcome.expect("it has an end").unwrap_err().to_string().contains("extents"));
         assert_eq!(answer.reply.extents.len(), EXTENTS_MAX);
     }
 
@@ -277,12 +277,12 @@ mod tests {
     fn bytes_outside_what_was_asked_for_or_twice_are_a_violation() {
         let mut answer = Answer::to(&Command::Read { offset: 512, length: 8 });
         answer.take_chunk(chunk::OFFSET_DATA, &data(514, b"cd")).unwrap();
-        refused(&mut answer, chunk::OFFSET_DATA, &data(515, b"d"), "there already");
-        refused(&mut answer, chunk::OFFSET_HOLE, &hole(512, 8), "there already");
-        refused(&mut answer, chunk::OFFSET_DATA, &data(511, b"a"), "outside");
-        refused(&mut answer, chunk::OFFSET_DATA, &data(519, b"ab"), "outside");
-        refused(&mut answer, chunk::OFFSET_HOLE, &hole(u64::MAX, u32::MAX), "outside");
-        refused(&mut answer, chunk::BLOCK_STATUS, &[0; 12], "nobody asked");
+        expect_refusal(&mut answer, chunk::OFFSET_DATA, &data(515, b"d"), "there already");
+        expect_refusal(&mut answer, chunk::OFFSET_HOLE, &hole(512, 8), "there already");
+        expect_refusal(&mut answer, chunk::OFFSET_DATA, &data(511, b"a"), "outside");
+        expect_refusal(&mut answer, chunk::OFFSET_DATA, &data(519, b"ab"), "outside");
+        expect_refusal(&mut answer, chunk::OFFSET_HOLE, &hole(u64::MAX, u32::MAX), "outside");
+        expect_refusal(&mut answer, chunk::BLOCK_STATUS, &[0; 12], "nobody asked");
     }
 
     #[test]
@@ -292,7 +292,7 @@ mod tests {
             (0..1 << 19).map(|place| answer.take_chunk(chunk::OFFSET_DATA, &data(2 * place, b"x")));
         let error = single.find_map(Result::err).expect("it has an end");
         assert!(error.to_string().contains("pieces"), "{error}");
-        assert_eq!(answer.there.0.len(), PIECES_MAX);
+        assert_eq!(answer.received_pieces.0.len(), PIECES_MAX);
     }
 
     #[test]

@@ -31,7 +31,7 @@ struct InFlight {
     next_cookie: u64,
     /// Bounded by what the callers submit at once.
     waiting: HashMap<u64, PendingRequest>,
-    gone: bool,
+    is_gone: bool,
     why_gone: Option<String>,
 }
 
@@ -76,8 +76,8 @@ impl Client {
         // A handle of its own: the sender's may be locked by a thread that waits for room in the
         // socket.
         let shut = socket.duplicate()?;
-        let named = std::thread::Builder::new().name("nbd-client".into());
-        let listener = Some(named.spawn(move || listening.run())?);
+        let builder = std::thread::Builder::new().name("nbd-client".into());
+        let listener = Some(builder.spawn(move || listening.run())?);
         Ok(Client { export, style, socket: Mutex::new(socket), in_flight, listener, shut })
     }
 
@@ -100,7 +100,7 @@ impl Client {
         let waiting = PendingRequest { answer: Answer::to(command), listener: Box::new(listener) };
         let cookie = {
             let mut in_flight = lock(&self.in_flight);
-            if in_flight.gone {
+            if in_flight.is_gone {
                 drop(in_flight);
                 // The listener may submit the next request on this thread.
                 return (waiting.listener)(Err(Failure::Gone));
@@ -159,13 +159,13 @@ impl Client {
     pub fn read_first(&self, size: u64) -> Result<Vec<u8>, Failure> {
         const STEP: u64 = 1 << 20;
         let starts = (0..size).step_by(STEP as usize);
-        let asked: Vec<PendingReply> = starts
+        let pending_replies: Vec<PendingReply> = starts
             .map(|offset| {
                 self.submit(&Command::Read { offset, length: STEP.min(size - offset) as u32 })
             })
             .collect();
         let mut image = Vec::with_capacity(size as usize);
-        for pending in asked {
+        for pending in pending_replies {
             image.extend(pending.wait()?.bytes);
         }
         Ok(image)
@@ -217,15 +217,15 @@ impl ReplyReader {
             }
         };
         self.socket.shut();
-        let left: Vec<PendingRequest> = {
+        let requests: Vec<PendingRequest> = {
             let mut in_flight = lock(&self.in_flight);
             // Set under the lock with the last look: a request that is submitted later fails at
             // once, and none is forgotten in between.
-            in_flight.gone = true;
+            in_flight.is_gone = true;
             in_flight.why_gone = Some(why.to_string());
             in_flight.waiting.drain().map(|(_, waiting)| waiting).collect()
         };
-        for waiting in left {
+        for waiting in requests {
             (waiting.listener)(Err(Failure::Gone));
         }
     }
@@ -261,13 +261,13 @@ impl ReplyReader {
     /// be.
     fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
         const REST_BYTES_MAX: u64 = 4 << 20;
-        let asked = lock(&self.in_flight)
+        let requested_bytes = lock(&self.in_flight)
             .waiting
             .get(&cookie)
-            .map_or(0, |waiting| waiting.answer.bytes_asked());
-        if length > asked as u64 + REST_BYTES_MAX {
+            .map_or(0, |waiting| waiting.answer.requested_bytes());
+        if length > requested_bytes as u64 + REST_BYTES_MAX {
             return Err(violation(format!(
-                "a chunk of {length} bytes in the answer to a request of {asked}"
+                "a chunk of {length} bytes in the answer to a request of {requested_bytes}"
             )));
         }
         read_bytes(&mut self.socket, length as usize)
@@ -278,12 +278,12 @@ impl ReplyReader {
         let cookie = read_u64(&mut self.socket)?;
         let mut waiting = self.take(cookie)?;
         // Out of the map while the rest is read from the socket, so that other threads can submit.
-        let taken = self.take_simple(error, &mut waiting.answer);
-        self.settle(cookie, waiting, taken.map(|()| true))
+        let outcome = self.take_simple(error, &mut waiting.answer);
+        self.settle(cookie, waiting, outcome.map(|()| true))
     }
 
     fn take_simple(&mut self, error: u32, answer: &mut Answer) -> io::Result<()> {
-        match answer.bytes_asked() {
+        match answer.requested_bytes() {
             _ if error != 0 => answer.fail(error),
             0 => {}
             _ if self.style != Style::Simple => {
@@ -299,8 +299,8 @@ impl ReplyReader {
     fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> io::Result<()> {
         let mut waiting = self.take(cookie)?;
         let is_last = flags & chunk::DONE != 0;
-        let taken = waiting.answer.take_chunk(kind, payload).map(|()| is_last);
-        self.settle(cookie, waiting, taken)
+        let outcome = waiting.answer.take_chunk(kind, payload).map(|()| is_last);
+        self.settle(cookie, waiting, outcome)
     }
 
     /// Delivers the outcome if the answer has ended. Otherwise the request keeps waiting: for the
@@ -309,18 +309,18 @@ impl ReplyReader {
         &self,
         cookie: u64,
         request: PendingRequest,
-        ended: io::Result<bool>,
+        completion: io::Result<bool>,
     ) -> io::Result<()> {
-        let ended = match ended {
+        let completion = match completion {
             Ok(true) => request.answer.check_whole().map(|()| true),
             other => other,
         };
-        if let Ok(true) = ended {
+        if let Ok(true) = completion {
             (request.listener)(request.answer.outcome());
         } else {
             lock(&self.in_flight).waiting.insert(cookie, request);
         }
-        ended.map(drop)
+        completion.map(drop)
     }
 
     fn take(&self, cookie: u64) -> io::Result<PendingRequest> {
@@ -348,7 +348,7 @@ mod tests {
     fn a_request_whose_answer_breaks_off_is_heard_of() {
         let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes(), b"half"];
         let chunk = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 77], &[0; 7], &[1]];
-        for (style, said) in [
+        for (style, server_bytes) in [
             (Style::Simple, simple.concat()),
             (Style::Structured, [&chunk.concat()[..], &[0; 4]].concat()),
         ] {
@@ -357,7 +357,7 @@ mod tests {
             client.submit_then(&Command::Read { offset: 0, length: 512 }, move |outcome| {
                 sender.send(outcome).unwrap();
             });
-            far.write_all(&said).unwrap();
+            far.write_all(&server_bytes).unwrap();
             far.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(receiver.recv(), Ok(Err(Failure::Gone)), "{style:?}");
             assert!(receiver.recv().is_err(), "it has one outcome");

@@ -119,20 +119,21 @@ struct OptionReply {
 struct Replies<'a> {
     socket: &'a mut Socket,
     option: u32,
-    left: u64,
+    remaining_bytes: u64,
 }
 
 impl<'a> Replies<'a> {
     /// Sends the option; the replies are yet to be received.
     fn to(socket: &'a mut Socket, option: u32, data: &[u8]) -> io::Result<Self> {
         send_option(socket, option, data)?;
-        Ok(Replies { socket, option, left: REPLIES_BYTES_MAX })
+        Ok(Replies { socket, option, remaining_bytes: REPLIES_BYTES_MAX })
     }
 
     fn next(&mut self) -> io::Result<OptionReply> {
         let reply = receive_reply(self.socket, self.option)?;
-        let left = self.left.checked_sub(REPLY_HEAD_BYTES + reply.payload.len() as u64);
-        self.left = left.ok_or_else(|| {
+        let remaining_bytes =
+            self.remaining_bytes.checked_sub(REPLY_HEAD_BYTES + reply.payload.len() as u64);
+        self.remaining_bytes = remaining_bytes.ok_or_else(|| {
             let option = self.option;
             violation(format!("option {option} is answered without an end"))
         })?;
@@ -151,8 +152,8 @@ fn greet(socket: &mut Socket) -> io::Result<()> {
         return Err(violation("the server does not offer fixed newstyle"));
     }
     // A server drops a client that sets a flag which it has not offered.
-    let taken = offered & (hello::FIXED_NEWSTYLE | hello::NO_ZEROES);
-    socket.write_all(&u32::from(taken).to_be_bytes())
+    let flags = offered & (hello::FIXED_NEWSTYLE | hello::NO_ZEROES);
+    socket.write_all(&u32::from(flags).to_be_bytes())
 }
 
 fn send_option(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
@@ -165,9 +166,9 @@ fn receive_reply(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
     if read_u64(socket)? != OPTION_REPLY_MAGIC {
         return Err(violation("an option was answered with a wrong magic"));
     }
-    let answered = read_u32(socket)?;
-    if answered != option {
-        return Err(violation(format!("option {option} was answered as {answered}")));
+    let answered_option = read_u32(socket)?;
+    if answered_option != option {
+        return Err(violation(format!("option {option} was answered as {answered_option}")));
     }
     let kind = read_u32(socket)?;
     let length = read_u32(socket)?;
@@ -223,8 +224,8 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
         // Before the export is chosen: afterwards there are no options.
         export.allocation_context = request_allocation(socket, name)?;
     }
-    let wanted = info_request(name, &[info::BLOCK_SIZE]);
-    let mut replies = Replies::to(socket, option::GO, &wanted)?;
+    let request = info_request(name, &[info::BLOCK_SIZE]);
+    let mut replies = Replies::to(socket, option::GO, &request)?;
     let mut has_size = false;
     loop {
         let reply = replies.next()?;
@@ -261,8 +262,8 @@ fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<u16> {
 }
 
 fn request_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>> {
-    let wanted = meta_request(name, &[BASE_ALLOCATION]);
-    let mut replies = Replies::to(socket, option::SET_META_CONTEXT, &wanted)?;
+    let request = meta_request(name, &[BASE_ALLOCATION]);
+    let mut replies = Replies::to(socket, option::SET_META_CONTEXT, &request)?;
     let mut context = None;
     loop {
         let reply = replies.next()?;
@@ -302,9 +303,9 @@ mod tests {
     }
 
     /// The client's result for these bytes of a server that does not listen.
-    fn negotiated(dialect: Style, said: &[u8]) -> io::Result<Export> {
+    fn negotiate_with(dialect: Style, server_bytes: &[u8]) -> io::Result<Export> {
         let (near, mut far) = UnixStream::pair().unwrap();
-        far.write_all(said).unwrap();
+        far.write_all(server_bytes).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
         negotiate(&mut Socket::Unix(near), "disk", dialect)
     }
@@ -317,9 +318,10 @@ mod tests {
     #[test]
     fn an_export_without_a_size_is_refused() {
         let agreed = answer(option::GO, reply::ACK, &[]);
-        let export = negotiated(Style::Simple, &[greeting(), size(77), agreed.clone()].concat());
+        let export =
+            negotiate_with(Style::Simple, &[greeting(), size(77), agreed.clone()].concat());
         assert_eq!(export.unwrap().size_bytes, 77);
-        let error = negotiated(Style::Simple, &[greeting(), agreed].concat()).unwrap_err();
+        let error = negotiate_with(Style::Simple, &[greeting(), agreed].concat()).unwrap_err();
         assert!(error.to_string().contains("how large"), "{error}");
     }
 
@@ -329,7 +331,7 @@ mod tests {
             let data = [&[0, 0, 0, number][..], name.as_bytes()].concat();
             answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &data)
         };
-        let said = [
+        let replies = [
             greeting(),
             answer(option::STRUCTURED_REPLY, reply::ACK, &[]),
             context("base:allocation", 4),
@@ -338,7 +340,7 @@ mod tests {
             size(1),
             answer(option::GO, reply::ACK, &[]),
         ];
-        let export = negotiated(Style::Structured, &said.concat()).unwrap();
+        let export = negotiate_with(Style::Structured, &replies.concat()).unwrap();
         assert_eq!(export.allocation_context, Some(4));
     }
 
@@ -346,10 +348,10 @@ mod tests {
     fn replies_to_one_option_have_an_end() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let endless = thread::spawn(move || {
-            let more = size(1).repeat(2000);
-            let mut said = far.write_all(&greeting());
-            while said.is_ok() {
-                said = far.write_all(&more);
+            let packet = size(1).repeat(2000);
+            let mut outcome = far.write_all(&greeting());
+            while outcome.is_ok() {
+                outcome = far.write_all(&packet);
             }
         });
         let error = negotiate(&mut Socket::Unix(near), "disk", Style::Simple).unwrap_err();

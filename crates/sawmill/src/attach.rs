@@ -62,7 +62,7 @@ pub(crate) struct AttachedVolume {
     name: String,
     folder: PathBuf,
     /// The journal, if this command created it.
-    made: Option<PathBuf>,
+    created_journal: Option<PathBuf>,
 }
 
 impl Attach {
@@ -143,7 +143,8 @@ impl AttachedVolume {
         // Only servers collect garbage on their own.
         options.gc.start = 0.0;
         // Looked up before the open, which creates the journal.
-        let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
+        let created_journal =
+            (!options.journal_path.exists()).then(|| options.journal_path.clone());
         options.seen = seen::of(&folder, record.volume_id);
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
         let volume = Volume::open(store, &address.name, options).map_err(|error| {
@@ -159,7 +160,7 @@ impl AttachedVolume {
         })?;
         // At once: if this process dies, the next attach still recognizes an older store (P210).
         seen::note(&folder, &volume);
-        Ok(AttachedVolume { volume, name: address.name.clone(), folder, made })
+        Ok(AttachedVolume { volume, name: address.name.clone(), folder, created_journal })
     }
 
     /// Stores everything and closes the volume.
@@ -168,7 +169,7 @@ impl AttachedVolume {
         closed.map_err(|failure| failure.of_volume(&self.name))?;
         seen::note(&self.folder, &self.volume);
         // Only after a clean close: until then the journal may have the only copy of a write.
-        if let Some(path) = &self.made
+        if let Some(path) = &self.created_journal
             && let Err(error) = std::fs::remove_file(path)
         {
             // Everything is in the store, so the journal is useless.

@@ -63,7 +63,7 @@ pub(crate) struct VolumeAddress {
 
 impl VolumeAddress {
     /// Name and cut in the form that users type.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn display_name(&self) -> String {
         match &self.cut {
             Some((text, _)) => format!("{}@{text}", self.name),
             None => self.name.clone(),
@@ -288,7 +288,7 @@ mod tests {
     fn a_cut_follows_the_name() {
         let address = paths().resolve_cut("file:///srv/a@b/disk1@2026-11-21T10:00:00Z").unwrap();
         assert_eq!(
-            (address.name.as_str(), address.shown().as_str()),
+            (address.name.as_str(), address.display_name().as_str()),
             ("disk1", "disk1@2026-11-21T10:00:00Z")
         );
         assert!(matches!(address.cut, Some((_, Cut::Time(_)))));

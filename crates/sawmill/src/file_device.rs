@@ -125,7 +125,7 @@ struct Syncs {
 
 impl Syncs {
     fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let lost = || {
+        let failure = || {
             io::Error::other(
                 "a sync failed before: what was not durable then may be lost; reopen it",
             )
@@ -133,7 +133,7 @@ impl Syncs {
         let going = self.going.read();
         // The kernel reports a failed write once: another sync would succeed without those bytes.
         if self.failed.load(Ordering::SeqCst) {
-            return Err(lost());
+            return Err(failure());
         }
         let done = sync();
         if done.is_err() {
@@ -144,7 +144,7 @@ impl Syncs {
         // The kernel reports an error to only one of several overlapping syncs, whichever bytes
         // were lost: wait for all of them.
         drop(self.going.write());
-        if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(lost())) } else { done }
+        if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(failure())) } else { done }
     }
 }
 
@@ -300,12 +300,12 @@ mod tests {
     fn what_is_no_disk_is_refused_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
-        let told = |path: &Path| FileDevice::alone(path, false).err().unwrap();
-        assert_eq!(told(&path).exit(), Exit::NotFound);
+        let refusal = |path: &Path| FileDevice::alone(path, false).err().unwrap();
+        assert_eq!(refusal(&path).exit(), Exit::NotFound);
         File::create(&path).unwrap();
-        assert!(told(&path).to_string().contains("truncate"));
+        assert!(refusal(&path).to_string().contains("truncate"));
         File::create(&path).unwrap().set_len(1000).unwrap();
-        assert!(told(&path).to_string().contains("whole blocks"));
+        assert!(refusal(&path).to_string().contains("whole blocks"));
     }
 
     #[test]

@@ -9,8 +9,9 @@ use sawmill_console::exit::{Failure, Result};
 
 /// Creates a folder and its parents, for this user only.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
+    let outcome = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    outcome
+        .map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
 }
 
 /// Creates the folder that a socket or mount point is in.

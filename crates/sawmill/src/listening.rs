@@ -23,7 +23,7 @@ pub(crate) fn resolve(text: &str) -> Result<SocketAddr> {
 /// Fails if a process already listens on the address, with advice to use `option`. (If one starts
 /// after this check, listening itself fails.)
 pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
-    let taken = match listen {
+    let is_taken = match listen {
         // A socket without a listener was left by a dead process and takes nothing.
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
         Listen::Tcp(address) => {
@@ -31,7 +31,7 @@ pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
             TcpListener::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         }
     };
-    if !taken {
+    if !is_taken {
         return Ok(());
     }
     let text =

@@ -33,8 +33,8 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn saying(mut self, more: &str) -> Self {
-        self.detail = format!("{}; {more}", self.detail);
+    fn saying(mut self, note: &str) -> Self {
+        self.detail = format!("{}; {note}", self.detail);
         self
     }
 }
@@ -159,7 +159,7 @@ fn staging() -> Finding {
     )
 }
 
-fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
+fn space(name: &str, folder: &Path, needed_bytes: u64, advice: &str) -> Finding {
     // The folder is made by the first command that needs it, and a check changes nothing.
     let existing = nearest_existing(folder);
     let writable = rustix::fs::access(&existing, rustix::fs::Access::WRITE_OK);
@@ -172,10 +172,10 @@ fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
         (Ok(()), Ok(found)) => {
             let free = found.f_bavail * found.f_frsize;
             let text = format!("{} free at {}", human_size(free), folder.display());
-            if free >= wanted {
+            if free >= needed_bytes {
                 Ok(text)
             } else {
-                let text = format!("{text}, {} wanted", human_size(wanted));
+                let text = format!("{text}, {} wanted", human_size(needed_bytes));
                 Err(Failure::new(Exit::Full, text))
             }
         }

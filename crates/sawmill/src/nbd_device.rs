@@ -131,9 +131,11 @@ fn complete_request(
             let mut runs: Vec<Allocation> = reply.extents.iter().map(run).collect();
             // A server may describe less than it was asked about; the rest counts as data, the safe
             // guess.
-            let told = runs.iter().fold(0u64, |told, run| told.saturating_add(run.length));
-            if told < request.length {
-                runs.push(Allocation { length: request.length - told, data: true });
+            let described_bytes = runs
+                .iter()
+                .fold(0u64, |described_bytes, run| described_bytes.saturating_add(run.length));
+            if described_bytes < request.length {
+                runs.push(Allocation { length: request.length - described_bytes, data: true });
             }
             return request.complete(Ok(Reply::Allocation(runs)));
         }
@@ -155,7 +157,7 @@ mod tests {
     /// A disk that remembers what it was asked for.
     struct Recorder {
         disk: MemoryDevice,
-        seen: Mutex<Vec<(Operation, Flags)>>,
+        requests: Mutex<Vec<(Operation, Flags)>>,
     }
 
     impl BlockDevice for Recorder {
@@ -164,7 +166,7 @@ mod tests {
         }
 
         fn submit(&self, request: Request) {
-            self.seen.lock().push((request.operation, request.flags));
+            self.requests.lock().push((request.operation, request.flags));
             self.disk.submit(request);
         }
     }
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn the_flags_of_a_change_reach_the_device_behind_the_door() {
         let disk = MemoryDevice::new(1 << 20);
-        let recorder = Arc::new(Recorder { disk, seen: Mutex::default() });
+        let recorder = Arc::new(Recorder { disk, requests: Mutex::default() });
         let folder = tempfile::tempdir().unwrap();
         let listen = Listen::Unix(folder.path().join("sock"));
         let server = NbdServer::start(NbdOptions::new(listen)).unwrap();
@@ -180,15 +182,15 @@ mod tests {
         let device = Arc::clone(&recorder) as Arc<dyn BlockDevice>;
         server.add_export(Export { name, description, device }).unwrap();
         let device = NbdDevice::connect(&server.uri("disk"), &recorder.geometry()).unwrap();
-        let mut wanted = Vec::new();
+        let mut expected = Vec::new();
         for (fua, no_unmap) in [(false, false), (true, false), (false, true), (true, true)] {
             let flags = Flags { fua, no_unmap };
             device.call(Operation::WriteZeroes, 0, 4096, flags, Vec::new()).unwrap();
-            wanted.push((Operation::WriteZeroes, flags));
+            expected.push((Operation::WriteZeroes, flags));
             let flags = Flags { fua, no_unmap: false };
             device.call(Operation::Discard, 0, 4096, flags, Vec::new()).unwrap();
-            wanted.push((Operation::Discard, flags));
+            expected.push((Operation::Discard, flags));
         }
-        assert_eq!(*recorder.seen.lock(), wanted);
+        assert_eq!(*recorder.requests.lock(), expected);
     }
 }

@@ -29,15 +29,15 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         read => read.map_err(|error| error.to_string()),
     };
-    let seen =
+    let newest =
         bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
-    let seen = seen.inspect_err(|error| {
+    let newest = newest.inspect_err(|error| {
         tracing::warn!(
             "{}: {error}; cannot tell whether the store is older than before",
             path.display()
         );
     });
-    seen.ok()
+    newest.ok()
 }
 
 /// Notes the newest state of a volume that this process has attached for writing. Returns its
@@ -103,8 +103,9 @@ pub(crate) fn elsewhere(paths: &Paths, volume_id: VolumeId, store_url: &str) -> 
         .filter_map(|entry| {
             let store = fs::read_to_string(entry.path().join(STORE_FILE)).ok()?;
             let store = store.trim_end_matches(['/', '\n']).to_owned();
-            let seen = of(&entry.path(), volume_id);
-            let (epoch, seen_unix_ms) = seen.map(|seen| (seen.epoch, seen.wall_unix_ms)).unzip();
+            let newest = of(&entry.path(), volume_id);
+            let (epoch, seen_unix_ms) =
+                newest.map(|newest| (newest.epoch, newest.wall_unix_ms)).unzip();
             (store != here).then_some(OtherStore { store, epoch, seen_unix_ms })
         })
         .collect();
@@ -120,17 +121,17 @@ pub(crate) fn remarks(
     end: Option<(u64, u64)>,
 ) -> Vec<String> {
     let folder = paths.volume_folder(&volume_id.to_string(), store_url).ok();
-    let seen = folder.and_then(|folder| of(&folder, volume_id)).zip(end);
-    let older =
-        seen.filter(|(seen, (epoch, sequence))| age_of(seen, *epoch, *sequence) == Age::Older);
-    let older = older.map(|(seen, (epoch, sequence))| {
+    let newest = folder.and_then(|folder| of(&folder, volume_id)).zip(end);
+    let older = newest
+        .filter(|(newest, (epoch, sequence))| age_of(newest, *epoch, *sequence) == Age::Older);
+    let older = older.map(|(newest, (epoch, sequence))| {
         format!(
             "the store is older than what this machine has seen in it ({}: epoch {}, segment {}): \
              it ends in epoch {epoch} with segment {sequence}. It was restored from a backup, is \
              an old copy, or has lost objects",
-            human_time(seen.wall_unix_ms),
-            seen.epoch,
-            seen.stored_sequence
+            human_time(newest.wall_unix_ms),
+            newest.epoch,
+            newest.stored_sequence
         )
     });
     let others = elsewhere(paths, volume_id, store_url).into_iter().map(|other| {
@@ -166,25 +167,28 @@ mod tests {
     fn an_older_store_and_the_same_volume_elsewhere_are_reported() {
         let state = tempfile::tempdir().unwrap();
         let paths = Paths { state_home: Some(state.path().into()), ..Paths::default() };
-        let told = |store: &str, end| remarks(&paths, ID, store, Some(end));
-        assert!(told("file:///one", (7, 9)).is_empty(), "nothing was seen yet");
+        let remarks_of = |store: &str, end| remarks(&paths, ID, store, Some(end));
+        assert!(remarks_of("file:///one", (7, 9)).is_empty(), "nothing was seen yet");
         let one = paths.volume_folder(&ID.to_string(), "file:///one").unwrap();
         crate::folders::make_volume_folder(&one, "file:///one").unwrap();
         put(&one, 7, 9);
-        assert!(told("file:///one", (7, 9)).is_empty() && told("file:///one/", (8, 1)).is_empty());
-        assert!(told("file:///one", (7, 8))[0].contains("older"));
-        let copy = told("file:///two", (7, 8));
+        assert!(
+            remarks_of("file:///one", (7, 9)).is_empty()
+                && remarks_of("file:///one/", (8, 1)).is_empty()
+        );
+        assert!(remarks_of("file:///one", (7, 8))[0].contains("older"));
+        let copy = remarks_of("file:///two", (7, 8));
         assert!(copy.len() == 1 && copy[0].contains("file:///one"), "{copy:?}");
         forget(&one).unwrap();
         forget(&one).unwrap();
-        assert!(told("file:///one", (7, 8)).is_empty(), "another history");
+        assert!(remarks_of("file:///one", (7, 8)).is_empty(), "another history");
     }
 
     #[test]
     fn a_damaged_file_says_nothing() {
         let folder = tempfile::tempdir().unwrap();
         put(folder.path(), 7, 9);
-        assert_eq!(of(folder.path(), ID).map(|seen| seen.epoch), Some(7));
+        assert_eq!(of(folder.path(), ID).map(|newest| newest.epoch), Some(7));
         assert_eq!(of(folder.path(), VolumeId([1; 16])), None, "another volume's");
         fs::write(folder.path().join(FILE), b"garbage").unwrap();
         assert_eq!(of(folder.path(), ID), None);

@@ -23,7 +23,7 @@ use crate::admin::status::{
     VolumeStatus, milliseconds,
 };
 use crate::control::protocol::{
-    ChangeReply, CollectReply, ControlRequest, DoorAdded, DoorRemoved, HandOff, ResizeReply,
+    AddDoorReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply, ResizeReply,
 };
 use crate::doors::Doors;
 use crate::doors::added::DoorNote;
@@ -82,13 +82,13 @@ impl ServeProcess {
 
     /// The status document: of the whole process, or of one volume.
     pub(crate) fn status(&self, only: Option<&str>) -> ProcessStatus {
-        let asked: Vec<&ServedVolume> = self
+        let selected_volumes: Vec<&ServedVolume> = self
             .volumes
             .iter()
             .filter(|served| only.is_none_or(|name| served.name() == name))
             .collect();
         let mut stores: Vec<StoreStatus> = Vec::new();
-        for served in &asked {
+        for served in &selected_volumes {
             let url = &served.address.store_url;
             if !stores.iter().any(|store| store.url == *url) {
                 stores.push(StoreStatus::new(url, &served.store.meter()));
@@ -98,8 +98,8 @@ impl ServeProcess {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
             uptime_ms: milliseconds(self.started.elapsed()),
-            handing_over: asked.iter().any(|served| self.is_at_another(served)),
-            volumes: asked
+            handing_over: selected_volumes.iter().any(|served| self.is_at_another(served)),
+            volumes: selected_volumes
                 .into_iter()
                 // Left out, so that a client asks again (`handing_over`) and acts on no old
                 // numbers.
@@ -241,13 +241,13 @@ impl ServeProcess {
                 // loses none.
                 let plan = self.doors.remove(name, &address)?;
                 served.note.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
-                serde_json::json!(DoorRemoved { removed: address })
+                serde_json::json!(RemoveDoorReply { removed: address })
             }
-            ControlRequest::HandOff(wanted) => self.begin_hand_off(wanted)?,
+            ControlRequest::HandOff(hand_off) => self.begin_hand_off(hand_off)?,
         })
     }
 
-    fn add_door(&self, volume: &ServedVolume, plan: DoorPlan) -> Result<DoorAdded> {
+    fn add_door(&self, volume: &ServedVolume, plan: DoorPlan) -> Result<AddDoorReply> {
         if self.is_handing_off.load(Ordering::Acquire) {
             return Err(Failure::new(
                 Exit::InUse,
@@ -256,7 +256,7 @@ impl ServeProcess {
         }
         // A door to a volume that is not open would only accept requests and let them wait.
         drop(volume.volume()?);
-        let opened = self.doors.open(plan.clone(), &[volume.as_shown()])?;
+        let opened = self.doors.open(plan.clone(), &[volume.door_volume()])?;
         let (kind, address) = opened.address_of(volume.name());
         let plan = plan.reopened_at(&address);
         if let Some(Err(failure)) = volume.note.as_ref().map(|added| added.note(&plan)) {
@@ -264,7 +264,7 @@ impl ServeProcess {
             self.doors.remove(volume.name(), &address)?;
             return Err(failure);
         }
-        Ok(DoorAdded { door: kind.to_owned(), address })
+        Ok(AddDoorReply { door: kind.to_owned(), address })
     }
 
     /// Opens doors that were added to a server that died. A door that cannot be opened does not
@@ -274,7 +274,7 @@ impl ServeProcess {
             let left = served.note.iter().flat_map(|added| added.left(of_serve));
             for plan in left {
                 tracing::info!(volume = served.name(), "reopening a door that was added: {plan}");
-                if let Err(failure) = self.doors.open(plan.clone(), &[served.as_shown()]) {
+                if let Err(failure) = self.doors.open(plan.clone(), &[served.door_volume()]) {
                     tracing::error!(
                         volume = served.name(),
                         "cannot reopen the door {plan}: {failure}"
@@ -286,18 +286,18 @@ impl ServeProcess {
 
     /// The doors were closed cleanly, so none of the remaining ones returns by itself.
     pub(crate) fn forget_added_doors(&self) {
-        let here = self.volumes.iter().filter(|served| !served.is_away());
-        here.filter_map(|served| served.note.as_ref()).for_each(DoorNote::forget_all);
+        let open_volumes = self.volumes.iter().filter(|served| !served.is_away());
+        open_volumes.filter_map(|served| served.note.as_ref()).for_each(DoorNote::forget_all);
     }
 
     /// Asks the serving thread to hand everything over, and waits for the result.
-    fn begin_hand_off(&self, wanted: HandOff) -> Result<serde_json::Value> {
+    fn begin_hand_off(&self, hand_off: HandOff) -> Result<serde_json::Value> {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
             return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
         }
         let (answer, receiver) = sync_channel(1);
         let ending = || Failure::new(Exit::Unavailable, "the process is stopping");
-        let outcome = match (self.hand_off)(HandOffRequest { wanted, answer }) {
+        let outcome = match (self.hand_off)(HandOffRequest { hand_off, answer }) {
             true => receiver.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
         };
@@ -321,7 +321,7 @@ impl ServeProcess {
         for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
             let Ok(volume) = served.volume() else { continue };
             let name = served.name().to_owned();
-            let told = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
+            let logger = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
                 Ok(report) => {
                     tracing::info!(
                         volume = name,
@@ -331,7 +331,7 @@ impl ServeProcess {
                 }
                 Err(error) => tracing::warn!(volume = name, "garbage collection failed: {error}"),
             });
-            if let Err(error) = volume.request_collection(self.gc_start, told) {
+            if let Err(error) = volume.request_collection(self.gc_start, logger) {
                 tracing::warn!(volume = served.name(), "garbage collection failed: {error}");
             }
         }

@@ -47,8 +47,8 @@ pub(crate) enum JournalSize {
 
 impl JournalSize {
     /// The requested size, or a share of the disk that holds `place`.
-    pub(crate) fn new(given: Option<u64>, place: &Path, volumes: usize) -> Self {
-        match given {
+    pub(crate) fn new(size_bytes: Option<u64>, place: &Path, volumes: usize) -> Self {
+        match size_bytes {
             Some(bytes) => JournalSize::Given(bytes),
             None => JournalSize::Share { free_bytes: free_bytes(place), volumes },
         }
@@ -67,9 +67,9 @@ impl JournalSize {
 }
 
 /// The size of the read cache at `path`, whether it exists or not.
-pub(crate) fn cache_of(path: &Path, given: Option<u64>) -> u64 {
+pub(crate) fn cache_of(path: &Path, size_bytes: Option<u64>) -> u64 {
     let existing = || length_of(path).filter(|bytes| *bytes >= CACHE_BYTES_MIN);
-    given.or_else(existing).unwrap_or_else(|| cache(free_bytes(path)))
+    size_bytes.or_else(existing).unwrap_or_else(|| cache(free_bytes(path)))
 }
 
 /// One line about the disk space that the volumes of a process take on this machine.
@@ -191,21 +191,21 @@ mod tests {
             path
         };
         let (one, two, cache) = (make("one"), make("two"), make("cache"));
-        let said =
+        let text =
             |journals: &[&Path], cache: Option<&Path>| taken(journals.iter().copied(), cache);
         assert_eq!(
-            said(&[&one, &two], Some(&cache)).unwrap(),
+            text(&[&one, &two], Some(&cache)).unwrap(),
             "the journals of 2 volumes take 64 MiB together, the read cache that they share up to \
              32 MiB"
         );
         assert_eq!(
-            said(&[&one], Some(&cache)).unwrap(),
+            text(&[&one], Some(&cache)).unwrap(),
             "the journal takes 32 MiB, the read cache up to 32 MiB"
         );
         assert_eq!(
-            said(&[&one], None).unwrap(),
+            text(&[&one], None).unwrap(),
             "the journal takes 32 MiB; there is no read cache"
         );
-        assert_eq!(said(&[], None), None);
+        assert_eq!(text(&[], None), None);
     }
 }

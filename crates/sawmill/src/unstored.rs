@@ -41,8 +41,9 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
 }
 
 fn make(path: &Path) -> Result<File> {
-    let made = OpenOptions::new().write(true).create_new(true).open(path);
-    made.map_err(|error| Failure::io(format!("cannot create the file {}", path.display()), &error))
+    let outcome = OpenOptions::new().write(true).create_new(true).open(path);
+    outcome
+        .map_err(|error| Failure::io(format!("cannot create the file {}", path.display()), &error))
 }
 
 /// A hole reads as zeroes; past the end of the file there is nothing to clear.

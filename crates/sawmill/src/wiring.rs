@@ -68,8 +68,8 @@ pub(crate) fn serve(
     plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
     let (volumes, cache) = open_all(paths, &plan, &mut Stores::default())?;
     let serving = ServeProcess::new(volumes, cache, &plan, started, hand_off);
-    let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
-    serving.doors.open_all(&plan.doors, &shown)?;
+    let door_volumes: Vec<_> = serving.volumes.iter().map(ServedVolume::door_volume).collect();
+    serving.doors.open_all(&plan.doors, &door_volumes)?;
     // After those of the options, which win where both name the same door.
     serving.open_added_doors(&plan.doors);
     let serving = Arc::new(serving);
@@ -108,7 +108,7 @@ impl Stores {
     /// The store behind a URL.
     pub(crate) fn open(&mut self, url: &str) -> Result<Arc<Client>> {
         // One client for each store: its limits hold for all volumes together.
-        if let Some((_, store)) = self.0.iter().find(|(known, _)| known == url) {
+        if let Some((_, store)) = self.0.iter().find(|(known_url, _)| known_url == url) {
             return Ok(Arc::clone(store));
         }
         let store = sawmill_store::open(url, StoreOptions::default())?;
@@ -129,13 +129,13 @@ pub(crate) fn claim_descriptors(volumes: usize) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     // Best effort: if raising is not allowed, the current limit must do.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    let wanted = DESCRIPTORS_OF_PROCESS + DESCRIPTORS_OF_VOLUME * volumes as u64;
+    let needed = DESCRIPTORS_OF_PROCESS + DESCRIPTORS_OF_VOLUME * volumes as u64;
     match getrlimit(Resource::Nofile).current {
-        Some(allowed) if allowed < wanted => Err(Failure::new(
+        Some(allowed) if allowed < needed => Err(Failure::new(
             Exit::Unavailable,
             format!(
                 "this process may open {allowed} files; to serve {volumes} volume(s) it takes \
-                 {wanted} and one for each connection; raise the limit: ulimit -n 4096, or \
+                 {needed} and one for each connection; raise the limit: ulimit -n 4096, or \
                  LimitNOFILE= in the unit"
             ),
         )),
@@ -236,10 +236,10 @@ pub(crate) fn open_volume(
 
 /// The folder of the memory of the journal at this path.
 pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBuf {
-    let given = &plan.options.staging_folder;
+    let configured_folder = &plan.options.staging_folder;
     match journal_path {
-        Some(journal) if given.as_os_str().is_empty() => memory::folder(journal),
-        _ => given.clone(),
+        Some(journal) if configured_folder.as_os_str().is_empty() => memory::folder(journal),
+        _ => configured_folder.clone(),
     }
 }
 
@@ -256,18 +256,18 @@ pub(crate) fn start_admin(serving: &Arc<ServeProcess>, loopback: Option<Door>) -
         doors.push(Door::Control { path: socket, volume: served.name().to_owned() });
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
-    let (told, waited, ordered) =
+    let (status_serving, waiter_serving, order_serving) =
         (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
     let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
     let subject = Subject {
         status: Box::new(move |only| {
-            told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()
+            status_serving.upgrade().map(|serving| serving.status(only)).unwrap_or_default()
         }),
-        waiter: Box::new(move |name, safety, timeout, is_wanted| match waited.upgrade() {
+        waiter: Box::new(move |name, safety, timeout, is_wanted| match waiter_serving.upgrade() {
             Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),
         }),
-        carry_out: Box::new(move |name, request| match ordered.upgrade() {
+        carry_out: Box::new(move |name, request| match order_serving.upgrade() {
             Some(serving) => serving.carry_out(name, request),
             None => Err(ending()),
         }),

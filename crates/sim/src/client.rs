@@ -41,7 +41,7 @@ enum ClientRequest {
 #[derive(Default)]
 pub struct Client {
     answers: Answers,
-    asked: BTreeMap<u64, ClientRequest>,
+    pending: BTreeMap<u64, ClientRequest>,
     next: u64,
     /// Writes a replaced writer has accepted.
     strays: u64,
@@ -73,7 +73,7 @@ impl Client {
     /// Requests without an answer.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.asked.len()
+        self.pending.len()
     }
 
     fn submit(
@@ -86,7 +86,7 @@ impl Client {
     ) {
         self.next += 1;
         let number = self.next;
-        self.asked.insert(number, client_request);
+        self.pending.insert(number, client_request);
         let (operation, flags) = operation;
         let mut request =
             Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
@@ -111,15 +111,21 @@ impl Client {
 
     /// Submits a flush.
     pub fn flush(&mut self, volume: &Volume, oracle: &Oracle) {
-        let asked = ClientRequest::Flush(oracle.flush_covers());
-        self.submit(volume, (Operation::Flush, Flags::default()), (0, 0), Vec::new(), asked);
+        let client_request = ClientRequest::Flush(oracle.flush_covers());
+        self.submit(
+            volume,
+            (Operation::Flush, Flags::default()),
+            (0, 0),
+            Vec::new(),
+            client_request,
+        );
     }
 
     /// Submits a read.
     pub fn read(&mut self, volume: &Volume, oracle: &Oracle, range: (u64, u64)) {
-        let asked = ClientRequest::Read(oracle.watch_read(range.0, range.1));
+        let client_request = ClientRequest::Read(oracle.watch_read(range.0, range.1));
         let buffer = vec![0xee; range.1 as usize];
-        self.submit(volume, (Operation::Read, Flags::default()), range, buffer, asked);
+        self.submit(volume, (Operation::Read, Flags::default()), range, buffer, client_request);
     }
 
     /// Submits an unchecked read of the whole disk; see [`whole_answer`](Self::whole_answer).
@@ -143,17 +149,17 @@ impl Client {
 
     /// The result of that read, once it has completed: all bytes of the disk.
     pub fn whole_answer(&mut self) -> Option<Result<Vec<u8>, String>> {
-        let heard = self.answers.lock().pop()?;
-        Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
+        let completion = self.answers.lock().pop()?;
+        Some(completion.outcome.map(|_| completion.buffer).map_err(|error| error.to_string()))
     }
 
     /// As [`whole_answer`](Self::whole_answer), with zeroes up to the largest size of the disk.
     pub fn padded_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
-        let pad = |mut found: Vec<u8>| {
-            found.resize(size_bytes as usize, 0);
-            found
+        let pad = |mut bytes: Vec<u8>| {
+            bytes.resize(size_bytes as usize, 0);
+            bytes
         };
-        self.whole_answer().map(|found| found.map(pad))
+        self.whole_answer().map(|bytes| bytes.map(pad))
     }
 
     /// Submits a write of these bytes, whose result is not checked.
@@ -175,11 +181,11 @@ impl Client {
         } else {
             Vec::new()
         };
-        let asked = match operation {
+        let client_request = match operation {
             Operation::Flush => ClientRequest::StrayFlush(self.strays > 0),
             _ => ClientRequest::StrayWrite,
         };
-        self.submit(volume, (operation, Flags::default()), range, buffer, asked);
+        self.submit(volume, (operation, Flags::default()), range, buffer, client_request);
     }
 
     /// Receives the new answers and checks them. `replaced_at`: the operations that the writer's
@@ -194,7 +200,7 @@ impl Client {
     ) -> Result<(), String> {
         let answers = std::mem::take(&mut *self.answers.lock());
         for ClientCompletion { number, outcome, buffer } in answers {
-            let Some(asked) = self.asked.remove(&number) else {
+            let Some(client_request) = self.pending.remove(&number) else {
                 return Err(format!("request {number} was answered twice"));
             };
             trace.note("answer", [number, u64::from(outcome.is_ok())], || match &outcome {
@@ -202,8 +208,8 @@ impl Client {
                 Err(error) => format!("  request {number} fails: {error}"),
             });
             if let Err(error) = &outcome {
-                let read_damage =
-                    matches!(asked, ClientRequest::Read(_)) && error.kind() == ErrorKind::Corrupt;
+                let read_damage = matches!(client_request, ClientRequest::Read(_))
+                    && error.kind() == ErrorKind::Corrupt;
                 let excused =
                     excuses.any || replaced_at.is_some() || (excuses.corrupt && read_damage);
                 if !excused {
@@ -211,7 +217,7 @@ impl Client {
                 }
                 continue;
             }
-            match (asked, replaced_at) {
+            match (client_request, replaced_at) {
                 (ClientRequest::Change(op, fua), None) => oracle.complete(op, fua),
                 (ClientRequest::Flush(count), None) => oracle.flushed(count),
                 (ClientRequest::Read(watch), None) => oracle.check_read(&watch, &buffer)?,

@@ -54,9 +54,9 @@ struct Content {
     /// Unsynced writes, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
     /// A failed sync dropped data that reads had returned.
-    dropped: bool,
+    has_dropped: bool,
     /// A sync reported success for data that it did not sync.
-    lied: bool,
+    has_lied: bool,
 }
 
 impl Content {
@@ -94,7 +94,7 @@ impl Content {
             self.given_up.remove(page);
         }
         self.unsynced.clear();
-        self.lied = false;
+        self.has_lied = false;
     }
 
     fn fail_sync(&mut self, at_once: bool) {
@@ -147,12 +147,12 @@ impl Medium {
 
     /// Whether a failed sync has dropped data that reads had returned, since the last call.
     pub fn has_dropped(&self) -> bool {
-        std::mem::take(&mut self.content.lock().dropped)
+        std::mem::take(&mut self.content.lock().has_dropped)
     }
 
     /// Whether a power cut may lose data whose sync reported success.
     pub fn has_lied(&self) -> bool {
-        self.content.lock().lied
+        self.content.lock().has_lied
     }
 
     /// The number of unsynced writes.
@@ -341,13 +341,13 @@ impl Disk for SimDisk {
         let mut content = self.medium.content.lock();
         if !fails && self.fails(|faults| faults.lie_odds) {
             // Unsynced data stays unsynced, and the disk reports success.
-            content.lied |= !content.unsynced.is_empty();
+            content.has_lied |= !content.unsynced.is_empty();
             return Ok(());
         }
         if fails {
             // Otherwise reads still return the data, but no later sync saves it.
             content.fail_sync(at_once);
-            content.dropped |= at_once;
+            content.has_dropped |= at_once;
             return Err(io::Error::from_raw_os_error(5));
         }
         content.sync();

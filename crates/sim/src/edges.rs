@@ -76,9 +76,10 @@ mod tests {
         for seed in (1..2000).chain(EDGES_FROM - 2000..EDGES_FROM) {
             assert_eq!(Settings::of_seed(seed).0.edges, Edges::default());
         }
-        let met: Vec<Edges> =
+        let edge_sets: Vec<Edges> =
             (EDGES_FROM..EDGES_FROM + 2000).map(|seed| Settings::of_seed(seed).0.edges).collect();
-        let count = |is_met: fn(&Edges) -> bool| met.iter().filter(|edges| is_met(edges)).count();
+        let count =
+            |is_met: fn(&Edges) -> bool| edge_sets.iter().filter(|edges| is_met(edges)).count();
         for count in [
             count(|edges| edges.locks),
             count(|edges| edges.histories),

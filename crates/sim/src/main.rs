@@ -106,21 +106,21 @@ fn threads(options: &Options) -> usize {
 
 fn retell() -> ExitCode {
     let place = place();
-    let mut broken = 0;
+    let mut broken_count = 0;
     for (name, story) in STORIES {
         if let Err(text) = safely(|| story(place.path())) {
-            broken += 1;
+            broken_count += 1;
             println!("BROKEN, story {name}: {text}");
         }
     }
-    println!("{} stories, {broken} broken", STORIES.len());
-    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{} stories, {broken_count} broken", STORIES.len());
+    if broken_count == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn explore(options: &Options) -> ExitCode {
     let start = Instant::now();
     let next = AtomicU64::new(0);
-    let (deaths, states, broken) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (deaths, states, broken_count) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..threads(options) {
             scope.spawn(|| {
@@ -135,12 +135,12 @@ fn explore(options: &Options) -> ExitCode {
                         None => return,
                     };
                     match explored {
-                        Ok(tried) => {
-                            deaths.fetch_add(tried.deaths, Ordering::Relaxed);
-                            states.fetch_add(tried.states, Ordering::Relaxed);
+                        Ok(counts) => {
+                            deaths.fetch_add(counts.deaths, Ordering::Relaxed);
+                            states.fetch_add(counts.states, Ordering::Relaxed);
                         }
                         Err(text) => {
-                            broken.fetch_add(1, Ordering::Relaxed);
+                            broken_count.fetch_add(1, Ordering::Relaxed);
                             println!("BROKEN, small world: {text}");
                         }
                     }
@@ -152,10 +152,10 @@ fn explore(options: &Options) -> ExitCode {
         "small worlds: {} deaths, {} states recovered from, {} broken; {:.1} s",
         deaths.into_inner(),
         states.into_inner(),
-        broken.load(Ordering::Relaxed),
+        broken_count.load(Ordering::Relaxed),
         start.elapsed().as_secs_f64()
     );
-    if broken.into_inner() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if broken_count.into_inner() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn play(options: &Options) -> ExitCode {
@@ -193,13 +193,13 @@ fn play(options: &Options) -> ExitCode {
             });
         }
     });
-    let (kept, broken, story) = totals.into_inner();
+    let (kept, broken_count, story) = totals.into_inner();
     let minutes = start.elapsed().as_secs_f64() / 60.0;
     println!("{story}");
     let (from, pace) = (options.from, kept as f64 / minutes);
-    println!("{kept} seeds from {from} on kept every promise, {broken} did not");
+    println!("{kept} seeds from {from} on kept every promise, {broken_count} did not");
     println!("{pace:.0} seeds a minute, {minutes:.1} minutes");
-    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if broken_count == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Finds the shortest run that breaks in the same way, and prints it.

@@ -109,14 +109,14 @@ impl Names<'_> {
         if self.dice.one_in(3) {
             life.dies_after(1 + self.dice.below(DEATH_MAX));
         }
-        let heard = live(|| act(&world, &store));
+        let result = live(|| act(&world, &store));
         life.die();
-        self.trace.note("names heard", [u64::from(heard.is_some()), 0], || match &heard {
+        self.trace.note("names heard", [u64::from(result.is_some()), 0], || match &result {
             None => "  and dies".into(),
             Some(Ok(_)) => "  done".into(),
             Some(Err(error)) => format!("  {error}"),
         });
-        heard.map(|outcome| outcome.map_err(|error| (error.kind(), error.to_string())))
+        result.map(|outcome| outcome.map_err(|error| (error.kind(), error.to_string())))
     }
 
     fn log(&self, text: impl FnOnce() -> String) {
@@ -154,19 +154,19 @@ impl Names<'_> {
         let name = self.any_name();
         self.log(|| format!("an actor creates {name}"));
         let options = CreateOptions { block_bytes: 512, ..CreateOptions::new(16 << 10) };
-        let heard = self.actor_does(|world, store| {
+        let outcome = self.actor_does(|world, store| {
             create_in(world, store, name, &options).map(|record| record.volume_id.to_string())
         });
-        self.is_made(name, heard)
+        self.is_made(name, outcome)
     }
 
     fn make_clone(&mut self) -> Result<(), String> {
         let (base, name) = (self.any_name(), self.any_name());
         self.log(|| format!("an actor clones {base} as {name}"));
-        let heard = self.actor_does(|world, store| {
+        let outcome = self.actor_does(|world, store| {
             clone_in(world, store, base, None, name).map(|record| record.volume_id.to_string())
         });
-        self.is_made(name, heard)
+        self.is_made(name, outcome)
     }
 
     /// A volume whose creation has an unknown result may exist: it counts as known once it is seen.
@@ -246,20 +246,20 @@ impl Names<'_> {
                 return Err(format!("volume {id} has the names {names:?}"));
             }
         }
-        let mut gone = Vec::new();
+        let mut deleted_ids = Vec::new();
         for (id, known) in &self.volumes {
             match named.get(id) {
                 Some(names) if known.names.contains(&names[0]) => {}
                 Some(names) => {
                     return Err(format!("volume {id} is {names:?} and was {:?}", known.names));
                 }
-                None if known.may_be_gone => gone.push(id.clone()),
+                None if known.may_be_gone => deleted_ids.push(id.clone()),
                 None => {
                     return Err(format!("volume {id}, which was {:?}, has no name", known.names));
                 }
             }
         }
-        for id in gone {
+        for id in deleted_ids {
             self.volumes.remove(&id);
         }
         self.judge_lists(&named)
@@ -268,11 +268,11 @@ impl Names<'_> {
     fn judge_lists(&mut self, named: &BTreeMap<Id, Vec<String>>) -> Result<(), String> {
         let (_, _, store) = self.actor(StoreFaults::default());
         let listed = list(&store).map_err(|error| format!("no list: {error}"))?;
-        let mut shown = BTreeMap::<Id, Vec<String>>::new();
+        let mut listed_names = BTreeMap::<Id, Vec<String>>::new();
         for listed in listed {
             let record =
                 listed.record.map_err(|error| format!("{} is listed: {error}", listed.name))?;
-            shown.entry(record.volume_id.to_string()).or_default().push(listed.name.clone());
+            listed_names.entry(record.volume_id.to_string()).or_default().push(listed.name.clone());
             let report = check(&store, &record, &mut |_, _| ());
             let report =
                 report.map_err(|error| format!("{} cannot be checked: {error}", listed.name))?;
@@ -280,8 +280,8 @@ impl Names<'_> {
                 return Err(format!("{} is damaged: {damage}", listed.name));
             }
         }
-        if shown != *named {
-            return Err(format!("a list shows {shown:?}, and names mean {named:?}"));
+        if listed_names != *named {
+            return Err(format!("a list shows {listed_names:?}, and names mean {named:?}"));
         }
         // The remains of a dead creator are unnamed; a known volume never exists without a name.
         for unnamed in

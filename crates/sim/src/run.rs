@@ -101,7 +101,7 @@ pub struct Run {
     stamp: u64,
     /// The size that the volume last reported, and the largest size ever requested.
     size_bytes: u64,
-    asked_bytes: u64,
+    requested_bytes: u64,
     story: Story,
     /// The next attach dies at this I/O; 0: chance decides.
     dies_next: u64,
@@ -156,8 +156,8 @@ impl Run {
         // `shrink` may have made the disk smaller.
         let first_bytes = settings.first_bytes.min(settings.size_bytes);
         let edges = edges::EdgeState::new(&dice, place)?;
-        let made = |number| Machine::new(place, number, settings.edges.locks);
-        let machines = (0..MACHINES).map(made).collect::<Result<_, _>>()?;
+        let make_machine = |number| Machine::new(place, number, settings.edges.locks);
+        let machines = (0..MACHINES).map(make_machine).collect::<Result<_, _>>()?;
         let clock = Arc::new(Clock::default());
         let bucket = Arc::new(SimBucket::default());
         let oracle = Oracle::new(settings.size_bytes, settings.mode);
@@ -186,7 +186,7 @@ impl Run {
         create_in(&world, &store, NAME, &options).map_err(|error| format!("create: {error}"))?;
         Ok(Run {
             size_bytes: first_bytes,
-            asked_bytes: first_bytes,
+            requested_bytes: first_bytes,
             settings,
             dice,
             clock,
@@ -288,18 +288,18 @@ impl Run {
             else {
                 break;
             };
-            let lived = live(|| self.step(&mut process));
-            if lived.is_none() {
+            let outcome = live(|| self.step(&mut process));
+            if outcome.is_none() {
                 process.life.die();
             }
             let dead = process.life.is_dead();
-            let heard = if dead {
+            let verdict = if dead {
                 Ok(())
             } else {
-                lived.unwrap_or(Ok(())).and_then(|()| self.receive_answers(&mut process))
+                outcome.unwrap_or(Ok(())).and_then(|()| self.receive_answers(&mut process))
             };
             *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
-            heard?;
+            verdict?;
             self.receive_order_answers(beside)?;
             if dead && beside {
                 self.end_zombie();
@@ -333,9 +333,9 @@ impl Run {
         match self.dice.below(100) {
             0..30 => self.submit_random(process),
             30..50 => {
-                let quiet = self.dice.one_in(4);
+                let is_quiet = self.dice.one_in(4);
                 self.log("journal", || "  journal".into());
-                if quiet {
+                if is_quiet {
                     process.stepped.step_journal_quietly()
                 } else {
                     process.stepped.step_journal()

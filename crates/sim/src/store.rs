@@ -216,7 +216,7 @@ impl CallFate {
 
 /// The outcome that the scheduler chooses for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Course {
+enum ScheduledOutcome {
     Well,
     Fails,
     Unheard,
@@ -323,17 +323,17 @@ impl SimStore {
         }
     }
 
-    fn course(&self, changes: bool) -> Course {
+    fn scheduled(&self, changes: bool) -> ScheduledOutcome {
         let mut state = self.state.lock();
         let faults = state.0;
         if state.1.one_in(faults.fail_odds) {
-            Course::Fails
+            ScheduledOutcome::Fails
         } else if state.1.one_in(faults.unheard_odds) {
-            Course::Unheard
+            ScheduledOutcome::Unheard
         } else if changes && state.1.one_in(faults.late_odds) {
-            Course::Late
+            ScheduledOutcome::Late
         } else {
-            Course::Well
+            ScheduledOutcome::Well
         }
     }
 
@@ -349,54 +349,60 @@ impl SimStore {
 
     fn carry_out(&self, call: Call) {
         let changes = matches!(call, Call::Put(..) | Call::Delete(..));
-        let course = match &call {
+        let scheduled = match &call {
             Call::Delete(keys, _) if keys.len() > 1 && self.rolls(|faults| faults.half_odds) => {
-                Course::Half
+                ScheduledOutcome::Half
             }
-            _ => self.course(changes),
+            _ => self.scheduled(changes),
         };
-        self.trace_call(&call, course);
+        self.trace_call(&call, scheduled);
         match call {
-            Call::Get(get, done) => match course {
-                Course::Well => done(self.get_now(&get)),
+            Call::Get(get, done) => match scheduled {
+                ScheduledOutcome::Well => done(self.get_now(&get)),
                 _ => done(Err(unknown())),
             },
-            Call::List(list, done) => match course {
-                Course::Well => done(Ok(self.list_now(&list))),
+            Call::List(list, done) => match scheduled {
+                ScheduledOutcome::Well => done(Ok(self.list_now(&list))),
                 _ => done(Err(unknown())),
             },
             Call::Put(put, done) => {
-                let outcome = match course {
-                    Course::Fails | Course::Half => Err(unknown()),
-                    Course::Late => {
+                let outcome = match scheduled {
+                    ScheduledOutcome::Fails | ScheduledOutcome::Half => Err(unknown()),
+                    ScheduledOutcome::Late => {
                         self.shared.bucket.lock().late.push((put.key, Some(put.body)));
                         Err(unknown())
                     }
-                    Course::Well | Course::Unheard => {
+                    ScheduledOutcome::Well | ScheduledOutcome::Unheard => {
                         let outcome = self.shared.bucket.lock().put(&put.key, &put.body);
-                        if course == Course::Well { Ok(outcome) } else { Err(unknown()) }
+                        if scheduled == ScheduledOutcome::Well {
+                            Ok(outcome)
+                        } else {
+                            Err(unknown())
+                        }
                     }
                 };
                 done(outcome);
             }
             Call::Delete(keys, done) => {
-                let which = if course == Course::Half { self.below(2) } else { 0 };
+                let which = if scheduled == ScheduledOutcome::Half { self.below(2) } else { 0 };
                 let mut bucket = self.shared.bucket.lock();
                 for (number, key) in (0..).zip(keys) {
-                    match course {
-                        Course::Fails => {}
-                        Course::Late => bucket.late.push((key, None)),
-                        Course::Half if number % 2 == which => {}
-                        Course::Well | Course::Unheard | Course::Half => bucket.delete(&key),
+                    match scheduled {
+                        ScheduledOutcome::Fails => {}
+                        ScheduledOutcome::Late => bucket.late.push((key, None)),
+                        ScheduledOutcome::Half if number % 2 == which => {}
+                        ScheduledOutcome::Well
+                        | ScheduledOutcome::Unheard
+                        | ScheduledOutcome::Half => bucket.delete(&key),
                     }
                 }
                 drop(bucket);
-                done(if course == Course::Well { Ok(()) } else { Err(unknown()) });
+                done(if scheduled == ScheduledOutcome::Well { Ok(()) } else { Err(unknown()) });
             }
         }
     }
 
-    fn trace_call(&self, call: &Call, course: Course) {
+    fn trace_call(&self, call: &Call, scheduled: ScheduledOutcome) {
         let (kind, key, size) = match call {
             Call::Get(get, _) => ("get", get.key.as_str(), 0),
             Call::Put(put, _) => ("put", put.key.as_str(), put.body.len()),
@@ -405,8 +411,12 @@ impl SimStore {
                 ("delete", keys.first().map_or("", String::as_str), keys.len())
             }
         };
-        self.trace.note(kind, [size as u64, course as u64], || {
-            let how = if course == Course::Well { String::new() } else { format!(": {course:?}") };
+        self.trace.note(kind, [size as u64, scheduled as u64], || {
+            let how = if scheduled == ScheduledOutcome::Well {
+                String::new()
+            } else {
+                format!(": {scheduled:?}")
+            };
             format!("    store: {kind} {} ({size}){how}", short(key))
         });
     }
@@ -484,19 +494,19 @@ impl SimStore {
         let below = |key: &str| {
             prefix.is_empty() || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
         };
-        let shown = bucket.objects.iter().filter(|(key, _)| below(key) && !hidden.contains(key));
-        let mut shown: Vec<ObjectInfo> = shown
+        let listed = bucket.objects.iter().filter(|(key, _)| below(key) && !hidden.contains(key));
+        let mut listed: Vec<ObjectInfo> = listed
             .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 })
             .collect();
         if ghosts {
             let dead = bucket.dead.iter().rev().take(GHOSTS_MAX);
-            let is_shown =
+            let is_visible =
                 |info: &&ObjectInfo| below(&info.key) && !bucket.objects.contains_key(&info.key);
-            shown.extend(dead.filter(is_shown).cloned());
-            shown.sort_by(|one, other| one.key.cmp(&other.key));
-            shown.dedup_by(|one, other| one.key == other.key);
+            listed.extend(dead.filter(is_visible).cloned());
+            listed.sort_by(|one, other| one.key.cmp(&other.key));
+            listed.dedup_by(|one, other| one.key == other.key);
         }
-        shown
+        listed
     }
 }
 

@@ -163,8 +163,8 @@ impl Story {
 
 impl fmt::Display for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let met = self.edge_counts().into_iter().filter(|(_, count)| *count > 0);
-        for (index, (name, count)) in self.counts().into_iter().chain(met).enumerate() {
+        let edge_counts = self.edge_counts().into_iter().filter(|(_, count)| *count > 0);
+        for (index, (name, count)) in self.counts().into_iter().chain(edge_counts).enumerate() {
             write!(f, "{}{count} {name}", if index == 0 { "" } else { ", " })?;
         }
         Ok(())

@@ -34,7 +34,7 @@ const LOG_AGE_SEEDS: u64 = 2_000;
 /// its own.
 fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
     let next = AtomicU64::new(0);
-    let broken = Mutex::new(Vec::new());
+    let failures = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -43,18 +43,18 @@ fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
                     tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm").unwrap();
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= count || broken.lock().unwrap().len() >= 3 {
+                    if number >= count || failures.lock().unwrap().len() >= 3 {
                         return;
                     }
                     if let Err(text) = work(number, place.path()) {
-                        broken.lock().unwrap().push(format!("{number}: {text}"));
+                        failures.lock().unwrap().push(format!("{number}: {text}"));
                     }
                 }
             });
         }
     });
-    let broken = broken.into_inner().unwrap();
-    assert!(broken.is_empty(), "broken promises:\n{}", broken.join("\n"));
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "broken promises:\n{}", failures.join("\n"));
 }
 
 /// Plays `seeds` seeds from `first` on.

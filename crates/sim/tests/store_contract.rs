@@ -25,7 +25,7 @@ struct SchedulerStore {
 }
 
 impl SchedulerStore {
-    fn told(&self) {
+    fn notify(&self) {
         self.sender.send(()).expect("the scheduler goes after the last call");
     }
 }
@@ -33,22 +33,22 @@ impl SchedulerStore {
 impl ObjectStore for SchedulerStore {
     fn get(&self, get: Get, done: Completion<Bytes>) {
         self.store.get(get, done);
-        self.told();
+        self.notify();
     }
 
     fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.store.put(put, done);
-        self.told();
+        self.notify();
     }
 
     fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.store.list(list, done);
-        self.told();
+        self.notify();
     }
 
     fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         self.store.delete(keys, class, done);
-        self.told();
+        self.notify();
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::backend::{Backend, Body, Creation, Part};
 use crate::key::{check_key, check_prefix};
-use crate::limit::{Limiter, Way};
+use crate::limit::{Direction, Limiter};
 use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
@@ -326,9 +326,13 @@ impl Inner {
             return self.fetch(patience, key, whole).await;
         }
         // One byte more than a short body: a longer object is not ours.
-        let more = u64::from((body.len() as u64) < HEAD_BYTES);
+        let extra_bytes = u64::from((body.len() as u64) < HEAD_BYTES);
         match self
-            .fetch(patience, key, Part { range: Some(0..head_bytes + more), ..whole.clone() })
+            .fetch(
+                patience,
+                key,
+                Part { range: Some(0..head_bytes + extra_bytes), ..whole.clone() },
+            )
             .await
         {
             // The object is empty: it has no first byte.
@@ -392,7 +396,7 @@ impl Inner {
         for tries in 0.. {
             // A turn for each attempt: a call that pauses before its next one holds no permit, so
             // calls that fail do not block those that work.
-            let permit = self.limiter.acquire(patience.class, Way::of(call.kind)).await?;
+            let permit = self.limiter.acquire(patience.class, Direction::of(call.kind)).await?;
             let start = Instant::now();
             // The deadline begins here, after the turn: a call that waited long in the queue still
             // gets all its tries.
@@ -458,8 +462,8 @@ impl Inner {
     /// How long an attempt may be silent that starts `waited` after the call's first.
     fn patience_of(&self, waited: Duration, call: &RepeatableCall<'_>) -> (Patient, Load) {
         // The last attempt may begin just before the deadline; give it a second to answer.
-        let left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
-        let silence_max = self.patient.silence_max.min(left);
+        let time_left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
+        let silence_max = self.patient.silence_max.min(time_left);
         let load = if self.backend.shows_progress() {
             Load { out_bytes: call.bytes_out, unseen_bytes: call.unseen_bytes }
         } else {

@@ -80,12 +80,13 @@ impl Cloud {
         };
         let answer = self.store.get_opts(&self.path(key), options).await.map_err(explain)?;
         let length = answer.range.end.saturating_sub(answer.range.start);
-        let asked = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
+        let requested_bytes = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
         // Not cut to size: who ignores the range sends the beginning of the object, which is other
         // bytes.
-        if length > asked {
-            let text =
-                format!("the store answers with {length} bytes where {asked} were asked for");
+        if length > requested_bytes {
+            let text = format!(
+                "the store answers with {length} bytes where {requested_bytes} were asked for"
+            );
             return Err(StoreError::new(StoreErrorKind::Broken, text));
         }
         part.check_length(length)?;

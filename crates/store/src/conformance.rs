@@ -102,7 +102,7 @@ pub fn s2_one_racer_wins(store: &dyn ObjectStore) -> Verdict {
         let mut answers = 0;
         for (body, outcome) in receiver {
             answers += 1;
-            if said(outcome)? == PutOutcome::Created {
+            if or_finding(outcome)? == PutOutcome::Created {
                 winners.push(body);
             }
         }
@@ -183,9 +183,9 @@ pub fn s5_ranges_are_exact(store: &dyn ObjectStore) -> Verdict {
         for range in
             [0..1u64, 0..10_000, 1..2, 4096..8192, 9_999..10_000, 9_000..20_000, 0..u64::MAX / 2]
         {
-            let found = said(calls.get(&key, Some(range.clone()), Class::Read))?;
-            let wanted = &body[range.start as usize..(range.end as usize).min(body.len())];
-            expect(found == wanted, || {
+            let found = or_finding(calls.get(&key, Some(range.clone()), Class::Read))?;
+            let expected = &body[range.start as usize..(range.end as usize).min(body.len())];
+            expect(found == expected, || {
                 format!("range {range:?} returned {} wrong bytes", found.len())
             })?;
         }
@@ -225,18 +225,18 @@ pub fn s6_lists_what_is_below(store: &dyn ObjectStore) -> Verdict {
             ("/c/", &[]),
             ("/nowhere/", &[]),
         ];
-        for (prefix, wanted) in cases {
-            let mut found = said(calls.list(&format!("{bare}{prefix}"), Class::Read))?;
+        for (prefix, expected) in cases {
+            let mut found = or_finding(calls.list(&format!("{bare}{prefix}"), Class::Read))?;
             found.sort_by(|a, b| a.key.cmp(&b.key));
-            let mut wanted: Vec<(String, u64)> = wanted
+            let mut expected: Vec<(String, u64)> = expected
                 .iter()
                 .map(|at| (format!("{folder}{}", keys[*at]), *at as u64 + 1))
                 .collect();
-            wanted.sort();
+            expected.sort();
             let found: Vec<(String, u64)> =
                 found.into_iter().map(|object| (object.key, object.size_bytes)).collect();
-            expect(found == wanted, || {
-                format!("prefix {prefix:?} listed {found:?} instead of {wanted:?}")
+            expect(found == expected, || {
+                format!("prefix {prefix:?} listed {found:?} instead of {expected:?}")
             })?;
         }
         Ok(())
@@ -252,9 +252,9 @@ pub fn s7_delete(store: &dyn ObjectStore) -> Verdict {
         }
         // One key twice, because some stores answer that with nonsense.
         let keys = ["a", "b", "never", "not/even/near", "a"];
-        said(calls.delete(keys.map(key).to_vec(), Class::Background))?;
-        said(calls.delete(keys.map(key).to_vec(), Class::Background))?;
-        said(calls.delete(Vec::new(), Class::Background))?;
+        or_finding(calls.delete(keys.map(key).to_vec(), Class::Background))?;
+        or_finding(calls.delete(keys.map(key).to_vec(), Class::Background))?;
+        or_finding(calls.delete(Vec::new(), Class::Background))?;
         for name in ["a", "b"] {
             let found = calls.get(&key(name), None, Class::Read);
             expect_kind("a deleted object", found.map(drop), StoreErrorKind::NotFound)?;
@@ -287,43 +287,43 @@ fn with_folder(
     let random = getrandom::u64().map_err(|error| error.to_string())?;
     let folder = format!("conformance/{random:016x}/");
     let verdict = test(&calls, &folder);
-    let cleaned = said(calls.list(&folder, Class::Background)).and_then(|left| {
-        let keys = left.into_iter().map(|object| object.key).collect();
-        said(calls.delete(keys, Class::Background))
+    let cleanup = or_finding(calls.list(&folder, Class::Background)).and_then(|objects| {
+        let keys = objects.into_iter().map(|object| object.key).collect();
+        or_finding(calls.delete(keys, Class::Background))
     });
     // The clause's own finding counts first.
-    verdict.and(cleaned)
+    verdict.and(cleanup)
 }
 
-fn expect(holds: bool, found: impl FnOnce() -> String) -> Verdict {
-    if holds { Ok(()) } else { Err(found()) }
+fn expect(holds: bool, finding: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(finding()) }
 }
 
 /// The value, or the unexpected error as a finding.
-fn said<T>(outcome: Result<T, StoreError>) -> Result<T, String> {
+fn or_finding<T>(outcome: Result<T, StoreError>) -> Result<T, String> {
     outcome.map_err(|error| format!("unexpected error {:?}: {error}", error.kind()))
 }
 
-fn put(calls: &Blocking<'_>, key: &str, body: &[u8], wanted: PutOutcome) -> Verdict {
-    let outcome = said(calls.put(key, Bytes::copy_from_slice(body), Class::Upload))?;
-    expect(outcome == wanted, || {
-        format!("a put of {} bytes was {outcome:?}, not {wanted:?}", body.len())
+fn put(calls: &Blocking<'_>, key: &str, body: &[u8], expected: PutOutcome) -> Verdict {
+    let outcome = or_finding(calls.put(key, Bytes::copy_from_slice(body), Class::Upload))?;
+    expect(outcome == expected, || {
+        format!("a put of {} bytes was {outcome:?}, not {expected:?}", body.len())
     })
 }
 
-fn expect_body(calls: &Blocking<'_>, key: &str, wanted: &[u8]) -> Verdict {
-    let found = said(calls.get(key, None, Class::Read))?;
-    expect(found == wanted, || {
-        format!("{} bytes came back, not the {} put", found.len(), wanted.len())
+fn expect_body(calls: &Blocking<'_>, key: &str, expected: &[u8]) -> Verdict {
+    let found = or_finding(calls.get(key, None, Class::Read))?;
+    expect(found == expected, || {
+        format!("{} bytes came back, not the {} put", found.len(), expected.len())
     })
 }
 
-fn expect_kind(what: &str, outcome: Result<(), StoreError>, wanted: StoreErrorKind) -> Verdict {
+fn expect_kind(what: &str, outcome: Result<(), StoreError>, expected: StoreErrorKind) -> Verdict {
     match outcome {
-        Err(error) if error.kind() == wanted => Ok(()),
+        Err(error) if error.kind() == expected => Ok(()),
         Err(error) => {
-            Err(format!("{what:?} failed with {:?}, not {wanted:?}: {error}", error.kind()))
+            Err(format!("{what:?} failed with {:?}, not {expected:?}: {error}", error.kind()))
         }
-        Ok(()) => Err(format!("{what:?} succeeded, instead of {wanted:?}")),
+        Ok(()) => Err(format!("{what:?} succeeded, instead of {expected:?}")),
     }
 }

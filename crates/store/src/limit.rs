@@ -52,19 +52,19 @@ struct Waiter {
 
 /// Which way a request's bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Up,
     Down,
     /// Few bytes either way.
     Neither,
 }
 
-impl Way {
+impl Direction {
     pub(crate) fn of(kind: CallKind) -> Self {
         match kind {
-            CallKind::Put => Way::Up,
-            CallKind::Get => Way::Down,
-            CallKind::List | CallKind::Delete => Way::Neither,
+            CallKind::Put => Direction::Up,
+            CallKind::Get => Direction::Down,
+            CallKind::List | CallKind::Delete => Direction::Neither,
         }
     }
 }
@@ -86,7 +86,7 @@ pub(crate) struct Permit {
     /// `None` once disarmed.
     limiter: Option<Arc<Limiter>>,
     class: Class,
-    way: Way,
+    direction: Direction,
     /// Its place in the order in which permits were given.
     number: u64,
 }
@@ -98,7 +98,11 @@ impl Limiter {
     }
 
     /// Waits for a turn. Fails with `Unavailable` if [`WAITING_MAX`] calls wait already.
-    pub(crate) async fn acquire(self: &Arc<Self>, class: Class, way: Way) -> Result<Permit> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        class: Class,
+        direction: Direction,
+    ) -> Result<Permit> {
         // The lock must end before the wait below, so it lives in this block only.
         let turn = {
             let mut state = self.state.lock();
@@ -113,7 +117,7 @@ impl Limiter {
             let number = state.number();
             // Even a call that could run now joins the queue, so that it overtakes nobody who
             // waits.
-            state.waiting[class as usize][way as usize].push_back(Waiter { number, give });
+            state.waiting[class as usize][direction as usize].push_back(Waiter { number, give });
             self.dispatch(&mut state);
             turn
         };
@@ -149,20 +153,24 @@ impl Limiter {
     }
 
     /// The first call waiting in `class` whose direction has room.
-    fn next_of(&self, state: &mut State, class: Class) -> Option<(Way, Waiter)> {
-        let first = |way: Way| {
-            let window = state.windows.get(way as usize);
+    fn next_of(&self, state: &mut State, class: Class) -> Option<(Direction, Waiter)> {
+        let first = |direction: Direction| {
+            let window = state.windows.get(direction as usize);
             let has_room = window.is_none_or(|it| it.running < self.requests_max - it.withheld);
-            state.waiting[class as usize][way as usize]
+            state.waiting[class as usize][direction as usize]
                 .front()
                 .filter(|_| has_room)
                 .map(|it| it.number)
         };
         // By age across directions: a window that is full upward must not hold up what goes down.
-        let ways = [Way::Up, Way::Down, Way::Neither];
-        let way =
-            ways.into_iter().filter(|way| first(*way).is_some()).min_by_key(|way| first(*way))?;
-        state.waiting[class as usize][way as usize].pop_front().map(|waiting| (way, waiting))
+        let directions = [Direction::Up, Direction::Down, Direction::Neither];
+        let direction = directions
+            .into_iter()
+            .filter(|direction| first(*direction).is_some())
+            .min_by_key(|direction| first(*direction))?;
+        state.waiting[class as usize][direction as usize]
+            .pop_front()
+            .map(|waiting| (direction, waiting))
     }
 
     /// Gives a permit to the first call waiting in `class`; `false` if there is none, or no room.
@@ -170,12 +178,17 @@ impl Limiter {
         if !self.has_room(&state.running, class) {
             return false;
         }
-        let Some((way, waiting)) = self.next_of(state, class) else { return false };
+        let Some((direction, waiting)) = self.next_of(state, class) else { return false };
         let number = state.number();
-        match waiting.give.send(Permit { limiter: Some(Arc::clone(self)), class, way, number }) {
+        match waiting.give.send(Permit {
+            limiter: Some(Arc::clone(self)),
+            class,
+            direction,
+            number,
+        }) {
             Ok(()) => {
                 state.running[class as usize] += 1;
-                if let Some(window) = state.windows.get_mut(way as usize) {
+                if let Some(window) = state.windows.get_mut(direction as usize) {
                     window.running += 1;
                 }
                 state.upload_was_last = class == Class::Upload;
@@ -198,7 +211,7 @@ impl Permit {
     /// The request was answered: a window that was full may grow.
     pub(crate) fn carried(self) {
         if let Some(limiter) = &self.limiter
-            && let Some(window) = limiter.state.lock().windows.get_mut(self.way as usize)
+            && let Some(window) = limiter.state.lock().windows.get_mut(self.direction as usize)
             && window.withheld > 0
             // An arrival shows that the link carries this many only if this many were on their way.
             // This transfer is still one of them: its permit returns after this call.
@@ -219,7 +232,7 @@ impl Permit {
         // Permits that are given from now on have greater numbers: only their stalls are a new
         // event.
         let now = state.number();
-        if let Some(window) = state.windows.get_mut(self.way as usize)
+        if let Some(window) = state.windows.get_mut(self.direction as usize)
             && self.number > window.halved_at
         {
             let half = (window.running / 2).max(1);
@@ -237,7 +250,7 @@ impl Drop for Permit {
         if let Some(limiter) = self.limiter.take() {
             let mut state = limiter.state.lock();
             state.running[self.class as usize] -= 1;
-            if let Some(window) = state.windows.get_mut(self.way as usize) {
+            if let Some(window) = state.windows.get_mut(self.direction as usize) {
                 window.running -= 1;
             }
             // Under the same lock, so that no newcomer takes the permit before those that wait.
@@ -261,7 +274,7 @@ mod tests {
 
     fn request_turn(limiter: &Arc<Limiter>, class: Class) -> Turn {
         let limiter = Arc::clone(limiter);
-        let mut turn = async move { limiter.acquire(class, Way::Neither).await }.boxed();
+        let mut turn = async move { limiter.acquire(class, Direction::Neither).await }.boxed();
         match poll(&mut turn) {
             Poll::Ready(outcome) => std::future::ready(outcome).boxed(),
             Poll::Pending => turn,
@@ -342,9 +355,9 @@ mod tests {
     fn background_has_half_and_with_uploads_three_quarters_and_reads_the_rest() {
         let limiter = Limiter::new(64);
         let take = |class| {
-            let taken: Vec<Permit> =
+            let permits: Vec<Permit> =
                 std::iter::from_fn(|| permit(&mut request_turn(&limiter, class))).collect();
-            (taken.len(), taken)
+            (permits.len(), permits)
         };
         let (background, _held_1) = take(Class::Background);
         let (uploads, _held_2) = take(Class::Upload);
@@ -360,10 +373,10 @@ mod tests {
         assert_eq!(held.len(), 6);
     }
 
-    fn transfers(limiter: &Arc<Limiter>, way: Way) -> Vec<Permit> {
+    fn transfers(limiter: &Arc<Limiter>, direction: Direction) -> Vec<Permit> {
         let next = || {
             let limiter = Arc::clone(limiter);
-            permit(&mut async move { limiter.acquire(Class::Upload, way).await }.boxed())
+            permit(&mut async move { limiter.acquire(Class::Upload, direction).await }.boxed())
         };
         std::iter::from_fn(next).collect()
     }
@@ -371,28 +384,28 @@ mod tests {
     #[test]
     fn a_stall_halves_what_travels_at_once_and_rounds_that_arrive_let_more_go() {
         let limiter = Limiter::new(16);
-        let mut running = transfers(&limiter, Way::Up);
+        let mut running = transfers(&limiter, Direction::Up);
         assert_eq!(running.len(), 12);
         // All of them began before the link was known to be slow, so they count as one stall.
         running.drain(..).for_each(Permit::stalled);
-        let mut running = transfers(&limiter, Way::Up);
+        let mut running = transfers(&limiter, Direction::Up);
         assert_eq!(running.len(), 6);
-        assert_eq!(transfers(&limiter, Way::Down).len(), 6, "the other way is another link");
+        assert_eq!(transfers(&limiter, Direction::Down).len(), 6, "the other way is another link");
         running.pop().unwrap().stalled();
         running.drain(..).for_each(drop);
-        assert_eq!(transfers(&limiter, Way::Up).len(), 3);
+        assert_eq!(transfers(&limiter, Direction::Up).len(), 3);
         for more in [4, 5, 6] {
             // The window is full at each arrival.
             for _ in 0..more - 1 {
-                let mut running = transfers(&limiter, Way::Up);
+                let mut running = transfers(&limiter, Direction::Up);
                 running.pop().unwrap().carried();
             }
-            assert_eq!(transfers(&limiter, Way::Up).len(), more);
+            assert_eq!(transfers(&limiter, Direction::Up).len(), more);
         }
         for _ in 0..10 {
-            transfers(&limiter, Way::Up).pop().unwrap().stalled();
+            transfers(&limiter, Direction::Up).pop().unwrap().stalled();
         }
-        assert_eq!(transfers(&limiter, Way::Up).len(), 1, "one is always allowed");
+        assert_eq!(transfers(&limiter, Direction::Up).len(), 1, "one is always allowed");
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn invalid(text: String) -> StoreError {
 }
 
 fn bad(url: &str, error: url::ParseError) -> StoreError {
-    invalid(format!("bad store URL {:?}: {error}", shown(url))).with_source(error)
+    invalid(format!("bad store URL {:?}: {error}", public_form(url))).with_source(error)
 }
 
 /// Reads a store URL.
@@ -102,7 +102,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     // another than the one that is shown.
     if url.contains(|c: char| c == '\\' || c.is_control()) {
         let text = "has a backslash or a control character: write %5C, or the path by itself";
-        return Err(invalid(format!("store URL {:?} {text}", shown(url))));
+        return Err(invalid(format!("store URL {:?} {text}", public_form(url))));
     }
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
     match scheme.as_str() {
@@ -110,7 +110,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
         "s3" => parse_cloud(url, CloudScheme::S3),
         "gs" => parse_cloud(url, CloudScheme::Gcs),
         "az" => parse_cloud(url, CloudScheme::Azure),
-        "" => Err(invalid(format!("{:?} is not a store URL: {FORMS}", shown(url)))),
+        "" => Err(invalid(format!("{:?} is not a store URL: {FORMS}", public_form(url)))),
         other => Err(invalid(format!("there is no store of kind {other:?}: {FORMS}"))),
     }
 }
@@ -118,7 +118,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
 /// The URL without the parts that may hold a secret: user, password, query and fragment. A secret
 /// with a slash in it is a path to a parser of URLs, so what follows a colon counts as a password
 /// up to the last `@`.
-pub(crate) fn shown(url: &str) -> String {
+pub(crate) fn public_form(url: &str) -> String {
     if url.starts_with('/') {
         return url.to_owned();
     }
@@ -139,25 +139,25 @@ fn parse_file(url: &str) -> Result<Location> {
     if parsed.query().is_some() || parsed.fragment().is_some() {
         return Err(invalid(format!(
             "store URL {:?} takes no parameters: write file:///path",
-            shown(url)
+            public_form(url)
         )));
     }
     parsed.to_file_path().map(|root| Location::Directory { root }).map_err(|()| {
         invalid(format!(
             "store URL {:?} names no absolute path: write file:///path, three slashes",
-            shown(url)
+            public_form(url)
         ))
     })
 }
 
 fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     // Errors quote this form only: the URL itself may hold a secret.
-    let show = shown(url);
+    let public_url = public_form(url);
     let parsed = Url::parse(url).map_err(|error| bad(url, error))?;
     let refuse_secret = || {
         let place = scheme.credentials();
         invalid(format!(
-            "credentials do not belong in store URL {show:?}: remove them and set {place}"
+            "credentials do not belong in store URL {public_url:?}: remove them and set {place}"
         ))
     };
     if !parsed.username().is_empty() || parsed.password().is_some() {
@@ -166,15 +166,15 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     if parsed.port().is_some() || parsed.fragment().is_some() {
         let text =
             "has a port or a fragment: name the service with ?endpoint=http://host:port instead";
-        return Err(invalid(format!("store URL {show:?} {text}")));
+        return Err(invalid(format!("store URL {public_url:?} {text}")));
     }
     let bucket = parsed.host_str().unwrap_or_default().to_owned();
     if let Some(why) = why_not(&bucket) {
-        return Err(invalid(format!("the bucket in store URL {show:?} {why}")));
+        return Err(invalid(format!("the bucket in store URL {public_url:?} {why}")));
     }
     let prefix = parsed.path().trim_matches('/').to_owned();
     if let Some(why) = why_not(&prefix).filter(|_| !prefix.is_empty()) {
-        return Err(invalid(format!("the prefix in store URL {show:?} {why}")));
+        return Err(invalid(format!("the prefix in store URL {public_url:?} {why}")));
     }
     let mut location =
         CloudLocation { scheme, bucket, prefix, endpoint: None, region: None, account: None };
@@ -188,7 +188,7 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
                 }
                 let all = scheme.parameters().join(", ");
                 return Err(invalid(format!(
-                    "store URL {show:?} has parameter {known:?}: there are {all}"
+                    "store URL {public_url:?} has parameter {known:?}: there are {all}"
                 )));
             }
             "endpoint" => location.endpoint = value,
@@ -196,12 +196,12 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
             _ => location.account = value,
         }
     }
-    check_endpoint(&show, location.endpoint.as_deref(), refuse_secret)?;
+    check_endpoint(&public_url, location.endpoint.as_deref(), refuse_secret)?;
     Ok(Location::Cloud(location))
 }
 
 fn check_endpoint(
-    show: &str,
+    public_url: &str,
     endpoint: Option<&str>,
     refuse_secret: impl Fn() -> StoreError,
 ) -> Result<()> {
@@ -212,7 +212,7 @@ fn check_endpoint(
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.query().is_none() => Ok(()),
         _ => {
             let text = "write endpoint=https://host or endpoint=http://host:port";
-            Err(invalid(format!("store URL {show:?} has a bad endpoint: {text}")))
+            Err(invalid(format!("store URL {public_url:?} has a bad endpoint: {text}")))
         }
     }
 }
@@ -236,10 +236,11 @@ fn split_query(url: &str) -> (&str, &str) {
 pub fn split_volume_url(url: &str) -> Result<(String, String)> {
     // A plain path has no query: `?` is a character like any other there.
     let (path, query) = if url.starts_with('/') { (url, "") } else { split_query(url) };
-    let show = shown(url);
+    let public_url = public_form(url);
     let missing = || {
         invalid(format!(
-            "volume URL {show:?} names no volume: put its name behind the store, as in STORE/disk1"
+            "volume URL {public_url:?} names no volume: put its name behind the store, as in \
+             STORE/disk1"
         ))
     };
     let (store, name) = path.rsplit_once('/').ok_or_else(missing)?;
@@ -255,9 +256,11 @@ pub fn split_volume_url(url: &str) -> Result<(String, String)> {
     if name.is_empty() {
         return Err(missing());
     }
-    let why = why_not(name).map(|why| format!("the volume name {name:?} in {show:?} {why}"));
+    let why = why_not(name).map(|why| format!("the volume name {name:?} in {public_url:?} {why}"));
     let too_long = || {
-        format!("the volume name in {show:?} is longer than {VOLUME_NAME_MAX} bytes: shorten it")
+        format!(
+            "the volume name in {public_url:?} is longer than {VOLUME_NAME_MAX} bytes: shorten it"
+        )
     };
     match why.or_else(|| (name.len() > VOLUME_NAME_MAX).then(too_long)) {
         Some(text) => Err(invalid(text)),

@@ -46,7 +46,7 @@ pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
 ///
 /// Fails as [`open`] does, except for settings that are missing or wrong outside the URL.
 pub fn check_url(url: &str) -> Result<String> {
-    location::parse(url).map(|_| location::shown(url))
+    location::parse(url).map(|_| location::public_form(url))
 }
 
 /// Opens the store that `url` names as [`open`] does, with credentials and settings from these
@@ -62,5 +62,5 @@ pub fn open_in(
         Location::Directory { root } => Box::new(Directory::new(root)),
         Location::Cloud(location) => Box::new(Cloud::new(&location, environment)?),
     };
-    Ok(Client::new(location::shown(url), backend, options))
+    Ok(Client::new(location::public_form(url), backend, options))
 }

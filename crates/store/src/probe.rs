@@ -155,7 +155,7 @@ pub struct CheckResult {
 /// Checks everything that Sawmill needs of a store, in order, and continues after failures. Blocks.
 pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
     let (name, body) = match random_name().and_then(|name| Ok((name, random_body()?))) {
-        Ok(made) => made,
+        Ok(probe_object) => probe_object,
         Err(error) => {
             return vec![check(
                 "random numbers",
@@ -234,11 +234,16 @@ fn wrong(text: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Broken, text)
 }
 
-fn expect_put(calls: &Blocking<'_>, key: &str, body: Bytes, wanted: PutOutcome) -> Result<String> {
+fn expect_put(
+    calls: &Blocking<'_>,
+    key: &str,
+    body: Bytes,
+    expected: PutOutcome,
+) -> Result<String> {
     let bytes = body.len();
     match calls.put(key, body, Class::Upload)? {
-        outcome if outcome == wanted => Ok(format!("{bytes} bytes: {outcome:?}")),
-        outcome => Err(wrong(format!("{outcome:?} instead of {wanted:?}"))),
+        outcome if outcome == expected => Ok(format!("{bytes} bytes: {outcome:?}")),
+        outcome => Err(wrong(format!("{outcome:?} instead of {expected:?}"))),
     }
 }
 
@@ -246,12 +251,12 @@ fn expect_refusal(calls: &Blocking<'_>, key: &str) -> Result<String> {
     expect_put(calls, key, random_body()?, PutOutcome::Taken)
 }
 
-fn expect_bytes(found: Result<Bytes>, wanted: &[u8]) -> Result<String> {
+fn expect_bytes(found: Result<Bytes>, expected: &[u8]) -> Result<String> {
     let found = found?;
-    if found == wanted {
+    if found == expected {
         return Ok(format!("{} bytes as written", found.len()));
     }
-    Err(wrong(format!("{} bytes that are not the {} written", found.len(), wanted.len())))
+    Err(wrong(format!("{} bytes that are not the {} written", found.len(), expected.len())))
 }
 
 fn expect_listed(calls: &Blocking<'_>, prefix: &str, key: &str) -> Result<String> {

@@ -34,11 +34,11 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
     if others.into_iter().any(|name| variable(name).is_some()) {
         return Ok(Vec::new());
     }
-    let asked = variable("AWS_PROFILE");
-    let named = variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
+    let profile_name = variable("AWS_PROFILE");
+    let file_path = variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
     let home = || variable("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
-    let Some(path) = named.or_else(home) else {
-        return match asked {
+    let Some(path) = file_path.or_else(home) else {
+        return match profile_name {
             None => Ok(Vec::new()),
             Some(profile) => Err(StoreError::new(
                 StoreErrorKind::Invalid,
@@ -48,20 +48,20 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
             )),
         };
     };
-    let profile = asked.unwrap_or("default");
-    let found = match std::fs::read_to_string(&path) {
+    let profile = profile_name.unwrap_or("default");
+    let selection = match std::fs::read_to_string(&path) {
         Ok(text) => select(&text, profile),
         // Nobody asked for a profile: keys may come from elsewhere, so a missing file is no error.
-        Err(_) if asked.is_none() => None,
+        Err(_) if profile_name.is_none() => None,
         Err(error) => {
             let text =
                 format!("cannot read {} for AWS profile {profile:?}: {error}", path.display());
             return Err(StoreError::new(StoreErrorKind::Invalid, text).with_source(error));
         }
     };
-    match found {
-        Some(found) => Ok(found),
-        None if asked.is_none() => Ok(Vec::new()),
+    match selection {
+        Some(selection) => Ok(selection),
+        None if profile_name.is_none() => Ok(Vec::new()),
         None => {
             let text = format!(
                 "{} has no profile {profile:?}: correct AWS_PROFILE, or add that profile to \
@@ -83,12 +83,12 @@ fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
     let pairs = section
         .filter(|line| !line.starts_with(['#', ';']))
         .filter_map(|line| line.split_once('='));
-    let known = pairs.filter_map(|(name, value)| {
+    let credentials = pairs.filter_map(|(name, value)| {
         let (_, variable) =
-            NAMES.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known))?;
+            NAMES.iter().find(|(known_name, _)| name.trim().eq_ignore_ascii_case(known_name))?;
         Some(((*variable).to_owned(), value.trim().to_owned()))
     });
-    Some(known.collect())
+    Some(credentials.collect())
 }
 
 #[cfg(test)]

@@ -40,16 +40,16 @@ impl AttachedMemory {
     /// Maps the first `length` bytes of a file received from another process. Errors:
     /// `InvalidInput` when `length` is zero, or when the file is shorter or could become so.
     pub fn open(file: OwnedFd, length: usize) -> io::Result<Arc<Self>> {
-        let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
-        let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
-        if length == 0 || length as u64 > held {
-            return Err(refused(format!(
-                "{length} bytes are not in shared memory of {held} bytes"
+        let invalid_input = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let file_bytes = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if length == 0 || length as u64 > file_bytes {
+            return Err(invalid_input(format!(
+                "{length} bytes are not in shared memory of {file_bytes} bytes"
             )));
         }
         let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(refused("shared memory that can be taken away again".to_owned()));
+            return Err(invalid_input("shared memory that can be taken away again".to_owned()));
         }
         let mapping = Mapping::plain(File::from(file), 0, length)?;
         Ok(Arc::new(AttachedMemory { mapping, length, lent: Mutex::new(BTreeMap::new()) }))

@@ -44,10 +44,11 @@ fn count() {
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-fn keep(more: usize, less: usize) {
-    let more = (more as u64).wrapping_sub(less as u64);
-    IN_USE_BYTES.fetch_add(more, Relaxed);
-    let _ = KEPT_BYTES.try_with(|bytes| bytes.set(bytes.get().wrapping_add(more.cast_signed())));
+fn keep(added_bytes: usize, removed_bytes: usize) {
+    let change_bytes = (added_bytes as u64).wrapping_sub(removed_bytes as u64);
+    IN_USE_BYTES.fetch_add(change_bytes, Relaxed);
+    let _ = KEPT_BYTES
+        .try_with(|bytes| bytes.set(bytes.get().wrapping_add(change_bytes.cast_signed())));
 }
 
 // SAFETY: every call is the system allocator's, with the same arguments; counting touches constant-

@@ -59,8 +59,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<ReceiveResult, Er
     })?;
     let mut descriptors = Vec::new();
     for ancillary in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(came) = ancillary {
-            descriptors.extend(came);
+        if let RecvAncillaryMessage::ScmRights(received_descriptors) = ancillary {
+            descriptors.extend(received_descriptors);
         }
     }
     Ok(ReceiveResult {
@@ -80,14 +80,14 @@ mod tests {
     #[test]
     fn descriptors_come_with_the_bytes_they_were_sent_with() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (kept, sent) = UnixStream::pair().unwrap();
-        assert_eq!(send(&ours, b"take it", &[sent.as_fd(), sent.as_fd()]), Ok(7));
+        let (near_end, far_end) = UnixStream::pair().unwrap();
+        assert_eq!(send(&ours, b"take it", &[far_end.as_fd(), far_end.as_fd()]), Ok(7));
         let mut buffer = [0; 16];
         let received = receive(&theirs, &mut buffer).unwrap();
         assert_eq!((&buffer[..received.bytes], received.descriptors.len()), (&b"take it"[..], 2));
         assert!(!received.is_cut && !received.descriptors_lost);
         assert_eq!(send(&received.descriptors[0], b"x", &[]), Ok(1));
-        assert_eq!(receive(&kept, &mut buffer).unwrap().bytes, 1);
+        assert_eq!(receive(&near_end, &mut buffer).unwrap().bytes, 1);
     }
 
     #[test]

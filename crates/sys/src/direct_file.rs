@@ -43,9 +43,9 @@ impl FileLock {
     pub fn take(path: &Path) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
         let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
-        let opened =
+        let outcome =
             rustix::fs::open(path, OFlags::RDWR | exclusive | OFlags::CLOEXEC, Mode::empty());
-        let file = match opened {
+        let file = match outcome {
             Ok(file) => File::from(file),
             Err(Errno::BUSY) => return Err(io::Error::from(io::ErrorKind::WouldBlock)),
             Err(error) => return Err(error.into()),
@@ -140,7 +140,7 @@ impl DirectFile {
         let Ok(own) = rustix::fs::fstat(&self.buffered) else { return false };
         FileType::from_raw_mode(own.st_mode) != FileType::RegularFile
             || rustix::fs::stat(&self.path)
-                .is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
+                .is_ok_and(|status| (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino))
     }
 
     /// Size in bytes when opened.

@@ -41,8 +41,8 @@ pub fn logical_block_bytes(file: &File) -> io::Result<u32> {
     if is_block_device(file)? {
         return Ok(ioctl_blksszget(file)?);
     }
-    let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-    let align = told.map_or(0, |told| told.stx_dio_offset_align);
+    let status = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let align = status.map_or(0, |status| status.stx_dio_offset_align);
     Ok(if align.is_power_of_two() { align.clamp(512, 4096) } else { 512 })
 }
 

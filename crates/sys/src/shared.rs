@@ -34,9 +34,10 @@ impl SharedMemory {
     /// The bytes `[offset, offset + length)` of a received file. Errors: `InvalidInput` if the file
     /// ends before that, the length is zero, or the offset is not at a page.
     pub fn open(file: OwnedFd, offset: u64, length: usize) -> io::Result<Self> {
-        let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
-        if length == 0 || offset.checked_add(length as u64).is_none_or(|end| end > held) {
-            let text = format!("{length} bytes at {offset} are not in a file of {held} bytes");
+        let file_bytes = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if length == 0 || offset.checked_add(length as u64).is_none_or(|end| end > file_bytes) {
+            let text =
+                format!("{length} bytes at {offset} are not in a file of {file_bytes} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let file = File::from(file);

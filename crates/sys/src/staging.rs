@@ -73,8 +73,8 @@ impl StagingFile {
             other => other?,
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let taken = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
-        if let Ok(file) = taken
+        let file = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
+        if let Ok(file) = file
             && is_fresh(&file, PREFIX_BYTES + capacity_bytes)?
         {
             return Self::map(file, path, capacity_bytes).map(Some);
@@ -220,7 +220,7 @@ impl StagingFile {
         let ring = Arc::new(Ring {
             staging: self,
             id,
-            end: Mutex::new(End { next: position, closed: false }),
+            end: Mutex::new(End { next: position, is_closed: false }),
             next_seen: AtomicU64::new(position),
             low: RwLock::new(position),
             position_max: AtomicU64::new(u64::MAX),
@@ -243,7 +243,7 @@ pub enum ReserveError {
 /// The end of the ring; its lock defines the order.
 struct End {
     next: u64,
-    closed: bool,
+    is_closed: bool,
 }
 
 /// The ring. See the head of this file.
@@ -283,7 +283,7 @@ impl Ring {
             "a slot of {bytes} bytes does not fit"
         );
         let mut at = self.end.lock();
-        if at.closed {
+        if at.is_closed {
             return Err(ReserveError::Closed);
         }
         let end = at.next + bytes;
@@ -311,13 +311,13 @@ impl Ring {
     /// Refuses all further reservations except padding. When this returns, every slot that will
     /// ever exist is reserved.
     pub fn close(&self) {
-        self.end.lock().closed = true;
+        self.end.lock().is_closed = true;
     }
 
     /// Whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.end.lock().closed
+        self.end.lock().is_closed
     }
 
     /// Takes `[next, end)`; the caller holds the lock on `next`.
@@ -337,10 +337,10 @@ impl Ring {
         let position = *next;
         let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
         let mut slot = Slot { ring: self, start, position, bytes: (end - position) as usize };
-        let said = head(position, &mut slot);
+        let result = head(position, &mut slot);
         *next = end;
         self.next_seen.store(end, Ordering::Release);
-        Ok((slot, said))
+        Ok((slot, result))
     }
 
     /// Gives up written bytes so that the ring can reach to `end`, and some more, to avoid doing
@@ -561,9 +561,9 @@ impl Consumer {
         let staging = &self.ring.staging;
         // Exclusively, so that no memory is given up while it is taken back here.
         let low = self.ring.low.write();
-        let kept = durable.max(*low).min(self.ring.written());
+        let kept_through = durable.max(*low).min(self.ring.written());
         staging.failed_word().store(1, Ordering::Release);
-        staging.written_word().store(kept, Ordering::Release);
+        staging.written_word().store(kept_through, Ordering::Release);
     }
 }
 

@@ -116,8 +116,8 @@ mod scheduled {
 
         /// Waits for a notification.
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            let held = guard.0.take().expect("a guard is empty only while its owner waits");
-            guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+            let inner_guard = guard.0.take().expect("a guard is empty only while its owner waits");
+            guard.0 = Some(self.0.wait(inner_guard).unwrap_or_else(PoisonError::into_inner));
         }
 
         /// Waits for a notification, or returns at once.

@@ -62,8 +62,8 @@ impl FusedFile {
         // `nbdfuse` mounts itself over a file, which must exist.
         std::fs::write(path, "").map_err(|error| Error::io("cannot make", path, error))?;
         let mut command = program::command("nbdfuse")?;
-        let said = path.with_extension("nbdfuse.said");
-        let mut process = Process::start(command.arg(path).arg(uri), &said)?;
+        let output_path = path.with_extension("nbdfuse.said");
+        let mut process = Process::start(command.arg(path).arg(uri), &output_path)?;
         process.wait_for("the export is to be shown as a file", || {
             // Until the mount is there, the path is the empty file below it.
             std::fs::metadata(path).is_ok_and(|found| found.len() > 0).then_some(())

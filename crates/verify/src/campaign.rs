@@ -8,7 +8,7 @@ use crate::image::Image;
 use crate::plan::{Budget, plan};
 use crate::recording::Recording;
 use crate::report::{Finding, Report};
-use crate::subject::{Remains, Way};
+use crate::subject::{RecoveryMode, Remains};
 use sawmill_testkit::Dice;
 
 /// What is cut, and how.
@@ -20,7 +20,7 @@ pub struct Campaign<'a> {
     /// The first entry before which power may fail.
     pub first: usize,
     /// The ways in which the device comes back, in turn.
-    pub ways: &'a [Way],
+    pub modes: &'a [RecoveryMode],
     /// How much to inspect.
     pub budget: Budget,
 }
@@ -43,14 +43,14 @@ impl Campaign<'_> {
         for (number, cut) in plan.cuts.iter().enumerate() {
             progress(number, plan.cuts.len());
             let disk = replay.image(cut)?;
-            let way = self.ways[number % self.ways.len()];
+            let mode = self.modes[number % self.modes.len()];
             let (of, stale) = older.get_or_insert_with(|| (0, before.clone()));
-            let stale_of = (way == Way::DiskStale).then_some(*of);
-            let shown = if stale_of.is_some() { &*stale } else { &disk };
+            let stale_of = (mode == RecoveryMode::DiskStale).then_some(*of);
+            let remaining_disk = if stale_of.is_some() { &*stale } else { &disk };
             report.images += 1;
-            report.count(way);
-            if let Err(what) = look(&Remains { cut, disk: shown, way })? {
-                report.findings.push(Finding { cut: cut.clone(), way, stale_of, what });
+            report.count(mode);
+            if let Err(what) = look(&Remains { cut, disk: remaining_disk, mode })? {
+                report.findings.push(Finding { cut: cut.clone(), mode, stale_of, what });
             }
             // A stale disk comes from a cut some way back.
             if dice.one_in(8) {

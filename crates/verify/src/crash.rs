@@ -125,10 +125,10 @@ impl Crashes<'_> {
     }
 
     fn crash(&self, folder: &Path) -> Result<()> {
-        let said = folder.join("crash.said");
-        let failed = |error: std::io::Error| Error::io("cannot write", &said, error);
+        let output_path = folder.join("crash.said");
+        let failed = |error: std::io::Error| Error::io("cannot write", &output_path, error);
         // Not through a pipe: the server that it starts may keep that open.
-        let output = File::create(&said).map_err(failed)?;
+        let output = File::create(&output_path).map_err(failed)?;
         let error_output = output.try_clone().map_err(failed)?;
         let mut command = program::command("sh")?;
         command.args(["-c", self.command]).stdout(output).stderr(error_output);
@@ -138,8 +138,12 @@ impl Crashes<'_> {
         if status.success() {
             return Ok(());
         }
-        let words = std::fs::read_to_string(&said).unwrap_or_default();
-        Err(Error::Subject(format!("`{}` failed ({status}): {}", self.command, words.trim_end())))
+        let output_text = std::fs::read_to_string(&output_path).unwrap_or_default();
+        Err(Error::Subject(format!(
+            "`{}` failed ({status}): {}",
+            self.command,
+            output_text.trim_end()
+        )))
     }
 
     /// What is wrong with how requests ended.

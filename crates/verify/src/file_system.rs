@@ -99,8 +99,8 @@ impl FileSystem {
         if checked.status.success() {
             return Ok(Ok(()));
         }
-        let (status, said) = (checked.status, program::last_lines(&checked.said));
-        Ok(Err(format!("after its journal was replayed {} says ({status}): {said}", words[0])))
+        let (status, output) = (checked.status, program::last_lines(&checked.output));
+        Ok(Err(format!("after its journal was replayed {} says ({status}): {output}", words[0])))
     }
 
     /// Mounts it below `folder`.

@@ -15,7 +15,7 @@ use crate::file_system::FileSystem;
 use crate::program;
 use crate::session::{Knowledge, RecordedSession};
 use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
-use crate::subject::{Remains, RestartResult, RunningDevice, Subject, Way};
+use crate::subject::{RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
 use crate::{Error, Result};
 
 /// The promise of a device for the writes between two flushes.
@@ -58,22 +58,22 @@ type Verdict = Result<(), String>;
 impl Look<'_> {
     /// The ways in which the device can come back and be judged.
     #[must_use]
-    pub fn ways(&self) -> Vec<Way> {
-        let mut ways = self.subject.map_or(&[Way::DiskKept][..], Subject::ways).to_vec();
+    pub fn modes(&self) -> Vec<RecoveryMode> {
+        let mut modes = self.subject.map_or(&[RecoveryMode::DiskKept][..], Subject::modes).to_vec();
         if !matches!(self.recorded.knowledge, Knowledge::Stamps { .. }) {
             // A file system can replay its journal only on a writable device.
-            ways.retain(|way| *way != Way::Elsewhere);
+            modes.retain(|mode| *mode != RecoveryMode::Elsewhere);
         }
-        ways
+        modes
     }
 
     /// Checks one cut on its own, as a report names it.
-    pub fn at(&self, cut: &Cut, way: Way, stale_of: Option<usize>) -> Result<Verdict> {
+    pub fn at(&self, cut: &Cut, mode: RecoveryMode, stale_of: Option<usize>) -> Result<Verdict> {
         let recorded = self.recorded;
         let mut replay = Replay::new(&recorded.recording, recorded.before.clone());
-        let shown = stale_of.map_or_else(|| cut.clone(), Cut::whole);
-        let disk = replay.image(&shown)?;
-        self.check(&Remains { cut, disk: &disk, way })
+        let disk_cut = stale_of.map_or_else(|| cut.clone(), Cut::whole);
+        let disk = replay.image(&disk_cut)?;
+        self.check(&Remains { cut, disk: &disk, mode })
     }
 
     /// Checks the remains of one crash.
@@ -90,7 +90,9 @@ impl Look<'_> {
         let mut running = match subject.revive(remains, self.folder) {
             Ok(RestartResult::Serving(running)) => running,
             // The device may refuse a disk that is older than its state elsewhere.
-            Ok(RestartResult::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
+            Ok(RestartResult::Refused(_)) if remains.mode == RecoveryMode::DiskStale => {
+                return Ok(Ok(()));
+            }
             Ok(RestartResult::Refused(why)) => {
                 return Ok(Err(format!("it refuses to serve: {why}")));
             }
@@ -114,7 +116,7 @@ impl Look<'_> {
         drop(client);
         // Without its disk, a device has promised only an earlier state, and any moment is early
         // enough.
-        let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
+        let whole = remains.mode == RecoveryMode::DiskKept || subject.flushes_survive_its_disk();
         self.judge_export(&*running, if whole { moment } else { CutTime::default() })
     }
 
@@ -139,8 +141,8 @@ impl Look<'_> {
                 if ended.status.success() {
                     return Ok(Ok(()));
                 }
-                let (status, said) = (ended.status, program::last_lines(&ended.said));
-                Ok(Err(format!("the check says ({status}): {said}")))
+                let (status, output) = (ended.status, program::last_lines(&ended.output));
+                Ok(Err(format!("the check says ({status}): {output}")))
             }
             (Judge::FileSystem(kind), Knowledge::Files(files)) if files.kind == *kind => {
                 kind.inspect(path, self.folder, |root| files.verify(root, moment))
@@ -173,9 +175,9 @@ impl Look<'_> {
     ) -> Result<(), Violation> {
         let moment = self.recorded.moment(remains.cut);
         let log = log.as_of(moment);
-        let judged = match (remains.way, self.rule) {
-            (Way::DiskKept, Rule::Sector) => stamp::check_sectors(&log, image),
-            (Way::DiskKept, Rule::Prefix) => stamp::check_flushed_kept(&log, image),
+        let judged = match (remains.mode, self.rule) {
+            (RecoveryMode::DiskKept, Rule::Sector) => stamp::check_sectors(&log, image),
+            (RecoveryMode::DiskKept, Rule::Prefix) => stamp::check_flushed_kept(&log, image),
             _ if self.subject.is_some_and(Subject::flushes_survive_its_disk) => {
                 stamp::check_flushed_kept(&log, image)
             }

@@ -62,25 +62,28 @@ pub struct ProgramOutput {
     /// How it ended.
     pub status: ExitStatus,
     /// Standard output, followed by standard error.
-    pub said: String,
+    pub output: String,
 }
 
 /// Runs a command to its end, whatever its status.
 pub fn finish(command: &mut Command) -> Result<ProgramOutput> {
     let output = command.output().map_err(|error| cannot_start(command, error))?;
-    let said = [&output.stdout[..], &output.stderr[..]].concat();
-    Ok(ProgramOutput { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
+    let bytes = [&output.stdout[..], &output.stderr[..]].concat();
+    Ok(ProgramOutput {
+        status: output.status,
+        output: String::from_utf8_lossy(&bytes).into_owned(),
+    })
 }
 
 /// Runs a command to its end; returns its output, or an error if it failed.
 pub fn run(command: &mut Command) -> Result<String> {
     let finished = finish(command)?;
     if finished.status.success() {
-        return Ok(finished.said);
+        return Ok(finished.output);
     }
     let line = line_of(command);
-    let (status, said) = (finished.status, last_lines(&finished.said));
-    Err(Error::Subject(format!("`{line}` failed ({status}): {said}")))
+    let (status, output) = (finished.status, last_lines(&finished.output));
+    Err(Error::Subject(format!("`{line}` failed ({status}): {output}")))
 }
 
 fn cannot_start(command: &Command, source: io::Error) -> Error {
@@ -104,22 +107,28 @@ pub fn last_lines(text: &str) -> String {
 pub struct Process {
     child: Child,
     line: String,
-    said: PathBuf,
+    output_path: PathBuf,
     ended: Option<ExitStatus>,
 }
 
 impl Process {
-    /// Starts a program; its output goes to the file `said`.
-    pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
+    /// Starts a program; its output goes to the file `output_path`.
+    pub fn start(command: &mut Command, output_path: &Path) -> Result<Self> {
         // A file and no pipe: a full pipe that nobody reads would stop the program.
-        let log = File::create(said).map_err(|error| Error::io("cannot make", said, error))?;
-        let both = log.try_clone().map_err(|error| Error::io("cannot open", said, error))?;
+        let log = File::create(output_path)
+            .map_err(|error| Error::io("cannot make", output_path, error))?;
+        let both = log.try_clone().map_err(|error| Error::io("cannot open", output_path, error))?;
         let child = command
             .stdout(log)
             .stderr(both)
             .spawn()
             .map_err(|error| cannot_start(command, error))?;
-        Ok(Process { child, line: line_of(command), said: said.to_owned(), ended: None })
+        Ok(Process {
+            child,
+            line: line_of(command),
+            output_path: output_path.to_owned(),
+            ended: None,
+        })
     }
 
     /// How it ended, if it has.
@@ -133,7 +142,7 @@ impl Process {
     /// The end of its output.
     #[must_use]
     pub fn said(&self) -> String {
-        last_lines(&std::fs::read_to_string(&self.said).unwrap_or_default())
+        last_lines(&std::fs::read_to_string(&self.output_path).unwrap_or_default())
     }
 
     /// Calls `ask` repeatedly until it returns an answer; fails when the program ends first or
@@ -149,8 +158,8 @@ impl Process {
             let late = (Instant::now() > deadline)
                 .then(|| format!("waited {} s in vain", PATIENCE.as_secs()));
             if let Some(why) = ended.or(late) {
-                let (line, said) = (&self.line, self.said());
-                return Err(Error::Subject(format!("{what}: `{line}` {why}: {said}")));
+                let (line, output) = (&self.line, self.said());
+                return Err(Error::Subject(format!("{what}: `{line}` {why}: {output}")));
             }
             std::thread::sleep(LOOK_EVERY);
         }

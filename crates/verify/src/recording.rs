@@ -159,8 +159,8 @@ pub struct LogWriter {
 impl LogWriter {
     /// Makes a log at `path`, in place of what is there.
     pub fn create(path: &Path) -> Result<Self> {
-        let made = File::options().read(true).write(true).create(true).truncate(true).open(path);
-        let file = made.map_err(|error| Error::io("cannot make the log", path, error))?;
+        let outcome = File::options().read(true).write(true).create(true).truncate(true).open(path);
+        let file = outcome.map_err(|error| Error::io("cannot make the log", path, error))?;
         let mut writer =
             LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
         writer.write_superblock().map_err(|error| writer.failed(error))?;

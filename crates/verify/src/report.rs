@@ -8,7 +8,7 @@ use sawmill_format::write_log::Flags;
 use crate::cut::Cut;
 use crate::plan::Plan;
 use crate::recording::Recording;
-use crate::subject::Way;
+use crate::subject::RecoveryMode;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Finding {
     /// Where power failed, and what was left of the disk.
     pub cut: Cut,
     /// How the device came back.
-    pub way: Way,
+    pub mode: RecoveryMode,
     /// Of a stale disk: the entry before which it was kept, whole.
     pub stale_of: Option<usize>,
     /// What is wrong then.
@@ -43,7 +43,7 @@ pub struct Report {
     /// Images made and checked.
     pub images: usize,
     /// How often the device came back in each way.
-    pub ways: BTreeMap<&'static str, usize>,
+    pub mode_counts: BTreeMap<&'static str, usize>,
     /// What is wrong; empty when all is well.
     pub findings: Vec<Finding>,
 }
@@ -54,9 +54,9 @@ impl Report {
     pub fn new(recording: &Recording, plan: &Plan) -> Self {
         let count =
             |flag: Flags| recording.entries.iter().filter(|e| e.entry.flags.has(flag)).count();
-        let quiet = |flags: Flags| flags.has(Flags::MARK) || flags.has(Flags::DISCARD);
+        let is_quiet = |flags: Flags| flags.has(Flags::MARK) || flags.has(Flags::DISCARD);
         let write = |e: &&crate::recording::RecordedEntry| {
-            e.entry.sector_count > 0 && !quiet(e.entry.flags)
+            e.entry.sector_count > 0 && !is_quiet(e.entry.flags)
         };
         Report {
             entries: recording.entries.len(),
@@ -71,7 +71,7 @@ impl Report {
     }
 
     /// Counts one image that was checked.
-    pub fn count(&mut self, way: Way) {
-        *self.ways.entry(way.name()).or_default() += 1;
+    pub fn count(&mut self, mode: RecoveryMode) {
+        *self.mode_counts.entry(mode.name()).or_default() += 1;
     }
 }

@@ -19,7 +19,7 @@ use crate::image::Image;
 use crate::plan::Budget;
 use crate::recording::Recording;
 use crate::stamp::{CutTime, Log};
-use crate::subject::Way;
+use crate::subject::RecoveryMode;
 use crate::{Error, Result};
 
 /// The knowledge of the device's user.
@@ -83,13 +83,13 @@ impl RecordedSession {
         let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
         let first = first.strip_prefix("first ").and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
         let mut settled = Vec::new();
-        while let Some((line, more)) =
+        while let Some((line, remainder)) =
             rest.strip_prefix("settled ").and_then(|text| text.split_once('\n'))
         {
             let (before, after) = line.split_once(' ').ok_or_else(wrong)?;
             let number = |word: &str| word.parse::<u64>().map_err(|_| wrong());
             settled.push((number(before)?, number(after)?));
-            rest = more;
+            rest = remainder;
         }
         // The first line of each kind differs, so the text tells which it is.
         let knowledge = if rest.is_empty() {
@@ -141,8 +141,8 @@ impl RecordedSession {
 
     /// A campaign over this recording.
     #[must_use]
-    pub fn campaign<'a>(&'a self, ways: &'a [Way], budget: Budget) -> Campaign<'a> {
+    pub fn campaign<'a>(&'a self, modes: &'a [RecoveryMode], budget: Budget) -> Campaign<'a> {
         let before = self.before.clone();
-        Campaign { recording: &self.recording, before, first: self.first, ways, budget }
+        Campaign { recording: &self.recording, before, first: self.first, modes, budget }
     }
 }

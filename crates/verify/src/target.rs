@@ -175,7 +175,7 @@ impl NbdTarget {
         let usual = geometry(export.size_bytes, operations);
         let longest = match export.block_bytes_max {
             0 => usual.request_bytes_max,
-            told => told.min(usual.request_bytes_max),
+            block_bytes_max => block_bytes_max.min(usual.request_bytes_max),
         };
         let geometry = Geometry {
             request_bytes_max: longest,

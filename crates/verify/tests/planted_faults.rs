@@ -8,7 +8,7 @@ use sawmill_verify::plan::Budget;
 use sawmill_verify::report::Report;
 use sawmill_verify::run::{self, Work};
 use sawmill_verify::session::RecordedSession;
-use sawmill_verify::subject::{InProcess, Subject, Way};
+use sawmill_verify::subject::{InProcess, RecoveryMode, Subject};
 
 const DISK_BYTES: u64 = 8 << 20;
 
@@ -25,7 +25,7 @@ fn check(fault: Fault, rule: Rule, images_max: usize) -> Report {
     let budget = Budget { images_max, tear_bytes: Some(512), seed: 1 };
     let (subject, judge) = (Some(&subject as &dyn Subject), &Judge::Workload);
     let look = Look { recorded: &recorded, subject, rule, judge, folder: folder.path() };
-    let campaign = recorded.campaign(&[Way::DiskKept], budget);
+    let campaign = recorded.campaign(&[RecoveryMode::DiskKept], budget);
     let report = campaign.run(|_, _| (), |remains| look.check(remains)).unwrap();
     println!(
         "{fault}: {} entries, {} legal cuts, {} points, {} images, {} findings; the first: {:?}",

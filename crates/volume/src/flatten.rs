@@ -86,7 +86,7 @@ pub fn release_ancestors_in(
     if listed || !journaled.clean {
         return Ok(false);
     }
-    let gone =
+    let outcome =
         release_pins(world, store, &PinHolder { clone_id: record.volume_id, lineage: &lineage });
-    gone.map(|_| true)
+    outcome.map(|_| true)
 }

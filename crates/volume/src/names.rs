@@ -210,12 +210,12 @@ pub fn rename_in(
 
 /// Another name of the same volume, if the volume's words or a list show one.
 fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
-    let said = words::newest(store, record.volume_id)?.name;
-    if check_name(&said).is_ok()
-        && said != record.name
-        && ledger::means(store, &said, record.volume_id)?
+    let last_name = words::newest(store, record.volume_id)?.name;
+    if check_name(&last_name).is_ok()
+        && last_name != record.name
+        && ledger::means(store, &last_name, record.volume_id)?
     {
-        return Ok(Some(said));
+        return Ok(Some(last_name));
     }
     let same = |entry: &VolumeEntry| {
         let id = entry.record.as_ref().map(|record| record.volume_id);
@@ -254,9 +254,9 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
             continue;
         }
         let fence = last_fence(world, store, record)?;
-        let said =
+        let is_created =
             words::put(world, store, volume_id, word, Word::Deleted, WordContent { fence, name })?;
-        if !said && !words::newest(store, volume_id)?.is_gone() {
+        if !is_created && !words::newest(store, volume_id)?.is_gone() {
             let text = format!(
                 "volume {name} was attached or renamed at the same time: nothing was deleted"
             );
@@ -302,8 +302,8 @@ fn delete_rest(
         let deleted = remove(world, store, volume_id)?;
         // The journal of a volume that is reported gone may be removed, so one revived meanwhile is
         // not reported.
-        let is_told = deleted.objects > 0 || !deleted.pinned_by.is_empty();
-        if is_told && words::newest(store, volume_id)?.is_gone() {
+        let has_report = deleted.objects > 0 || !deleted.pinned_by.is_empty();
+        if has_report && words::newest(store, volume_id)?.is_gone() {
             return Ok(DeleteRemains { volume_id, report: deleted });
         }
     }

@@ -50,8 +50,8 @@ impl Volume {
         let now = self.attachment.world.unix_ms();
         let snapshot = format!("before-rollback-{now}");
         let (order, then) = self.find(cut)?;
-        let told = self.order_with(order, Some(then), Some(snapshot.clone()))?;
-        told.recv().map_err(|_| {
+        let receiver = self.order_with(order, Some(then), Some(snapshot.clone()))?;
+        receiver.recv().map_err(|_| {
             Error::new(ErrorKind::Closed, "the volume was closed before this was done")
         })??;
         Ok(Undo { snapshot })

@@ -45,7 +45,7 @@ pub(crate) struct LoopEnd {
     /// Everything is stored: the superblock may record that, and the journal end.
     clean: AtomicBool,
     /// The superblock records that durably.
-    is_said: AtomicBool,
+    is_clean_recorded: AtomicBool,
     end: AtomicBool,
 }
 
@@ -144,7 +144,7 @@ impl Threads {
 
     /// Whether the superblock records that everything is stored: then no attach needs the memory.
     pub(crate) fn is_memory_done(&self) -> bool {
-        self.loop_end.is_said.load(Ordering::Acquire)
+        self.loop_end.is_clean_recorded.load(Ordering::Acquire)
     }
 
     pub(crate) fn ending(&self) -> Arc<LoopEnd> {
@@ -209,7 +209,7 @@ pub(crate) struct JournalLoop {
     writer: JournalWriter,
     loop_end: Arc<LoopEnd>,
     /// Nothing came for a while.
-    quiet: bool,
+    is_quiet: bool,
 }
 
 impl JournalLoop {
@@ -220,11 +220,11 @@ impl JournalLoop {
         ending: Arc<LoopEnd>,
     ) -> Self {
         let (write, stored) = (contexts.write.clone(), contexts.read.stored.clone());
-        JournalLoop { write, stored, journal, writer, loop_end: ending, quiet: false }
+        JournalLoop { write, stored, journal, writer, loop_end: ending, is_quiet: false }
     }
 
     pub(crate) fn nothing_came(&mut self) {
-        self.quiet = true;
+        self.is_quiet = true;
     }
 
     pub(crate) fn step(&mut self) -> Rest {
@@ -239,16 +239,16 @@ impl JournalLoop {
             Ok(Step::Busy) => {
                 // Room may have been made.
                 write::resume(write);
-                self.quiet = false;
+                self.is_quiet = false;
                 Rest::No
             }
             Ok(Step::Waiting) => Rest::Short,
             Ok(Step::Idle | Step::Unsettled) if self.loop_end.end.load(Ordering::Acquire) => {
                 Rest::End
             }
-            Ok(_) if !self.quiet => Rest::Settle,
+            Ok(_) if !self.is_quiet => Rest::Settle,
             Ok(step) => {
-                self.quiet = false;
+                self.is_quiet = false;
                 if step == Step::Unsettled
                     && let Err(error) = self.writer.settle()
                 {
@@ -293,7 +293,7 @@ impl JournalLoop {
             false => self.writer.close(clean),
         };
         match ended {
-            Ok(()) => self.loop_end.is_said.store(clean, Ordering::Release),
+            Ok(()) => self.loop_end.is_clean_recorded.store(clean, Ordering::Release),
             Err(error) => tracing::error!("{error}"),
         }
     }

@@ -316,24 +316,28 @@ impl Volume {
             return Err(error);
         }
         let (sender, receiver) = sync_channel(1);
-        let told = Box::new(move |outcome| {
+        let callback = Box::new(move |outcome| {
             // The waiter may have given up.
             let _ = sender.send(outcome);
         });
         let target = journal.ring.next();
         match safety {
-            Safety::Logged => journal.when_logged(target, told),
-            Safety::Stored => self.write.mailbox.when_stored(target, told),
+            Safety::Logged => journal.when_logged(target, callback),
+            Safety::Stored => self.write.mailbox.when_stored(target, callback),
         }
         let closed = || Error::new(ErrorKind::Closed, "the volume was closed before this was done");
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match receiver.recv_timeout(left.map_or(WANTED_EVERY, |left| left.min(WANTED_EVERY))) {
+            let time_left =
+                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match receiver.recv_timeout(
+                time_left.map_or(WANTED_EVERY, |time_left| time_left.min(WANTED_EVERY)),
+            ) {
                 Ok(outcome) => return outcome.map(|()| true),
                 Err(RecvTimeoutError::Disconnected) => return Err(closed()),
                 Err(RecvTimeoutError::Timeout) => {
-                    if left.is_some_and(|left| left <= WANTED_EVERY) || !is_wanted() {
+                    if time_left.is_some_and(|time_left| time_left <= WANTED_EVERY) || !is_wanted()
+                    {
                         return Ok(false);
                     }
                 }
@@ -444,11 +448,11 @@ impl Volume {
 
     fn request_resize(&self, size_bytes: u64, from_bytes: u64) -> Receiver<Result<()>> {
         let (sender, receiver) = sync_channel(1);
-        let told = Box::new(move |outcome| {
+        let callback = Box::new(move |outcome| {
             // The requester may have given up.
             let _ = sender.send(outcome);
         });
-        self.write.mailbox.resize(Resize { size_bytes, from_bytes, callback: told });
+        self.write.mailbox.resize(Resize { size_bytes, from_bytes, callback });
         receiver
     }
 

@@ -111,14 +111,14 @@ impl Watch {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
-        let held = {
+        let waiters = {
             let mut waiting = self.waiters.lock();
             // Under the lock: a flush added in between would be in the list but not counted, and
             // would never be taken.
             self.count.store(0, Ordering::Release);
             std::mem::take(&mut *waiting)
         };
-        held.into_iter().map(|waiting| (waiting.target, waiting.request)).collect()
+        waiters.into_iter().map(|waiting| (waiting.target, waiting.request)).collect()
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
     fn no_flush_that_is_held_beside_a_take_is_left_behind() {
         const COUNT: usize = 100_000;
         let watch = Watch::default();
-        let taken = std::thread::scope(|scope| {
+        let taken_count = std::thread::scope(|scope| {
             let holding = scope.spawn(|| {
                 for _ in 0..COUNT {
                     let flags = sawmill_device::Flags::default();
@@ -155,13 +155,13 @@ mod tests {
                     }
                 }
             });
-            let mut taken = 0;
+            let mut taken_count = 0;
             while !holding.is_finished() {
-                taken += watch.take_held().len();
+                taken_count += watch.take_held().len();
             }
-            taken + watch.take_held().len()
+            taken_count + watch.take_held().len()
         });
-        assert_eq!(taken, COUNT);
+        assert_eq!(taken_count, COUNT);
     }
 
     #[test]

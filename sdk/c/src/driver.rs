@@ -200,7 +200,7 @@ impl ChunkDriver for CDriver {
 
     fn write(&self, chunk: &Chunk<'_>) -> io::Result<()> {
         let write_chunk = self.table.write_chunk.ok_or(io::ErrorKind::Unsupported)?;
-        let told_of = WriteChunk {
+        let chunk_of_c = WriteChunk {
             bytes: chunk.bytes.as_ptr(),
             length: chunk.bytes.len(),
             metadata_bytes: chunk.metadata_bytes,
@@ -212,7 +212,7 @@ impl ChunkDriver for CDriver {
         };
         // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
         // borrowed, so they do not change until it returns.
-        errno_result(unsafe { write_chunk(self.user, &told_of) })
+        errno_result(unsafe { write_chunk(self.user, &chunk_of_c) })
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

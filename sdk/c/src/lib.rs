@@ -94,8 +94,8 @@ fn ended(outcome: Result<Outcome>) -> c_int {
 pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -> c_int {
     // SAFETY: strings, by the caller's promise.
     let (name, what) = unsafe { (borrowed(name), borrowed(what)) };
-    let asked = name.and_then(|name| client::query(&client::find(name)?, what?));
-    asked.map_or_else(|error| fail(&error), |_| 0)
+    let outcome = name.and_then(|name| client::query(&client::find(name)?, what?));
+    outcome.map_or_else(|error| fail(&error), |_| 0)
 }
 
 /// `sawmill_device_end`.
@@ -138,11 +138,11 @@ pub unsafe extern "C" fn sawmill_device_option(
     let value =
         device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
-        let kept = value.len().min(length - 1);
+        let copied_bytes = value.len().min(length - 1);
         // SAFETY: `kept` + 1 bytes can be written there, and they do not overlap our string.
         unsafe {
-            std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), kept);
-            into.add(kept).write(0);
+            std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), copied_bytes);
+            into.add(copied_bytes).write(0);
         }
     }
     value.len()
@@ -199,10 +199,10 @@ mod tests {
         let own = std::env::current_exe().expect("the test program");
         let mut child = Command::new(own);
         child.args(["--exact", "--nocapture", "tests::a_panic_ends_the_process_at_the_edge_to_c"]);
-        let ended = child.env(CHILD_VARIABLE, "1").output().expect("a child process");
+        let output = child.env(CHILD_VARIABLE, "1").output().expect("a child process");
         let (out, err) =
-            (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{out}{err}");
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{out}{err}");
         assert!(err.contains("a bug of ours") && !out.contains("the panic passed"), "{out}{err}");
     }
 }

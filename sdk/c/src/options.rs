@@ -18,9 +18,9 @@ pub(crate) struct ProgramOptions {
 /// # Safety
 /// `strings` is null, or a list of strings that ends with a null pointer.
 pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<ProgramOptions> {
-    let mut asked = ProgramOptions { options: Options::new(), doors: Vec::new() };
+    let mut program_options = ProgramOptions { options: Options::new(), doors: Vec::new() };
     if strings.is_null() {
-        return Ok(asked);
+        return Ok(program_options);
     }
     for at in 0.. {
         // SAFETY: the list has not ended before this place.
@@ -29,9 +29,9 @@ pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<ProgramOption
             break;
         }
         // SAFETY: the list holds strings.
-        asked.take(unsafe { borrowed(string)? })?;
+        program_options.take(unsafe { borrowed(string)? })?;
     }
-    Ok(asked)
+    Ok(program_options)
 }
 
 impl ProgramOptions {
@@ -65,8 +65,8 @@ mod tests {
     fn an_option_that_is_none_is_named() {
         let bad = [c"size".as_ptr(), std::ptr::null()];
         // SAFETY: a list of strings with a null pointer at its end.
-        let told = unsafe { read(bad.as_ptr()) }.err().unwrap().to_string();
-        assert!(told.contains("'size'"), "{told}");
+        let message = unsafe { read(bad.as_ptr()) }.err().unwrap().to_string();
+        assert!(message.contains("'size'"), "{message}");
         let bad = [c"threads=many".as_ptr(), std::ptr::null()];
         // SAFETY: a list of strings with a null pointer at its end.
         assert!(unsafe { read(bad.as_ptr()) }.is_err());

@@ -36,12 +36,12 @@ fn main() -> ExitCode {
         }
     }
     let began = Instant::now();
-    let mut minutes_told = 0;
+    let mut last_report_minutes = 0;
     let mut torture = Torture::new(seed);
     torture.run(Duration::from_secs_f64(minutes * 60.0), |report| {
         let now = began.elapsed().as_secs() / 60;
-        if now > minutes_told {
-            minutes_told = now;
+        if now > last_report_minutes {
+            last_report_minutes = now;
             println!("after {now} min: {report}");
         }
     });

@@ -44,7 +44,7 @@ struct ProxyState {
     script: Mutex<Script>,
     counts: Mutex<Counts>,
     counted: Condvar,
-    late: Mutex<Vec<LateRequest>>,
+    late_requests: Mutex<Vec<LateRequest>>,
     memory: Mutex<Memory>,
     /// Increases each time the held answers are released.
     release_turn: watch::Sender<u64>,
@@ -67,7 +67,7 @@ impl Proxy {
             script: Mutex::default(),
             counts: Mutex::default(),
             counted: Condvar::new(),
-            late: Mutex::default(),
+            late_requests: Mutex::default(),
             memory: Mutex::default(),
             release_turn: watch::Sender::new(0),
         };
@@ -141,14 +141,15 @@ impl Proxy {
     /// The number of late puts that have not been delivered.
     #[must_use]
     pub fn late(&self) -> usize {
-        lock(&self.shared.late).len()
+        lock(&self.shared.late_requests).len()
     }
 
     /// Delivers every late put now; returns the store's status for each.
     pub fn deliver_late(&self) -> Vec<u16> {
-        let late = std::mem::take(&mut *lock(&self.shared.late));
-        late.into_iter()
-            .map(|late| self.runtime.block_on(relay::deliver(&self.shared, late)))
+        let requests = std::mem::take(&mut *lock(&self.shared.late_requests));
+        requests
+            .into_iter()
+            .map(|request| self.runtime.block_on(relay::deliver(&self.shared, request)))
             .collect()
     }
 

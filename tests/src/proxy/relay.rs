@@ -105,12 +105,12 @@ pub(super) async fn relay(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> io::Result<Response<Body>> {
-    let asked = ProxyRequest::receive(request).await?;
+    let request = ProxyRequest::receive(request).await?;
     lock(&shared.counts).requests += 1;
-    let fault = lock(&shared.script).choose(asked.verb, &asked.key);
+    let fault = lock(&shared.script).choose(request.verb, &request.key);
     bring_late(&shared);
     match fault {
-        None => pass(&shared, &asked).await.map(whole),
+        None => pass(&shared, &request).await.map(whole),
         Some(Fault::Reset) => {
             shared.count(Fault::Reset.name());
             Err(door.reset_when_closed())
@@ -120,19 +120,19 @@ pub(super) async fn relay(
             Ok(refusal(code))
         }
         Some(Fault::PutLate) => {
-            lock(&shared.late).push(LateRequest(asked));
+            lock(&shared.late_requests).push(LateRequest(request));
             shared.count(Fault::PutLate.name());
             Err(door.reset_when_closed())
         }
         Some(Fault::PutTwice) => {
-            pass(&shared, &asked).await?;
+            pass(&shared, &request).await?;
             shared.count(Fault::PutTwice.name());
-            pass(&shared, &asked).await.map(whole)
+            pass(&shared, &request).await.map(whole)
         }
         Some(Fault::ListLagged) => {
             let before =
-                lock(&shared.memory).lists.get(&asked.key).map(|(before, _)| before.clone());
-            let mut answer = pass(&shared, &asked).await?;
+                lock(&shared.memory).lists.get(&request.key).map(|(before, _)| before.clone());
+            let mut answer = pass(&shared, &request).await?;
             if let Some(before) = before {
                 shared.count(Fault::ListLagged.name());
                 answer.body = before;
@@ -140,8 +140,8 @@ pub(super) async fn relay(
             Ok(whole(answer))
         }
         Some(fault) => {
-            let answer = pass(&shared, &asked).await?;
-            spoil(&shared, &door, &asked, answer, fault).await
+            let answer = pass(&shared, &request).await?;
+            spoil(&shared, &door, &request, answer, fault).await
         }
     }
 }
@@ -150,7 +150,7 @@ pub(super) async fn relay(
 async fn spoil(
     shared: &Arc<ProxyState>,
     door: &Door,
-    asked: &ProxyRequest,
+    request: &ProxyRequest,
     mut answer: Answer,
     fault: Fault,
 ) -> io::Result<Response<Body>> {
@@ -198,7 +198,7 @@ async fn spoil(
             shared.count(fault.name());
         }
         Fault::Foreign if has_body => {
-            if let Some(foreign) = foreign(shared, asked, answer.body.len()) {
+            if let Some(foreign) = foreign(shared, request, answer.body.len()) {
                 answer.body = foreign;
                 shared.count(fault.name());
             }
@@ -215,32 +215,32 @@ async fn spoil(
 }
 
 /// Passes the request to the store, over a connection of its own.
-async fn pass(shared: &ProxyState, asked: &ProxyRequest) -> io::Result<Answer> {
-    let answer = forward(shared.upstream, asked).await?;
+async fn pass(shared: &ProxyState, request: &ProxyRequest) -> io::Result<Answer> {
+    let answer = forward(shared.upstream, request).await?;
     let mut memory = lock(&shared.memory);
-    let is_large = asked.body.len() >= REMEMBERED_BYTES_MIN;
-    if asked.verb == Verb::Put && answer.parts.status.is_success() && is_large {
-        memory.bodies.push_back((asked.key.clone(), asked.body.clone()));
+    let is_large = request.body.len() >= REMEMBERED_BYTES_MIN;
+    if request.verb == Verb::Put && answer.parts.status.is_success() && is_large {
+        memory.bodies.push_back((request.key.clone(), request.body.clone()));
         if memory.bodies.len() > BODIES_REMEMBERED {
             memory.bodies.pop_front();
         }
     }
-    if asked.verb == Verb::List && answer.parts.status.is_success() {
+    if request.verb == Verb::List && answer.parts.status.is_success() {
         let body = answer.body.clone();
         let last =
-            memory.lists.get(&asked.key).map_or_else(|| body.clone(), |(_, last)| last.clone());
-        memory.lists.insert(asked.key.clone(), (last, body));
+            memory.lists.get(&request.key).map_or_else(|| body.clone(), |(_, last)| last.clone());
+        memory.lists.insert(request.key.clone(), (last, body));
     }
     Ok(answer)
 }
 
-async fn forward(upstream: SocketAddr, asked: &ProxyRequest) -> io::Result<Answer> {
+async fn forward(upstream: SocketAddr, request: &ProxyRequest) -> io::Result<Answer> {
     let stream = TcpStream::connect(upstream).await?;
     stream.set_nodelay(true)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(io::Error::other)?;
     let connection = tokio::spawn(connection);
-    let request = Request::from_parts(asked.parts.clone(), Full::new(asked.body.clone()));
+    let request = Request::from_parts(request.parts.clone(), Full::new(request.body.clone()));
     let (parts, body) = sender.send_request(request).await.map_err(io::Error::other)?.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     connection.abort();
@@ -251,26 +251,26 @@ async fn forward(upstream: SocketAddr, asked: &ProxyRequest) -> io::Result<Answe
 fn bring_late(shared: &Arc<ProxyState>) {
     let mut script = lock(&shared.script);
     let Some(weather) = script.weather.as_mut() else { return };
-    let mut late = lock(&shared.late);
-    if late.is_empty() || !weather.dice.one_in(LATE_ONCE_IN) {
+    let mut late_requests = lock(&shared.late_requests);
+    if late_requests.is_empty() || !weather.dice.one_in(LATE_ONCE_IN) {
         return;
     }
-    let chosen = weather.dice.below(late.len() as u64) as usize;
-    let (late, shared) = (late.swap_remove(chosen), Arc::clone(shared));
-    tokio::spawn(async move { deliver(&shared, late).await });
+    let chosen = weather.dice.below(late_requests.len() as u64) as usize;
+    let (request, shared) = (late_requests.swap_remove(chosen), Arc::clone(shared));
+    tokio::spawn(async move { deliver(&shared, request).await });
 }
 
 /// Delivers a late put and returns the store's status; 0 if the store could not be reached.
-pub(super) async fn deliver(shared: &ProxyState, late: LateRequest) -> u16 {
+pub(super) async fn deliver(shared: &ProxyState, request: LateRequest) -> u16 {
     shared.count("late put delivered");
-    pass(shared, &late.0).await.map_or(0, |answer| answer.parts.status.as_u16())
+    pass(shared, &request.0).await.map_or(0, |answer| answer.parts.status.as_u16())
 }
 
 /// The same number of bytes of another object, from the same place if it is long enough.
-fn foreign(shared: &ProxyState, asked: &ProxyRequest, length: usize) -> Option<Bytes> {
+fn foreign(shared: &ProxyState, request: &ProxyRequest, length: usize) -> Option<Bytes> {
     let memory = lock(&shared.memory);
-    let start = asked.range_start();
-    let mut others = memory.bodies.iter().rev().filter(|(key, _)| *key != asked.key);
+    let start = request.range_start();
+    let mut others = memory.bodies.iter().rev().filter(|(key, _)| *key != request.key);
     others.next().map(|(_, body)| {
         let start = if start < body.len() { start } else { 0 };
         let mut bytes = body[start..body.len().min(start + length)].to_vec();

@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use super::Torture;
-use super::volume::{Volume, Way};
+use super::volume::{AttachOptions, Volume};
 
 /// The server's false time and zone.
 const CLOCKS: [(&str, &str); 3] = [
@@ -21,27 +21,27 @@ const CLOCKS: [(&str, &str); 3] = [
 const SHARED_MEMORY: &str = "/dev/shm";
 
 impl Torture {
-    pub(super) fn wrong_clock(&mut self, volume: &mut Volume) -> Option<Way> {
-        let mut way = self.way(volume)?;
+    pub(super) fn wrong_clock(&mut self, volume: &mut Volume) -> Option<AttachOptions> {
+        let mut options = self.attach_options(volume)?;
         let (name, jump) = CLOCKS[self.dice.below(3) as usize];
         self.report.did(name);
         let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        way.environment = vec![
+        options.environment = vec![
             set("LD_PRELOAD", &library()),
             set("FAKETIME", jump),
             set("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
             set("DONT_FAKE_MONOTONIC", "1"),
             set("NO_FAKE_STAT", "1"),
         ];
-        Some(way)
+        Some(options)
     }
 
     /// The clock is correct again; the server with the wrong one is dead.
     pub(super) fn after_a_wrong_clock(&mut self, volume: &mut Volume) {
         forget_leavings();
         self.proxy.calm();
-        let way = self.way(volume).unwrap_or_default();
-        let Some(server) = self.start(volume, &way) else { return };
+        let options = self.attach_options(volume).unwrap_or_default();
+        let Some(server) = self.start(volume, &options) else { return };
         let client = server.connect();
         self.check_content(volume, &client);
         self.check_past(volume, 3);

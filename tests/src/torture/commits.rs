@@ -63,7 +63,7 @@ struct Session {
     /// Sectors of the current group.
     group: Vec<u64>,
     next: Next,
-    broken: bool,
+    is_broken: bool,
 }
 
 /// The next step of a session when all its requests are answered.
@@ -83,7 +83,7 @@ enum CommitRequest {
 
 struct CommitCompletion {
     session: usize,
-    sent: CommitRequest,
+    request: CommitRequest,
     since: Instant,
     at: u64,
     outcome: Result<Reply, Failure>,
@@ -131,11 +131,11 @@ impl Commits {
     /// Learns the volume's current content. `all_stored`: none of it can be lost any more, so the
     /// log starts over. Otherwise the loss of the journal may still restore an earlier state.
     pub(super) fn observe(&mut self, image: &[u8], all_stored: bool) {
-        let seen = |bytes: &[u8]| match Sector::read(bytes) {
+        let write_number = |bytes: &[u8]| match Sector::read(bytes) {
             Sector::Stamped(stamp) => stamp.write,
             Sector::Empty | Sector::Damaged => 0,
         };
-        self.known = image.chunks(SECTOR_BYTES).map(|bytes| Some(seen(bytes))).collect();
+        self.known = image.chunks(SECTOR_BYTES).map(|bytes| Some(write_number(bytes))).collect();
         if all_stored {
             return self.log.rebase(image);
         }
@@ -179,7 +179,7 @@ impl Commits {
         for (session, client) in clients.iter().enumerate().take(count) {
             self.step(session, client, &mut left);
         }
-        while left > 0 && self.sessions[..count].iter().any(|session| !session.broken) {
+        while left > 0 && self.sessions[..count].iter().any(|session| !session.is_broken) {
             let session = self.note_one(&mut counts, &give_back);
             self.step(session, &clients[session], &mut left);
         }
@@ -193,7 +193,7 @@ impl Commits {
     /// Takes a session's next step if it has nothing in flight.
     fn step(&mut self, session: usize, client: &Client, left: &mut u64) {
         let state = &self.sessions[session];
-        if state.in_flight > 0 || state.broken {
+        if state.in_flight > 0 || state.is_broken {
             return;
         }
         match state.next {
@@ -242,9 +242,9 @@ impl Commits {
     /// Writes a piece, if it overlaps no other of its group.
     fn write(&mut self, session: usize, client: &Client, fua: bool) {
         let mut piece = self.choose(session);
-        let taken =
+        let is_taken =
             |group: &[u64], (sector, count)| (sector..sector + count).any(|at| group.contains(&at));
-        while taken(&self.sessions[session].group, piece) {
+        while is_taken(&self.sessions[session].group, piece) {
             piece = self.choose(session);
         }
         let (sector, count) = piece;
@@ -265,14 +265,19 @@ impl Commits {
         self.send(session, client, &command, CommitRequest::Write(place));
     }
 
-    fn send(&mut self, session: usize, client: &Client, command: &Command, sent: CommitRequest) {
+    fn send(&mut self, session: usize, client: &Client, command: &Command, request: CommitRequest) {
         self.sessions[session].in_flight += 1;
-        self.sessions[session].is_reading = matches!(sent, CommitRequest::Read { .. });
+        self.sessions[session].is_reading = matches!(request, CommitRequest::Read { .. });
         let (sender, clock, since) = (self.sender.clone(), self.log.clock.clone(), Instant::now());
         client.submit_then(command, move |outcome| {
             // The load may have ended.
-            let _ =
-                sender.send(CommitCompletion { session, sent, since, at: clock.tick(), outcome });
+            let _ = sender.send(CommitCompletion {
+                session,
+                request,
+                since,
+                at: clock.tick(),
+                outcome,
+            });
         });
     }
 
@@ -290,9 +295,10 @@ impl Commits {
     }
 
     fn note_one(&mut self, counts: &mut LoadCounts, give_back: &impl Fn()) -> usize {
-        let CommitCompletion { session, sent, since, at, outcome } = self.wait_for_one(give_back);
+        let CommitCompletion { session, request, since, at, outcome } =
+            self.wait_for_one(give_back);
         self.sessions[session].in_flight -= 1;
-        match (outcome, sent) {
+        match (outcome, request) {
             (Ok(_), CommitRequest::Write(place)) => {
                 let write = &mut self.log.writes[place];
                 write.completed = Some(at);
@@ -318,14 +324,14 @@ impl Commits {
             }
             (Err(Failure::Errno(_)), CommitRequest::Read { .. }) => counts.read_errors += 1,
             (Err(Failure::Errno(number)), CommitRequest::Write(_) | CommitRequest::Flush(_)) => {
-                self.sessions[session].broken = true;
+                self.sessions[session].is_broken = true;
                 if self.may_be_refused {
                     counts.refused += 1;
                     return session;
                 }
                 counts.violations.push(format!("a write or flush was refused with error {number}"));
             }
-            (Err(Failure::Gone), _) => self.sessions[session].broken = true,
+            (Err(Failure::Gone), _) => self.sessions[session].is_broken = true,
         }
         session
     }

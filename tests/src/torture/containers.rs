@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::Torture;
-use super::volume::{Loss, Volume, Way};
+use super::volume::{AttachOptions, Loss, Volume};
 use crate::machine;
 use crate::nbd::Client;
 use crate::place::{Place, field};
@@ -22,7 +22,7 @@ const NEW_SHARED_MEMORY: &str = "mount -t tmpfs none /dev/shm && exec \"$@\"";
 
 impl Torture {
     /// The way to run a server in a container; `None` if this machine has none.
-    pub(super) fn contained(&mut self, volume: &mut Volume) -> Option<Way> {
+    pub(super) fn contained(&mut self, volume: &mut Volume) -> Option<AttachOptions> {
         if !rustix::process::geteuid().is_root() {
             self.report.did("container not possible here");
             return None;
@@ -50,7 +50,7 @@ impl Torture {
             volume.is_lost(Loss::Memory, !volume.may_be_clean);
         }
         let through = through.into_iter().map(str::to_owned).collect();
-        Some(Way { through, staging, ..Way::default() })
+        Some(AttachOptions { through, staging, ..AttachOptions::default() })
     }
 
     pub(super) fn end_contained(
@@ -59,27 +59,27 @@ impl Torture {
         server: Server,
         clients: &[Client],
     ) {
-        let is_told = self.dice.one_in(2);
+        let is_graceful = self.dice.one_in(2);
         volume.may_be_clean = false;
-        if !is_told {
+        if !is_graceful {
             self.load_and_kill(volume, server, clients);
             return self.judge_memory(volume, true);
         }
         let is_away = !volume.is_folder() && self.dice.one_in(2);
         let groups = 1 + self.dice.below(60);
         let (clock, proxy) = (volume.commits.log.clock.clone(), self.proxy.clone());
-        let (mut told, mut stop) = (0, None);
+        let (mut stop_tick, mut stop) = (0, None);
         let place = &volume.place;
         let counts = volume.commits.drive(clients, groups, || {
             if is_away {
                 proxy.shut();
             }
-            told = clock.tick();
+            stop_tick = clock.tick();
             stop = Some(stop_with_grace(place, server));
             proxy.open();
         });
         self.note(volume, counts);
-        volume.logged = told;
+        volume.logged = stop_tick;
         match stop {
             Some(Stop::Orderly) => {
                 self.report.did("container told to stop, in order");
@@ -135,8 +135,8 @@ fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
 
 /// Whether everything accepted is logged, as far as the server reports it.
 fn is_logged(place: &Place) -> bool {
-    let Some(said) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
-    let document: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+    let Some(output) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
+    let document: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
     let number =
         |name: &str| field(&document["positions"], name).and_then(serde_json::Value::as_u64);
     number("accepted").is_some_and(|accepted| number("logged") == Some(accepted))

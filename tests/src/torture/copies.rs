@@ -11,7 +11,7 @@ use std::fs;
 
 use super::Torture;
 use super::life::REFUSED;
-use super::volume::{Backup, Loss, Volume, Way, copy_folder};
+use super::volume::{AttachOptions, Backup, Loss, Volume, copy_folder};
 use crate::place::Place;
 use crate::stamp::{Verdict, Violation, check_nothing_accepted_lost};
 
@@ -21,12 +21,15 @@ const IN_USE: i32 = 11;
 
 impl Torture {
     /// A way to run in which the state folder is copied, sometimes with the memory in it.
-    pub(super) fn copied_way(&mut self, volume: &Volume) -> Option<Way> {
+    pub(super) fn copied_options(&mut self, volume: &Volume) -> Option<AttachOptions> {
         if self.dice.one_in(2) {
-            return self.way(volume);
+            return self.attach_options(volume);
         }
         fs::create_dir_all(volume.place.path(BESIDE_THE_JOURNAL)).expect("room for a folder");
-        Some(Way { staging: Some(volume.text(BESIDE_THE_JOURNAL)), ..Way::default() })
+        Some(AttachOptions {
+            staging: Some(volume.text(BESIDE_THE_JOURNAL)),
+            ..AttachOptions::default()
+        })
     }
 
     /// Copies the state folder of a running server, and starts another one on the copy.
@@ -111,8 +114,8 @@ impl Torture {
         let counts = twin.drive(&[client], 1 + self.dice.below(30), || server.kill());
         self.note(volume, counts);
         // In turn: the original finds the cache that the copy used.
-        let way = self.way(volume).unwrap_or_default();
-        let Some(original) = self.start(volume, &way) else { return };
+        let options = self.attach_options(volume).unwrap_or_default();
+        let Some(original) = self.start(volume, &options) else { return };
         let client = original.connect();
         self.check_content(volume, &client);
         let counts = volume.commits.drive(&[client], 1 + self.dice.below(30), || ());
@@ -154,7 +157,7 @@ impl Torture {
     pub fn plant_a_store_put_back(&mut self) -> Result<Verdict, Violation> {
         let mut volume = self.begin(true, "stored");
         for _ in 0..2 {
-            let server = volume.serve(&Way::default()).start();
+            let server = volume.serve(&AttachOptions::default()).start();
             volume.commits.drive(&[server.connect()], 20, || ());
             self.wait_stored(&mut volume);
             server.kill();
@@ -164,7 +167,7 @@ impl Torture {
         }
         let newer = (volume.commits.log.clone(), volume.stored);
         self.store_put_back(&mut volume);
-        let server = volume.serve_as_it_is(&Way::default()).start();
+        let server = volume.serve_as_it_is(&AttachOptions::default()).start();
         let image = server.connect().read_all().expect("readable");
         volume.judge(&image).expect("a cut of what was put back, when that is known");
         (volume.commits.log, volume.stored) = newer;
@@ -179,7 +182,7 @@ impl Torture {
     pub fn plant_bytes_of_another_history(&mut self) -> Result<Verdict, Violation> {
         let mut volume = self.begin(true, "logged");
         let twin = volume.branch();
-        let server = volume.serve(&Way::default()).start();
+        let server = volume.serve(&AttachOptions::default()).start();
         volume.commits.drive(&[server.connect()], 5, || ());
         let image = server.connect().read_all().expect("readable");
         volume.judge(&image).expect("its own bytes");

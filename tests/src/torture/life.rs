@@ -7,7 +7,7 @@
 use rustix::process::Signal;
 
 use super::commits::{LoadCounts, SESSIONS_MAX};
-use super::volume::{Loss, Volume, Way, digest};
+use super::volume::{AttachOptions, Loss, Volume, digest};
 use super::{Deed, Torture};
 use crate::nbd::{Client, Failure};
 use crate::place::CommandOutput;
@@ -22,20 +22,20 @@ pub(super) const REFUSED: i32 = 5;
 impl Torture {
     pub(super) fn life(&mut self, volume: &mut Volume, deed: Deed) {
         self.choose_weather();
-        let way = match deed {
+        let options = match deed {
             Deed::Contained => self.contained(volume),
             Deed::WrongClock => self.wrong_clock(volume),
-            Deed::StateCopied => self.copied_way(volume),
-            _ => self.way(volume),
+            Deed::StateCopied => self.copied_options(volume),
+            _ => self.attach_options(volume),
         };
-        let Some(way) = way else { return };
+        let Some(options) = options else { return };
         if deed != Deed::Contained && self.dice.one_in(5) {
-            volume.serve_as_it_is(&way).die_while_starting(&mut self.dice);
+            volume.serve_as_it_is(&options).die_while_starting(&mut self.dice);
             self.report.kills += 1;
             // The attach may have continued with the loss.
             volume.must_refuse = false;
         }
-        let Some(mut server) = self.start(volume, &way) else { return };
+        let Some(mut server) = self.start(volume, &options) else { return };
         self.report.lives += 1;
         let sessions = 1 + self.dice.below(SESSIONS_MAX as u64);
         let clients: Vec<Client> = (0..sessions).map(|_| server.connect()).collect();
@@ -93,22 +93,22 @@ impl Torture {
     }
 
     /// A user's way to run: memory at a given place, or at the default one.
-    pub(super) fn way(&mut self, volume: &Volume) -> Option<Way> {
+    pub(super) fn attach_options(&mut self, volume: &Volume) -> Option<AttachOptions> {
         let staging = self.dice.one_in(2).then(|| volume.place.memory().display().to_string());
-        Some(Way { staging, ..Way::default() })
+        Some(AttachOptions { staging, ..AttachOptions::default() })
     }
 
     /// In bad weather a start may give up; in good weather it must not.
-    pub(super) fn start(&mut self, volume: &mut Volume, way: &Way) -> Option<Server> {
-        if volume.must_refuse && !self.is_refused(volume, way) {
+    pub(super) fn start(&mut self, volume: &mut Volume, options: &AttachOptions) -> Option<Server> {
+        if volume.must_refuse && !self.is_refused(volume, options) {
             return None;
         }
-        match volume.serve_as_it_is(way).attempt() {
+        match volume.serve_as_it_is(options).attempt() {
             Ok(server) => return Some(server),
             Err(refused) => self.refused_start(&refused),
         }
         self.proxy.calm();
-        match volume.serve_as_it_is(way).attempt() {
+        match volume.serve_as_it_is(options).attempt() {
             Ok(server) => Some(server),
             Err(ended) => {
                 self.violation(
@@ -123,13 +123,13 @@ impl Torture {
     fn refused_start(&mut self, refused: &CommandOutput) {
         *self.report.refused_starts.entry(refused.code.unwrap_or(-1)).or_default() += 1;
         if refused.code == Some(REFUSED) {
-            let said = refused.stderr.lines().last().unwrap_or_default();
-            self.report.refusals.push(format!("life {}: {said}", self.report.lives));
+            let message = refused.stderr.lines().last().unwrap_or_default();
+            self.report.refusals.push(format!("life {}: {message}", self.report.lives));
         }
     }
 
     /// Something is lost: an attach without the flag for it must be refused.
-    fn is_refused(&mut self, volume: &Volume, way: &Way) -> bool {
+    fn is_refused(&mut self, volume: &Volume, options: &AttachOptions) -> bool {
         let flag = if volume.loss == Loss::Memory {
             "--accept-memory-loss"
         } else {
@@ -139,7 +139,7 @@ impl Torture {
             if is_calm {
                 self.proxy.calm();
             }
-            match volume.serve(way).attempt() {
+            match volume.serve(options).attempt() {
                 Ok(server) => {
                     server.kill();
                     self.violation(
@@ -185,9 +185,10 @@ impl Torture {
             }
             Err(violation) => return self.violation(volume, &violation.to_string()),
         }
-        for kept in volume.past.iter_mut().filter(|kept| kept.digest.is_none()) {
+        for saved_state in volume.past.iter_mut().filter(|saved_state| saved_state.digest.is_none())
+        {
             // The volume may have grown since.
-            kept.digest = image.get(..kept.size_bytes as usize).map(digest);
+            saved_state.digest = image.get(..saved_state.size_bytes as usize).map(digest);
         }
         if volume.loss == Loss::Memory {
             // From here on the current content counts as stored: the store must have it.
@@ -248,8 +249,8 @@ impl Torture {
             self.report.did("told to stop, and killed at once");
         }
         self.note(volume, counts);
-        if let Some(said) = ended {
-            self.violation(volume, &format!("the server ended by itself: {said}"));
+        if let Some(message) = ended {
+            self.violation(volume, &format!("the server ended by itself: {message}"));
         }
     }
 
@@ -274,8 +275,8 @@ impl Torture {
     /// A clean end: another machine finds every byte in the store.
     pub(super) fn end(&mut self, volume: &mut Volume) {
         self.proxy.calm();
-        let way = self.way(volume).unwrap_or_default();
-        let Some(server) = self.start(volume, &way) else { return };
+        let options = self.attach_options(volume).unwrap_or_default();
+        let Some(server) = self.start(volume, &options) else { return };
         let client = server.connect();
         self.check_content(volume, &client);
         let image = client.read_all();

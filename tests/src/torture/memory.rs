@@ -13,7 +13,7 @@ use std::path::Path;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 
 use super::Torture;
-use super::volume::{Loss, Volume, Way};
+use super::volume::{AttachOptions, Loss, Volume};
 
 /// The place of a staging file's epoch in its header, and of the header's checksum.
 const EPOCH_AT: usize = 64;
@@ -68,9 +68,10 @@ impl Torture {
             fs::copy(&memory, elsewhere.join(name)).expect("room for it");
             fs::remove_file(&memory).expect("a file of ours");
         }
-        let way = Way { staging: Some(volume.text("moved")), ..Way::default() };
+        let options =
+            AttachOptions { staging: Some(volume.text("moved")), ..AttachOptions::default() };
         self.proxy.calm();
-        let Some(server) = self.start(volume, &way) else { return };
+        let Some(server) = self.start(volume, &options) else { return };
         self.check_content(volume, &server.connect());
         server.kill();
     }

@@ -33,7 +33,7 @@ use sawmill_testkit::Dice;
 
 pub use report::Report;
 
-use volume::{Loss, Volume, Way};
+use volume::{AttachOptions, Loss, Volume};
 
 /// Lives of one volume, before a new one begins.
 const LIVES_MAX: u64 = 16;
@@ -159,13 +159,13 @@ impl Torture {
     /// When the volume is not even a cut.
     pub fn plant_a_loss(&mut self) -> Result<Verdict, Violation> {
         let mut volume = self.begin(false, "logged");
-        let server = volume.serve(&Way::default()).start();
+        let server = volume.serve(&AttachOptions::default()).start();
         self.proxy.shut();
         volume.commits.drive(&[server.connect()], 20, || server.kill());
         self.proxy.open();
         volume.lose_state();
         volume.loss = Loss::Journal;
-        let server = volume.serve_as_it_is(&Way::default()).start();
+        let server = volume.serve_as_it_is(&AttachOptions::default()).start();
         let image = server.connect().read_all().expect("readable");
         volume.judge(&image).expect("a cut, when the loss is known");
         volume.loss = Loss::Nothing;
@@ -187,7 +187,7 @@ fn choose(dice: &mut Dice, is_folder: bool) -> Deed {
     if dice.one_in(4) {
         return if dice.one_in(2) { Deed::Nothing } else { Deed::JournalLost };
     }
-    let more: &[Deed] = if is_folder { &IN_A_FOLDER } else { &[] };
-    let chosen = dice.below((IN_A_BUCKET.len() + more.len()) as u64) as usize;
-    *IN_A_BUCKET.iter().chain(more).nth(chosen).unwrap_or(&Deed::Nothing)
+    let extra_deeds: &[Deed] = if is_folder { &IN_A_FOLDER } else { &[] };
+    let chosen = dice.below((IN_A_BUCKET.len() + extra_deeds.len()) as u64) as usize;
+    *IN_A_BUCKET.iter().chain(extra_deeds).nth(chosen).unwrap_or(&Deed::Nothing)
 }

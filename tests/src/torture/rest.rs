@@ -114,9 +114,9 @@ impl Torture {
         if !volume.is_folder() {
             return;
         }
-        let said = volume.place.sawmill(&["log", "disk", "--json"]).into_ok().unwrap_or_default();
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-        let (Some(position), Ok(image)) = (said["position"].as_u64(), client.read_all()) else {
+        let log = volume.place.sawmill(&["log", "disk", "--json"]).into_ok().unwrap_or_default();
+        let log: serde_json::Value = serde_json::from_str(&log).unwrap_or_default();
+        let (Some(position), Ok(image)) = (log["position"].as_u64(), client.read_all()) else {
             return self.violation(volume, "neither its log nor its bytes can be read");
         };
         self.report.did("moment noted");
@@ -127,25 +127,26 @@ impl Torture {
     /// Looks at `count` states of the past, chosen by chance.
     pub(super) fn check_past(&mut self, volume: &mut Volume, count: u64) {
         for _ in 0..count {
-            let known: Vec<SavedState> =
-                volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
-            if known.is_empty() || !self.report.violations.is_empty() {
+            let moments: Vec<SavedState> =
+                volume.past.iter().filter(|moment| moment.digest.is_some()).cloned().collect();
+            if moments.is_empty() || !self.report.violations.is_empty() {
                 return;
             }
-            let kept = &known[self.dice.below(known.len() as u64) as usize];
+            let moment = &moments[self.dice.below(moments.len() as u64) as usize];
             self.proxy.calm();
-            let name = format!("disk@{}", kept.state);
+            let name = format!("disk@{}", moment.state);
             match volume.serve_beside(&name).with(&["--read-only"]).attempt() {
                 Ok(server) => {
                     let image = server.connect().read_all();
                     self.report.did("look at the past");
                     let is_same = image.as_ref().is_ok_and(|image| {
-                        image.len() as u64 == kept.size_bytes && Some(digest(image)) == kept.digest
+                        image.len() as u64 == moment.size_bytes
+                            && Some(digest(image)) == moment.digest
                     });
                     if !is_same {
                         let size_bytes = image.map(|image| image.len());
                         let what = format!(
-                            "{name} is not what it was; it has {size_bytes:?} bytes: {kept:?}"
+                            "{name} is not what it was; it has {size_bytes:?} bytes: {moment:?}"
                         );
                         self.violation(volume, &what);
                     }
@@ -172,27 +173,27 @@ impl Torture {
                 volume.forget_memory();
             }
             let groups = 1 + self.dice.below(20);
-            let (place, mut said) = (&volume.place, None);
+            let (place, mut output) = (&volume.place, None);
             let words = ["handoff", "disk", "--json", "--timeout", "60s", "--stall-max", "30s"];
             let counts =
-                volume.commits.drive(clients, groups, || said = Some(place.sawmill(&words)));
+                volume.commits.drive(clients, groups, || output = Some(place.sawmill(&words)));
             self.note(volume, counts);
-            let Some(said) = said else { return };
-            match said.code {
+            let Some(output) = output else { return };
+            match output.code {
                 Some(0) => {
                     self.report.did(match (is_memory_gone, volume.is_named) {
                         (true, _) => "hand-off without the memory of before",
                         (false, true) => "hand-off of named files",
                         (false, false) => "hand-off",
                     });
-                    server.follow(&said.json());
+                    server.follow(&output.json());
                 }
                 _ if is_memory_gone && server.is_running() => {
                     self.report.did("hand-off taken back")
                 }
                 code => {
                     return self
-                        .violation(volume, &format!("no hand-off: {code:?}: {}", said.stderr));
+                        .violation(volume, &format!("no hand-off: {code:?}: {}", output.stderr));
                 }
             }
         }

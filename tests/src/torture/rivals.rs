@@ -47,7 +47,7 @@ impl Torture {
     /// Ends the life of `first`.
     pub(super) fn rival(&mut self, volume: &mut Volume, first: Server, clients: &[Client]) {
         self.proxy.calm();
-        let (way, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
+        let (rival_store, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
             true => (
                 store::folder(),
                 [RivalFate::Used, RivalFate::Stopped][self.dice.below(2) as usize],
@@ -62,7 +62,7 @@ impl Torture {
             RivalFate::Stopped => "taken over while it is stopped",
             RivalFate::CutOff => "taken over while it is cut off",
         });
-        let elsewhere = volume.place.neighbor_by(&way);
+        let elsewhere = volume.place.neighbor_by(&rival_store);
         let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile)
         else {
             return;
@@ -175,7 +175,7 @@ impl Torture {
             let is_over = counts.refused > 0 || counts.writes + counts.commits + counts.reads == 0;
             let last_commit = counts.last_commit;
             self.note(volume, counts);
-            if last_commit.is_some_and(|asked| asked > knows) {
+            if last_commit.is_some_and(|since| since > knows) {
                 return self.violation(
                     volume,
                     "a flush was acknowledged by who could know that it is fenced",

@@ -32,7 +32,7 @@ pub(super) enum Loss {
 
 /// How a server is run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Way {
+pub(super) struct AttachOptions {
     /// The program that starts it.
     pub through: Vec<String>,
     /// Its environment.
@@ -134,30 +134,30 @@ impl Volume {
     }
 
     /// Prepares to serve it with its journal.
-    pub(super) fn serve(&self, way: &Way) -> ServerBuilder<'_> {
+    pub(super) fn serve(&self, options: &AttachOptions) -> ServerBuilder<'_> {
         let mut serve = self.place.serve("disk").with(&OPTIONS);
         if self.is_named {
             let (journal, cache) =
                 (self.text("state/named/journal"), self.text("state/named/cache"));
             serve = serve.with(&["--journal", &journal, "--cache", &cache]);
         }
-        serve = match &way.staging {
+        serve = match &options.staging {
             Some(folder) => serve.with(&["--staging", folder]),
             None => serve.with_default_memory(),
         };
-        for (name, value) in &way.environment {
+        for (name, value) in &options.environment {
             serve = serve.env(name, value);
         }
-        let words: Vec<&str> = way.through.iter().map(String::as_str).collect();
+        let words: Vec<&str> = options.through.iter().map(String::as_str).collect();
         serve.through(&words)
     }
 
     /// The same with the flag that accepts the loss.
-    pub(super) fn serve_as_it_is(&self, way: &Way) -> ServerBuilder<'_> {
+    pub(super) fn serve_as_it_is(&self, options: &AttachOptions) -> ServerBuilder<'_> {
         let serve = match self.loss {
-            Loss::Nothing => self.serve(way),
-            Loss::Memory => self.serve(way).with(&["--accept-memory-loss"]),
-            Loss::Journal => self.serve(way).with(&["--accept-journal-loss"]),
+            Loss::Nothing => self.serve(options),
+            Loss::Memory => self.serve(options).with(&["--accept-memory-loss"]),
+            Loss::Journal => self.serve(options).with(&["--accept-journal-loss"]),
         };
         if self.was_put_back { serve.with(&["--accept-older-store"]) } else { serve }
     }

@@ -390,14 +390,18 @@ fn too_few_file_descriptors_are_refused_before_anything_is_accepted() {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
         }
         let ended = child.wait_with_output().expect("it ends");
-        let said = machine::said(&ended);
-        assert_eq!(is_ready, is_enough, "{limit}: {said}");
+        let output = machine::output_text(&ended);
+        assert_eq!(is_ready, is_enough, "{limit}: {output}");
         if is_ready {
-            assert_eq!(ended.status.code(), Some(0), "{limit}: it serves and cannot store: {said}");
+            assert_eq!(
+                ended.status.code(),
+                Some(0),
+                "{limit}: it serves and cannot store: {output}"
+            );
         } else {
-            assert_eq!(ended.status.code(), Some(UNAVAILABLE), "{limit}: {said}");
-            let told = format!("this process may open {limit} files");
-            assert!(said.contains(&told) && said.contains("ulimit"), "{limit}: {said}");
+            assert_eq!(ended.status.code(), Some(UNAVAILABLE), "{limit}: {output}");
+            let message = format!("this process may open {limit} files");
+            assert!(output.contains(&message) && output.contains("ulimit"), "{limit}: {output}");
         }
     }
 }

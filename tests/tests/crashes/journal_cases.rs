@@ -29,9 +29,9 @@ fn crashed() -> (Place, PathBuf, Load) {
     (place, journal, load)
 }
 
-fn serve(place: &Place, journal: &Path, more: &[&str]) -> Result<Server, CommandOutput> {
+fn serve(place: &Place, journal: &Path, options: &[&str]) -> Result<Server, CommandOutput> {
     let journal = journal.display().to_string();
-    place.serve("disk").with(&["--journal", &journal]).with(more).attempt()
+    place.serve("disk").with(&["--journal", &journal]).with(options).attempt()
 }
 
 /// The volume is refused with this journal; with the override it opens and is a cut.
@@ -99,9 +99,9 @@ fn a_journal_of_another_volume_is_refused_and_left_alone() {
     server.connect().write(0, &[1; 4096]).expect("accepted");
     server.kill();
     let before = std::fs::read(&strange).expect("the stranger's journal");
-    for more in [&[][..], &["--accept-journal-loss"]] {
-        let Err(refusal) = serve(&place, &strange, more) else {
-            panic!("another volume's journal was taken, with {more:?}");
+    for options in [&[][..], &["--accept-journal-loss"]] {
+        let Err(refusal) = serve(&place, &strange, options) else {
+            panic!("another volume's journal was taken, with {options:?}");
         };
         refusal.refused(USAGE, &["belongs to volume", "--journal"]);
         assert!(

@@ -34,9 +34,9 @@ const IMAGES: usize = 760;
 const POINTS_MIN: usize = 500;
 const WORKERS: usize = 2;
 
-/// QEMU's storage daemon that shows `file` at `shown` and logs to `log`.
-fn recorder(file: &Path, shown: &Path, log: &Path) -> Process {
-    fs::write(shown, "").expect("a file to mount at");
+/// QEMU's storage daemon that shows `file` at `mountpoint` and logs to `log`.
+fn recorder(file: &Path, mountpoint: &Path, log: &Path) -> Process {
+    fs::write(mountpoint, "").expect("a file to mount at");
     fs::File::create(log).and_then(|log| log.set_len(4 << 30)).expect("a sparse file");
     let mut daemon = command("qemu-storage-daemon");
     for (node, path) in [("disk", file), ("log", log)] {
@@ -49,12 +49,13 @@ fn recorder(file: &Path, shown: &Path, log: &Path) -> Process {
         "driver=blklogwrites,node-name=both,file=disk,log=log,log-sector-size=512",
     ]);
     let export = "type=fuse,id=export,node-name=both,writable=on,mountpoint=";
-    daemon.arg("--export").arg(format!("{export}{}", shown.display()));
+    daemon.arg("--export").arg(format!("{export}{}", mountpoint.display()));
     let mut process =
-        Process::start(&mut daemon, &shown.with_extension("said")).expect("it starts");
-    let there = || fs::metadata(shown).is_ok_and(|found| found.len() > 0).then_some(());
+        Process::start(&mut daemon, &mountpoint.with_extension("said")).expect("it starts");
+    let mounted =
+        || fs::metadata(mountpoint).is_ok_and(|metadata| metadata.len() > 0).then_some(());
     process
-        .wait_for("the recorded journal is to be there", there)
+        .wait_for("the recorded journal is to be there", mounted)
         .expect("qemu-storage-daemon serves");
     process
 }
@@ -97,9 +98,9 @@ fn make(client: Client, log: &Path) -> RecordedLog {
 }
 
 /// The client's log as it must hold at a cut: a flush that was answered later demands nothing.
-fn as_of(made: &RecordedLog, cut: &Cut) -> Log {
-    let mut log = made.log.clone();
-    for (flush, entries) in log.flushes.iter_mut().zip(&made.flushed_at) {
+fn as_of(recorded_log: &RecordedLog, cut: &Cut) -> Log {
+    let mut log = recorded_log.log.clone();
+    for (flush, entries) in log.flushes.iter_mut().zip(&recorded_log.flushed_at) {
         if *entries > cut.entry {
             flush.completed = None;
         }
@@ -150,15 +151,18 @@ fn check_nothing_new(live: &Path, copied: &Path) {
     let objects =
         |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
     let (now, then) = (objects(live), objects(copied));
-    let more: Vec<&str> =
+    let new_keys: Vec<&str> =
         now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();
-    assert!(more.is_empty(), "stored meanwhile, so the store is not what a cut needs: {more:?}");
+    assert!(
+        new_keys.is_empty(),
+        "stored meanwhile, so the store is not what a cut needs: {new_keys:?}"
+    );
 }
 
 /// How many writes were found again after a cut. Fails when one that was flushed was not.
-fn kept_after(cut: &Cut, made: &RecordedLog, found: Result<Vec<u8>, String>) -> usize {
+fn kept_after(cut: &Cut, recorded_log: &RecordedLog, found: Result<Vec<u8>, String>) -> usize {
     let found = found.unwrap_or_else(|why| panic!("after the cut {cut}: {why}"));
-    let verdict = check_flushed_kept(&as_of(made, cut), &found)
+    let verdict = check_flushed_kept(&as_of(recorded_log, cut), &found)
         .unwrap_or_else(|violation| panic!("after the cut {cut}: {violation}"));
     verdict.kept
 }
@@ -171,7 +175,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let room =
         tempfile::Builder::new().prefix("sawmill-").tempdir_in("/dev/shm").expect("room in memory");
     let inside = |name: &str| room.path().join(name);
-    let (file, shown, log) = (inside("file"), inside("shown"), inside("log"));
+    let (file, mountpoint, log) = (inside("file"), inside("shown"), inside("log"));
     let path = file.display().to_string();
     // A journal bound to the volume: a foreign file would be renamed, and a mount point cannot be.
     let server =
@@ -179,15 +183,15 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let _ = server.stop().ok();
     let before = Image::read_file(&file).expect("the journal can be read");
 
-    let mut daemon = recorder(&file, &shown, &log);
-    let path = shown.display().to_string();
+    let mut daemon = recorder(&file, &mountpoint, &log);
+    let path = mountpoint.display().to_string();
     let size = ["--journal-bytes", JOURNAL_BYTES];
     let server =
         place.serve("disk").with(&["--journal", &path, "--segment-age", "0"]).with(&size).start();
     let first = entry_count(&log);
     let (live, store) = (place.store_folder().expect("a folder"), inside("store"));
     copy(live, &store);
-    let made = make(server.connect(), &log);
+    let recorded_log = make(server.connect(), &log);
     server.kill();
     // It knows how far the journal was synced, beyond what a cut has: the power took it.
     for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
@@ -209,18 +213,18 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
         let cuts = plan.cuts.iter().skip(worker).step_by(WORKERS);
         cuts.map(|cut| {
             let image = replay.image(cut).expect("the log can be replayed");
-            kept_after(cut, &made, serve_again(&image, &store, &folders[worker]))
+            kept_after(cut, &recorded_log, serve_again(&image, &store, &folders[worker]))
         })
         .sum::<usize>()
     };
-    let kept: usize = std::thread::scope(|scope| {
+    let kept_count: usize = std::thread::scope(|scope| {
         let workers: Vec<_> =
             (0..WORKERS).map(|worker| scope.spawn(move || check(worker))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a worker's claims hold")).sum()
     });
     let (entries, images) = (recorded.recording.entries.len(), plan.cuts.len());
     println!(
-        "{entries} entries, {images} images at {} points, {kept} writes found again",
+        "{entries} entries, {images} images at {} points, {kept_count} writes found again",
         plan.points
     );
     assert!(
@@ -228,5 +232,5 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
         "only {} points were replayed",
         plan.points
     );
-    assert!(kept > 0, "no write was ever found: this run proves nothing");
+    assert!(kept_count > 0, "no write was ever found: this run proves nothing");
 }

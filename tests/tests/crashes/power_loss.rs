@@ -106,18 +106,18 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
     // Flushes are the test's own, so that the flushed position is known.
     let mix = Mix { flush_once_in: u64::MAX, fua_once_in: u64::MAX, ..Mix::default() };
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("power_loss"), mix);
-    let (mut kept, mut lost) = (0, 0);
+    let (mut kept_count, mut lost_count) = (0, 0);
     for round in 0..ROUNDS {
         // The machine never starts anew, so whoever lost power has to say so.
-        let told: &[&str] = if round > 0 { &["--accept-memory-loss"] } else { &[] };
-        let server = place.serve("disk").with(&options).with(told).start();
+        let flags: &[&str] = if round > 0 { &["--accept-memory-loss"] } else { &[] };
+        let server = place.serve("disk").with(&options).with(flags).start();
         let client = server.connect();
         if round > 0 {
             let image = client.read_all().expect("readable after power loss");
             let verdict = check_flushed_kept(&load.log, &image)
                 .unwrap_or_else(|violation| panic!("after power loss {round}: {violation}"));
-            kept += verdict.kept;
-            lost += verdict.lost;
+            kept_count += verdict.kept;
+            lost_count += verdict.lost;
             load.log.rebase(&image);
         }
         let clients = [client];
@@ -144,6 +144,9 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
         let tail = [Tail::Kept, Tail::Zeroes, Tail::Mixed, Tail::Flipped][round % 4];
         damage(&journal, from, to, capacity, tail, &mut load.dice);
     }
-    println!("{ROUNDS} power losses: {kept} writes kept, {lost} unflushed ones lost");
-    assert!(kept > 0 && lost > 0, "nothing kept or nothing lost: this run proves nothing");
+    println!("{ROUNDS} power losses: {kept_count} writes kept, {lost_count} unflushed ones lost");
+    assert!(
+        kept_count > 0 && lost_count > 0,
+        "nothing kept or nothing lost: this run proves nothing"
+    );
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::fio_verifies;
-use sawmill_tests::machine::{repository, run, said, sawmill_binary, wait_for};
+use sawmill_tests::machine::{output_text, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, requires, store};
@@ -59,8 +59,8 @@ impl World {
     /// What it says when it is refused.
     fn refused(&self, words: &[&str]) -> String {
         let output = self.runs(words);
-        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", said(&output));
-        said(&output)
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", output_text(&output));
+        output_text(&output)
     }
 
     /// Starts it in the foreground, and waits until the device is there.
@@ -111,9 +111,9 @@ fn abort_ends_the_device_with_a_message() {
     requires!(compiled::has_compiler());
     let world = World::new();
     for callback in ["initialize", "on_device_available"] {
-        let told = world.refused(&["foreground", &format!("fail={callback}:abort")]);
-        assert!(told.contains("errno 5: Driver aborted"), "{told}");
-        assert_eq!(told.contains("terminate run"), callback != "initialize", "{told}");
+        let message = world.refused(&["foreground", &format!("fail={callback}:abort")]);
+        assert!(message.contains("errno 5: Driver aborted"), "{message}");
+        assert_eq!(message.contains("terminate run"), callback != "initialize", "{message}");
     }
     let ram = world.starts(&["fail=write:abort"]);
     let client = ram.connect();
@@ -126,10 +126,10 @@ fn abort_ends_the_device_with_a_message() {
 fn a_callback_that_fails_says_which_and_why() {
     requires!(compiled::has_compiler());
     let world = World::new();
-    let told = world.refused(&["foreground", "fail=initialize:28"]);
-    assert!(told.contains("errno 28: Callback initialize() failed"), "{told}");
-    let told = world.refused(&["foreground", "size=1000"]);
-    assert!(told.contains("errno 22") && told.contains("attribute size"), "{told}");
+    let message = world.refused(&["foreground", "fail=initialize:28"]);
+    assert!(message.contains("errno 28: Callback initialize() failed"), "{message}");
+    let message = world.refused(&["foreground", "size=1000"]);
+    assert!(message.contains("errno 22") && message.contains("attribute size"), "{message}");
     assert_eq!(world.devices(), 0);
 }
 
@@ -137,14 +137,14 @@ fn a_callback_that_fails_says_which_and_why() {
 fn errors_reach_users_as_they_are_or_as_eio() {
     requires!(compiled::has_compiler());
     let world = World::new();
-    for (told, seen) in [(28, "28"), (110, "5"), (67, "5"), (1, "5"), (95, "5"), (1000, "5")] {
-        let ram = world.starts(&[&format!("fail=write:{told}")]);
+    for (errno, expected) in [(28, "28"), (110, "5"), (67, "5"), (1, "5"), (95, "5"), (1000, "5")] {
+        let ram = world.starts(&[&format!("fail=write:{errno}")]);
         let text = format!("{:?}", ram.connect().write(0, &[1; 512]).unwrap_err());
-        let known = match seen {
+        let words = match expected {
             "28" => ["28", "NoSpace", "StorageFull"],
             _ => ["5", "Io", "Other"],
         };
-        assert!(known.iter().any(|word| text.contains(word)), "{told}: {text}");
+        assert!(words.iter().any(|word| text.contains(word)), "{errno}: {text}");
         assert_eq!(world.bdus_code(&["destroy", &ram.id]), Some(0));
         assert_eq!(ram.ends(), Some(0));
     }
@@ -156,7 +156,7 @@ fn a_daemon_serves_when_the_program_has_ended() {
     let world = World::new();
     let image = format!("file={}", world.place.path("image").display());
     let output = world.runs(&[&image]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut words = text.split_whitespace();
     let (id, uri) = (words.next().expect("an id"), words.next().expect("a path"));
@@ -221,15 +221,18 @@ fn fail_while_replacing_leaves_the_old_driver_or_none() {
     let old = world.starts(&[&image]);
     let rerun = format!("rerun={}", old.id);
     for words in [&["none=flush"][..], &["none=write_zeros"], &["size=4096"], &["recoverable"]] {
-        let told = world.refused(&[&[rerun.as_str(), "foreground"], words].concat());
-        assert!(told.contains("errno 22") && !told.contains("terminate"), "{words:?}: {told}");
+        let message = world.refused(&[&[rerun.as_str(), "foreground"], words].concat());
+        assert!(
+            message.contains("errno 22") && !message.contains("terminate"),
+            "{words:?}: {message}"
+        );
     }
-    let told = world.refused(&[&rerun, "foreground", "fail=initialize:5"]);
-    assert!(told.contains("errno 5"), "{told}");
+    let message = world.refused(&[&rerun, "foreground", "fail=initialize:5"]);
+    assert!(message.contains("errno 5"), "{message}");
     old.connect().write(0, b"served").expect("the old driver is there");
     // This one is attached, and then fails: the old one has gone.
-    let told = world.refused(&[&rerun, "foreground", "fail=on_device_available:abort"]);
-    assert!(told.contains("terminate rerun"), "{told}");
+    let message = world.refused(&[&rerun, "foreground", "fail=on_device_available:abort"]);
+    assert!(message.contains("terminate rerun"), "{message}");
     assert_eq!(old.ends(), Some(0));
     wait_for("nothing is left", || (world.devices() == 0).then_some(()));
 }
@@ -300,24 +303,24 @@ fn logs_are_those_of_a_driver_that_asked_for_them() {
     let ram = world.starts(&["log"]);
     ram.connect().write(8192, &[3; 512]).expect("accepted");
     let logs = world.bdus(&["logs", &ram.id]);
-    assert!(said(&logs).contains("write(8192, 512) = 0"), "{}", said(&logs));
+    assert!(output_text(&logs).contains("write(8192, 512) = 0"), "{}", output_text(&logs));
     assert_eq!(world.bdus_code(&["destroy", &ram.id]), Some(0));
     assert_eq!(ram.ends(), Some(0));
-    let quiet = world.starts(&[]);
-    assert_eq!(world.bdus_code(&["logs", &quiet.id]), Some(1));
+    let plain = world.starts(&[]);
+    assert_eq!(world.bdus_code(&["logs", &plain.id]), Some(1));
     // It is told as a stopped driver is: nobody waits for it.
-    let pid = Pid::from_child(&quiet.child);
+    let pid = Pid::from_child(&plain.child);
     kill_process(pid, Signal::KILL).expect("a process of ours");
-    assert_eq!(quiet.ends(), None);
+    assert_eq!(plain.ends(), None);
 }
 
 #[test]
 fn version_coherence_all_parts_are_of_one_version() {
     requires!(compiled::has_compiler());
     let world = World::new();
-    let said_of = |words: &[&str]| said(&world.bdus(words)).trim().to_owned();
+    let output_of = |words: &[&str]| output_text(&world.bdus(words)).trim().to_owned();
     for part in ["--cmdbdus", "--libbdus", "--kbdus"] {
-        assert_eq!(said_of(&["version", part]), "0.1.2");
+        assert_eq!(output_of(&["version", part]), "0.1.2");
     }
     assert_eq!(world.bdus_code(&["version", "--all"]), Some(2));
     assert_eq!(world.bdus_code(&["--help"]), Some(0));
@@ -379,5 +382,5 @@ fn what_no_device_carries_is_refused_when_there_is_nothing_else() {
         .env("LD_LIBRARY_PATH", compiled::libraries())
         .output()
         .expect("it starts");
-    assert!(said(&output).contains("errno 95"), "{}", said(&output));
+    assert!(output_text(&output).contains("errno 95"), "{}", output_text(&output));
 }

@@ -28,12 +28,12 @@ fn source() -> Result<PathBuf, String> {
     }
     let mut download = go(std::env::temp_dir());
     download.args(["mod", "download", "-json", &format!("{MODULE}@{COMMIT}")]);
-    let said = download.output().map_err(|error| error.to_string())?.stdout;
-    let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
-    match said["Dir"].as_str() {
+    let output = download.output().map_err(|error| error.to_string())?.stdout;
+    let output: serde_json::Value = serde_json::from_slice(&output).unwrap_or_default();
+    match output["Dir"].as_str() {
         Some(folder) => Ok(folder.into()),
         None => {
-            Err(format!("no source of BS3, and SAWMILL_BS3 names no folder: {}", said["Error"]))
+            Err(format!("no source of BS3, and SAWMILL_BS3 names no folder: {}", output["Error"]))
         }
     }
 }

@@ -156,9 +156,9 @@ fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Pa
     let mut driver = driver.env("XDG_STATE_HOME", place.path("state")).spawn().expect("it starts");
     let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
     sawmill_tests::machine::wait_for("the disk is there", || {
-        let asked =
+        let output =
             sawmill_tests::machine::command("nbdinfo").args(["--size", &uri]).output().ok()?;
-        (String::from_utf8_lossy(&asked.stdout).trim() == "67108864").then_some(())
+        (String::from_utf8_lossy(&output.stdout).trim() == "67108864").then_some(())
     });
     driver.kill().expect("a process of ours");
     let _ = driver.wait();

@@ -107,9 +107,9 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 fn an_error_or_a_panic_is_of_one_request() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let said = place.path("said");
+    let log_path = place.path("said");
     let mut device =
-        DrivenDevice::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
+        DrivenDevice::start(&place, "faulty", &[], &saying_into(&log_path, &driver("faulty", &[])));
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -121,8 +121,8 @@ fn an_error_or_a_panic_is_of_one_request() {
     device.replace_driver(&place, "faulty");
     assert_ne!(device.driver, first);
     device.end(&place, "faulty");
-    let said = std::fs::read_to_string(said).expect("what it said");
-    assert!(said.contains("goroutine"), "where it panicked: {said}");
+    let log = std::fs::read_to_string(log_path).expect("what it said");
+    assert!(log.contains("goroutine"), "where it panicked: {log}");
 }
 
 #[test]
@@ -171,8 +171,8 @@ fn the_guide_works_as_it_stands() {
         .expect("it starts");
     let uri = format!("nbd+unix:///mydisk?socket={}", place.path("disk.sock").display());
     let size = wait_for("the disk is there", || {
-        let asked = command("nbdinfo").args(["--size", &uri]).output().expect("nbdinfo starts");
-        asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
+        let output = command("nbdinfo").args(["--size", &uri]).output().expect("nbdinfo starts");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     });
     assert_eq!(size.trim(), "67108864");
     run(command("nbdcopy").arg(repository().join("README.md")).arg(&uri));

@@ -17,9 +17,9 @@ use sawmill_tests::{requires, store};
 
 /// Whether there is a Python that the library is for.
 fn has_python() -> Result<(), String> {
-    let mut asked = Command::new("python3");
+    let mut version_check = Command::new("python3");
     let new_enough =
-        asked.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+        version_check.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
     match new_enough {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err("python3 is older than 3.11".into()),
@@ -115,8 +115,9 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 fn an_exception_is_the_error_of_one_request() {
     requires!(has_python());
     let place = Place::new(&store::folder());
-    let said = place.path("said");
-    let faulty = saying_into(&said, &driver("tests/tests/drivers/driver_python/faulty.py", &[]));
+    let log_path = place.path("said");
+    let faulty =
+        saying_into(&log_path, &driver("tests/tests/drivers/driver_python/faulty.py", &[]));
     let mut device = DrivenDevice::start(&place, "faulty", &[], &faulty);
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
@@ -129,8 +130,8 @@ fn an_exception_is_the_error_of_one_request() {
     device.replace_driver(&place, "faulty");
     assert_ne!(device.driver, first);
     device.end(&place, "faulty");
-    let said = std::fs::read_to_string(said).expect("what it said");
-    assert!(said.contains("Traceback") && said.contains("KeyError: 'a bug'"), "{said}");
+    let log = std::fs::read_to_string(log_path).expect("what it said");
+    assert!(log.contains("Traceback") && log.contains("KeyError: 'a bug'"), "{log}");
 }
 
 /// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest
@@ -217,10 +218,10 @@ fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
     let (program, socket) = (place.path("ram.py"), place.path("ram.sock"));
     std::fs::write(&program, quick_start(text(&socket))).expect("a program");
     let state = place.path("state");
-    let start = |more: &str| {
+    let start = |script: &str| {
         let mut driver = python();
         driver.env("SAWMILL", sawmill_binary()).env("XDG_STATE_HOME", &state);
-        let _ = driver.stdout(Stdio::piped()).args(["-c", more]).arg(&program);
+        let _ = driver.stdout(Stdio::piped()).args(["-c", script]).arg(&program);
         driver.spawn().expect("python3 starts")
     };
     let as_it_stands = "import runpy, sys; runpy.run_path(sys.argv[1])";

@@ -44,8 +44,11 @@ fn a_device_is_listed_flushed_and_ended_by_its_name() {
         bytes[4096..8192].iter().all(|byte| *byte == 7),
         "what was written is where the driver puts it"
     );
-    let gone = place.sawmill(&["driver", "flush", "disk"]);
-    assert!(gone.code == Some(3) && gone.stderr.contains("sawmill driver list"), "{gone:?}");
+    let outcome = place.sawmill(&["driver", "flush", "disk"]);
+    assert!(
+        outcome.code == Some(3) && outcome.stderr.contains("sawmill driver list"),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -81,10 +84,10 @@ fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
 #[test]
 fn what_cannot_run_is_refused_with_what_to_do() {
     let place = Place::new(&store::folder());
-    let refused = |words: &[&str], code: i32, told: &str| {
+    let refused = |words: &[&str], code: i32, text: &str| {
         let finished = place.sawmill(words);
         assert!(
-            finished.code == Some(code) && finished.stderr.contains(told),
+            finished.code == Some(code) && finished.stderr.contains(text),
             "{words:?}: {finished:?}"
         );
     };
@@ -189,10 +192,10 @@ fn a_device_outlives_the_reader_of_its_events() {
     let event = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
     let mut attached = 0;
     let uri = loop {
-        let told = event(&lines.next().expect("more").expect("text"));
-        attached = told["pid"].as_u64().map_or(attached, |pid| pid as i32);
-        if told["event"] == "ready" {
-            break told["doors"][0]["address"].as_str().expect("an address").to_owned();
+        let report = event(&lines.next().expect("more").expect("text"));
+        attached = report["pid"].as_u64().map_or(attached, |pid| pid as i32);
+        if report["event"] == "ready" {
+            break report["doors"][0]["address"].as_str().expect("an address").to_owned();
         }
     };
     drop(lines);
@@ -221,16 +224,15 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
         &["--option", "mode=batch", "--fuse", &folder],
         &file(&place),
     );
-    let shown = place.path("mount/disk");
+    let path = place.path("mount/disk");
     std::fs::write(place.path("block"), [7; 4096]).expect("written");
     let mut copy = command("dd");
-    copy.arg(format!("if={}", place.path("block").display()))
-        .arg(format!("of={}", shown.display()));
+    copy.arg(format!("if={}", place.path("block").display())).arg(format!("of={}", path.display()));
     run(copy.args(["bs=4096", "seek=1", "conv=notrunc"]));
     assert_eq!(driven.connect().read(4096, 4096).expect("through the other door"), [7; 4096]);
     // Kills the host.
     drop(driven);
-    let read = std::fs::read(&shown);
+    let read = std::fs::read(&path);
     run(command("umount").arg("-l").arg(&folder));
     assert_eq!(read.expect_err("the mount is dead").raw_os_error(), Some(107), "ENOTCONN, at once");
 }

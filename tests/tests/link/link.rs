@@ -35,19 +35,19 @@ impl TargetScene {
         format!("link:{}/{export}", self.listen)
     }
 
-    fn attach(&self, name: &str, export: &str, more: &[&str]) -> End {
+    fn attach(&self, name: &str, export: &str, options: &[&str]) -> End {
         let door = format!("unix:{}", self.place.path(&format!("{name}.sock")).display());
         let link = self.link(export);
         let words = ["attach", &link, "--key-file", &self.key, "--name", name, "--nbd", &door];
-        End::start(&self.place, &[&words, more].concat())
+        End::start(&self.place, &[&words, options].concat())
     }
 
     /// An attach that is to be refused.
-    fn refused(&self, words: &[&str], code: i32, told: &[&str]) {
+    fn refused(&self, words: &[&str], code: i32, texts: &[&str]) {
         let door = format!("unix:{}", self.place.path("refused.sock").display());
         self.place
             .sawmill(&[&["attach"], words, &["--nbd", &door, "--log", "error"]].concat())
-            .refused(code, told);
+            .refused(code, texts);
     }
 }
 
@@ -62,11 +62,11 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
     let file = place.path("file");
     std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
     let device = format!("raw=device:{}", file.display());
-    let shown =
+    let scene =
         TargetScene::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
-    assert_eq!(shown.target.ready["exports"].as_array().map(Vec::len), Some(3));
+    assert_eq!(scene.target.ready["exports"].as_array().map(Vec::len), Some(3));
     for (export, size) in [("disk", 16 << 20), ("raw", 4 << 20)] {
-        let attached = shown.attach(export, export, &[]);
+        let attached = scene.attach(export, export, &[]);
         assert_eq!(attached.ready["size_bytes"].as_u64(), Some(size));
         let client = attached.connect();
         client.write(4096, &[7; 70_000]).expect("accepted");
@@ -77,7 +77,7 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
         drop(client);
         let _ = attached.stop().ok();
     }
-    let TargetScene { place, target, .. } = shown;
+    let TargetScene { place, target, .. } = scene;
     let _ = target.stop().ok();
     let bytes = std::fs::read(&file).expect("the target's file");
     assert!(bytes[4096..74_096].iter().all(|byte| *byte == 7) && bytes[(4 << 20) - 1] == 8);
@@ -87,17 +87,17 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
 
 #[test]
 fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
-    let shown = TargetScene::start(
+    let scene = TargetScene::start(
         Place::new(&store::folder()),
         &["a=memory:1M", "b=null:1G"],
         &["udp", "tcp"],
     );
-    let ask = |words: &[&str]| shown.place.sawmill(&[&["--json", "link"], words].concat()).json();
-    let link = format!("link:{}", shown.listen);
-    let listed = ask(&["list", &link, "--key-file", &shown.key]);
+    let ask = |words: &[&str]| scene.place.sawmill(&[&["--json", "link"], words].concat()).json();
+    let link = format!("link:{}", scene.listen);
+    let listed = ask(&["list", &link, "--key-file", &scene.key]);
     let row = |n: usize| (listed[n]["name"].as_str(), listed[n]["size_bytes"].as_u64());
     assert_eq!((row(0), row(1)), ((Some("a"), Some(1 << 20)), (Some("b"), Some(1 << 30))));
-    let udp = shown.listen.split(',').next().expect("one").trim_start_matches("udp:");
+    let udp = scene.listen.split(',').next().expect("one").trim_start_matches("udp:");
     let found = ask(&["find", "--udp", udp, "--wait", "300ms"]);
     assert_eq!(
         (found[0]["name"].as_str(), found[0]["sealed"].as_bool()),
@@ -108,7 +108,7 @@ fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
         ask(&["find", "--udp", udp, "--name", "other", "--wait", "300ms"]),
         serde_json::json!([])
     );
-    let attached = shown.attach("a", "a", &["--cache", "write-back"]);
+    let attached = scene.attach("a", "a", &["--cache", "write-back"]);
     attached.connect().write(100, &[1; 10]).expect("accepted");
     let status = ask(&["status", "--over", "0"]);
     let ends = status.as_array().expect("ends");
@@ -118,28 +118,28 @@ fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
     assert!(connection["connected"] == true && connection["slots"].as_u64() > Some(0), "{status}");
     assert_eq!(connection["links"].as_array().map(Vec::len), Some(2), "{status}");
     assert_eq!(end("attach")["cache"]["partial_writes"].as_u64(), Some(1), "{status}");
-    let table = shown.place.sawmill(&["link", "status", "--over", "50ms"]).ok();
+    let table = scene.place.sawmill(&["link", "status", "--over", "50ms"]).ok();
     assert!(table.contains("credits") && table.contains("saved by 1 partial writes"), "{table}");
 }
 
 #[test]
 fn an_initiator_without_the_key_is_refused_with_the_reason() {
-    let shown = memory(&["udp"]);
-    let link = shown.link("memory");
-    let wrong = key(&shown.place, "wrong");
-    shown.refused(&[&link, "--key-file", &wrong], 8, &["same key"]);
-    shown.refused(&[&link, "--insecure"], 8, &["wants a key"]);
-    shown.refused(&[&link], 2, &["sawmill link key", "--insecure"]);
-    shown
+    let scene = memory(&["udp"]);
+    let link = scene.link("memory");
+    let wrong = key(&scene.place, "wrong");
+    scene.refused(&[&link, "--key-file", &wrong], 8, &["same key"]);
+    scene.refused(&[&link, "--insecure"], 8, &["wants a key"]);
+    scene.refused(&[&link], 2, &["sawmill link key", "--insecure"]);
+    scene
         .place
         .sawmill(&["target", "memory:1M", "--listen", "udp:127.0.0.1"])
         .refused(2, &["sawmill link key"]);
-    shown.place.sawmill(&["link", "key", &wrong]).refused(4, &["never overwritten"]);
+    scene.place.sawmill(&["link", "key", &wrong]).refused(4, &["never overwritten"]);
     let insecure = addresses(&["udp"]);
     let open =
-        End::start(&shown.place, &["target", "memory:1M", "--listen", &insecure, "--insecure"]);
-    shown.refused(
-        &[&format!("link:{insecure}/memory"), "--key-file", &shown.key],
+        End::start(&scene.place, &["target", "memory:1M", "--listen", &insecure, "--insecure"]);
+    scene.refused(
+        &[&format!("link:{insecure}/memory"), "--key-file", &scene.key],
         8,
         &["insecure"],
     );
@@ -148,12 +148,12 @@ fn an_initiator_without_the_key_is_refused_with_the_reason() {
 
 #[test]
 fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
-    let shown = memory(&["udp"]);
-    let first = shown.attach("first", "memory", &[]);
+    let scene = memory(&["udp"]);
+    let first = scene.attach("first", "memory", &[]);
     first.connect().write(0, &[1; 4096]).expect("accepted");
-    let link = shown.link("memory");
-    shown.refused(&[&link, "--key-file", &shown.key], 11, &["--take-over", "--shared"]);
-    let second = shown.attach("second", "memory", &["--take-over"]);
+    let link = scene.link("memory");
+    scene.refused(&[&link, "--key-file", &scene.key], 11, &["--take-over", "--shared"]);
+    let second = scene.attach("second", "memory", &["--take-over"]);
     let client = second.connect();
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     assert!(first.connect().write(0, &[9; 4096]).is_err(), "the first one is cut off");
@@ -161,35 +161,35 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     drop(client);
     // Also one that nobody uses hears of it.
-    let third = shown.attach("third", "memory", &["--take-over"]);
+    let third = scene.attach("third", "memory", &["--take-over"]);
     second.finished().refused_as_fenced("taken over the export");
     let _ = third.stop().ok();
-    let one = shown.attach("one", "memory", &["--shared"]);
-    let other = shown.attach("other", "memory", &["--shared"]);
+    let one = scene.attach("one", "memory", &["--shared"]);
+    let other = scene.attach("other", "memory", &["--shared"]);
     one.connect().write(0, &[3; 512]).expect("accepted");
     assert_eq!(other.connect().read(0, 512).expect("read"), [3; 512]);
 }
 
 #[test]
 fn an_attach_that_cannot_open_its_doors_or_cache_fences_no_initiator() {
-    let shown = memory(&["udp"]);
-    let first = shown.attach("first", "memory", &[]);
-    let link = shown.link("memory");
-    let taken = first
+    let scene = memory(&["udp"]);
+    let first = scene.attach("first", "memory", &[]);
+    let link = scene.link("memory");
+    let door = first
         .uri()
         .split_once("socket=")
         .map(|(_, path)| format!("unix:{path}"))
         .expect("a socket");
     let words =
-        ["attach", &link, "--key-file", &shown.key, "--take-over", "--log", "error", "--nbd"];
-    let refused = |more: &[&str], code, told: &[&str]| {
-        shown.place.sawmill(&[&words, more].concat()).refused(code, told);
+        ["attach", &link, "--key-file", &scene.key, "--take-over", "--log", "error", "--nbd"];
+    let refused = |options: &[&str], code, texts: &[&str]| {
+        scene.place.sawmill(&[&words, options].concat()).refused(code, texts);
     };
-    refused(&[&taken], 11, &["--nbd"]);
-    let free = format!("unix:{}", shown.place.path("free.sock").display());
+    refused(&[&door], 11, &["--nbd"]);
+    let free = format!("unix:{}", scene.place.path("free.sock").display());
     refused(&[&free, "--cache", "write-back", "--cache-bytes", "1K"], 2, &["--cache-bytes"]);
-    let used = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let admin = used.local_addr().expect("bound").to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let admin = listener.local_addr().expect("bound").to_string();
     refused(&[&free, "--admin", &admin], 11, &["--admin"]);
     first.connect().write(0, &[1; 512]).expect("it is not fenced");
 }
@@ -202,8 +202,8 @@ impl FencedRefusal for sawmill_tests::place::CommandOutput {
     /// An attachment logs more than its last line.
     fn refused_as_fenced(&self, text: &str) {
         let last = self.stderr.lines().last().unwrap_or_default();
-        let told = last.starts_with("sawmill: error: ") && last.contains(text);
-        assert!(self.code == Some(6) && told, "{self:?}");
+        let has_message = last.starts_with("sawmill: error: ") && last.contains(text);
+        assert!(self.code == Some(6) && has_message, "{self:?}");
     }
 }
 
@@ -214,23 +214,23 @@ fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
     let file = place.path("file");
     std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
     let names = ["disk", &format!("raw=device:{}", file.display())];
-    let mut shown = TargetScene::start(place, &names, &["udp"]);
+    let mut scene = TargetScene::start(place, &names, &["udp"]);
     for export in ["disk", "raw"] {
-        let first = shown.attach("first", export, &[]);
+        let first = scene.attach("first", export, &[]);
         first.connect().write(0, &[1; 4096]).expect("accepted");
         first.freeze(true);
-        let second = shown.attach("second", export, &["--take-over"]);
+        let second = scene.attach("second", export, &["--take-over"]);
         second.connect().write(0, &[2; 4096]).expect("accepted");
         // It leaves in order: nobody has it any more.
         let _ = second.stop().ok();
-        let TargetScene { place, listen, key, target } = shown;
+        let TargetScene { place, listen, key, target } = scene;
         target.kill();
         let target = TargetScene::target(&place, &names, &listen, &key);
-        shown = TargetScene { place, listen, key, target };
+        scene = TargetScene { place, listen, key, target };
         first.freeze(false);
         first.finished().refused_as_fenced("reservation conflict");
         // Without --take-over: the last one gave it back.
-        let third = shown.attach("third", export, &[]);
+        let third = scene.attach("third", export, &[]);
         assert_eq!(third.connect().read(0, 4096).expect("read"), [2; 4096], "{export}");
     }
 }
@@ -238,10 +238,10 @@ fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
 #[test]
 fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
     requires!(can_mount());
-    let shown = memory(&["udp", "tcp"]);
-    let folder = shown.place.path("mount").display().to_string();
+    let scene = memory(&["udp", "tcp"]);
+    let folder = scene.place.path("mount").display().to_string();
     let attached =
-        shown.attach("disk", "memory", &["--fuse", &folder, "--loop", "--cache", "write-through"]);
+        scene.attach("disk", "memory", &["--fuse", &folder, "--loop", "--cache", "write-through"]);
     let doors = attached.ready["doors"].as_array().expect("doors");
     let device = doors
         .iter()
@@ -258,55 +258,55 @@ fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
 fn a_read_only_initiator_changes_nothing() {
     let place = Place::new(&store::folder());
     place.create("disk", "1M", &[]);
-    let shown = TargetScene::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
-    let attached = shown.attach("reader", "disk", &[]);
+    let scene = TargetScene::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
+    let attached = scene.attach("reader", "disk", &[]);
     assert_eq!(attached.ready["read_only"], true);
     assert!(attached.connect().write(0, &[1; 512]).is_err());
-    let beside = shown.attach("beside", "memory", &["--read-only"]);
+    let beside = scene.attach("beside", "memory", &["--read-only"]);
     assert_eq!(beside.connect().read(0, 512).expect("read"), [0; 512]);
 }
 
 #[test]
 fn what_cannot_be_a_link_is_refused_with_what_to_write() {
-    let shown = memory(&["udp"]);
-    let key = ["--key-file", &*shown.key];
-    let with_key = |link: &str, more: &[&str], code: i32, told: &[&str]| {
-        shown.refused(&[&[link], more, &key].concat(), code, told);
+    let scene = memory(&["udp"]);
+    let key = ["--key-file", &*scene.key];
+    let with_key = |link: &str, options: &[&str], code: i32, texts: &[&str]| {
+        scene.refused(&[&[link], options, &key].concat(), code, texts);
     };
     with_key("udp:127.0.0.1/memory", &[], 2, &["link:ADDRESS"]);
     with_key("link:127.0.0.1/memory", &[], 2, &["udp:, tcp:, eth: or xdp:"]);
     with_key("link:udp:127.0.0.1", &[], 2, &["names no export", "sawmill link list"]);
     with_key("link:eth:nosuch0/memory", &[], if is_root() { 3 } else { 8 }, &["eth:nosuch0"]);
-    with_key(&shown.link("nothing"), &[], 3, &["nothing", "memory"]);
-    with_key(&shown.link("memory"), &["--cache-bytes", "1M"], 2, &["--cache"]);
+    with_key(&scene.link("nothing"), &[], 3, &["nothing", "memory"]);
+    with_key(&scene.link("memory"), &["--cache-bytes", "1M"], 2, &["--cache"]);
     with_key(
-        &shown.link("memory"),
+        &scene.link("memory"),
         &["--cache", "write-back", "--cache-bytes", "1K"],
         2,
         &["--cache-bytes", "64 KiB"],
     );
-    with_key(&shown.link("memory"), &["--shared", "--take-over"], 2, &["--take-over"]);
-    with_key(&shown.link("memory"), &["--shared", "--cache", "write-through"], 2, &["--cache"]);
+    with_key(&scene.link("memory"), &["--shared", "--take-over"], 2, &["--take-over"]);
+    with_key(&scene.link("memory"), &["--shared", "--cache", "write-through"], 2, &["--cache"]);
     let cached = ["--cache", "write-back", "--dirty-bytes"];
     with_key(
-        &shown.link("memory"),
+        &scene.link("memory"),
         &[&cached[..], &["1G"]].concat(),
         2,
         &["--dirty-bytes", "--cache-bytes"],
     );
-    with_key(&shown.link("memory"), &["--name", "a/b"], 2, &["--name", "a/b"]);
-    with_key(&shown.link("memory"), &["--timeout", "soon"], 2, &["--timeout", "30s"]);
-    with_key(&shown.link("memory"), &["--admin", "192.0.2.1:9101"], 2, &["--admin", "loopback"]);
+    with_key(&scene.link("memory"), &["--name", "a/b"], 2, &["--name", "a/b"]);
+    with_key(&scene.link("memory"), &["--timeout", "soon"], 2, &["--timeout", "30s"]);
+    with_key(&scene.link("memory"), &["--admin", "192.0.2.1:9101"], 2, &["--admin", "loopback"]);
     with_key("link:udp:127.0.0.1:99999/memory", &[], 2, &["port"]);
     with_key("link:udp:127.0.0.1,udp:127.0.0.1/memory", &[], 2, &["twice"]);
 }
 
 #[test]
 fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
-    let shown = memory(&["udp"]);
-    let key = ["--key-file", &*shown.key];
-    let link = |words: &[&str], code: i32, told: &[&str]| {
-        shown.place.sawmill(&[&["link"], words].concat()).refused(code, told);
+    let scene = memory(&["udp"]);
+    let key = ["--key-file", &*scene.key];
+    let link = |words: &[&str], code: i32, texts: &[&str]| {
+        scene.place.sawmill(&[&["link"], words].concat()).refused(code, texts);
     };
     link(&["list", "udp:127.0.0.1", key[0], key[1]], 2, &["link:ADDRESS"]);
     link(&["list", "link:udp:127.0.0.1"], 2, &["sawmill link key"]);
@@ -314,15 +314,15 @@ fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
     link(&["find", "--name", &"x".repeat(65)], 2, &["--name", "64"]);
     link(&["find", "--wait", "soon"], 2, &["--wait", "30s"]);
     link(&["status", "--over", "soon"], 2, &["--over", "30s"]);
-    let target = |words: &[&str], code: i32, told: &[&str]| {
-        shown
+    let target = |words: &[&str], code: i32, texts: &[&str]| {
+        scene
             .place
             .sawmill(&[&["target", "--log", "error"], words, &key].concat())
-            .refused(code, told);
+            .refused(code, texts);
     };
     let free = addresses(&["udp"]);
     target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp:, eth: or xdp:"]);
-    target(&["memory:1M", "--listen", &shown.listen], 11, &["another port"]);
+    target(&["memory:1M", "--listen", &scene.listen], 11, &["another port"]);
     target(&["memory:1M", "memory:2M", "--listen", &free], 2, &["EXPORT="]);
     target(&["memory:1M", "--listen", &free, "--slot-bytes", "5000"], 2, &["whole pages"]);
     target(&["device:/no/such/disk", "--listen", &free], 3, &["/no/such/disk"]);
@@ -373,8 +373,8 @@ impl Cable {
 
     /// The interface of one end goes down, and up again.
     fn pull(&self) {
-        for way in ["down", "up"] {
-            run(command("ip").args(["-n", &self.0[0], "link", "set", "near", way]));
+        for state in ["down", "up"] {
+            run(command("ip").args(["-n", &self.0[0], "link", "set", "near", state]));
         }
     }
 
@@ -463,8 +463,8 @@ fn a_target_is_found_by_broadcast_without_a_default_route() {
         "--json",
     ];
     let target = End::launch(&mut cable.command(0, &place, &words));
-    let find = |more: &[&str]| -> serde_json::Value {
-        let words = [&["--json", "link", "find", "--wait", "500ms"], more].concat();
+    let find = |options: &[&str]| -> serde_json::Value {
+        let words = [&["--json", "link", "find", "--wait", "500ms"], options].concat();
         serde_json::from_str(&run(&mut cable.command(1, &place, &words))).expect("a list")
     };
     for found in [find(&[]), find(&["--udp", "10.99.7.255@far"]), find(&["--udp", "udp:10.99.7.1"])]

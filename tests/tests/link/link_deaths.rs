@@ -44,11 +44,11 @@ impl Scene {
         )
     }
 
-    fn attach(&self, name: &str, more: &[&str]) -> End {
+    fn attach(&self, name: &str, options: &[&str]) -> End {
         let door = format!("unix:{}", self.place.path(&format!("{name}.sock")).display());
         let link = format!("link:{}/disk", self.listen);
         let words = ["attach", &link, "--key-file", &self.key, "--name", name, "--nbd", &door];
-        End::start(&self.place, &[&words, more].concat())
+        End::start(&self.place, &[&words, options].concat())
     }
 }
 
@@ -116,12 +116,12 @@ fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_en
     target.kill();
     assert!(client.write(0, &[2; 4096]).is_err(), "no answer comes");
     let left = attached.finished();
-    let told = left
+    let has_message = left
         .stderr
         .lines()
         .last()
         .is_some_and(|line| line.contains("no answer from the target for 1 s"));
-    assert!(left.code == Some(7) && told, "{left:?}");
+    assert!(left.code == Some(7) && has_message, "{left:?}");
 }
 
 #[test]

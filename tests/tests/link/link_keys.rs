@@ -50,14 +50,14 @@ impl TargetScene {
         vec!["attach", link, "--key-file", key, "--nbd", door]
     }
 
-    fn attach(&self, machine: &str, export: &str, more: &[&str]) -> End {
+    fn attach(&self, machine: &str, export: &str, options: &[&str]) -> End {
         let (key, link, door) = self.of(machine, export);
-        End::start(&self.place, &[&self.words(&key, &link, &door), more].concat())
+        End::start(&self.place, &[&self.words(&key, &link, &door), options].concat())
     }
 
-    fn refused(&self, machine: &str, export: &str, told: &[&str]) {
+    fn refused(&self, machine: &str, export: &str, texts: &[&str]) {
         let (key, link, door) = self.of(machine, export);
-        self.place.sawmill(&self.words(&key, &link, &door)).refused(DENIED, told);
+        self.place.sawmill(&self.words(&key, &link, &door)).refused(DENIED, texts);
     }
 
     fn of(&self, machine: &str, export: &str) -> (String, String, String) {
@@ -84,18 +84,18 @@ impl TargetScene {
 
 #[test]
 fn each_machine_opens_what_its_line_says() {
-    let shown = TargetScene::start(&[("db", "disk"), ("backup", "*:ro")]);
-    let db = shown.attach("db", "disk", &["--shared"]);
+    let scene = TargetScene::start(&[("db", "disk"), ("backup", "*:ro")]);
+    let db = scene.attach("db", "disk", &["--shared"]);
     db.connect().write(0, &[1; 5000]).expect("written");
-    shown.refused("db", "logs", &["may not open", "logs"]);
-    let backup = shown.attach("backup", "disk", &["--read-only", "--shared"]);
+    scene.refused("db", "logs", &["may not open", "logs"]);
+    let backup = scene.attach("backup", "disk", &["--read-only", "--shared"]);
     assert_eq!(backup.connect().read(0, 5000).expect("read"), [1; 5000]);
-    shown.refused("backup", "logs", &["may only read"]);
-    let link = format!("link:{}", shown.listen);
+    scene.refused("backup", "logs", &["may only read"]);
+    let link = format!("link:{}", scene.listen);
     for (machine, count) in [("db", 1), ("backup", 2)] {
-        let key = shown.place.path(machine).display().to_string();
+        let key = scene.place.path(machine).display().to_string();
         let listed =
-            shown.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
+            scene.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
         let listed = listed
             .as_array()
             .map_or_else(|| listed["exports"].as_array().map(Vec::len), |all| Some(all.len()));
@@ -105,29 +105,29 @@ fn each_machine_opens_what_its_line_says() {
 
 #[test]
 fn a_reload_ends_connections_whose_line_is_gone_and_no_others() {
-    let mut shown = TargetScene::start(&[("db", "disk"), ("logger", "logs")]);
-    let (db, logger) = (shown.attach("db", "disk", &[]), shown.attach("logger", "logs", &[]));
+    let mut scene = TargetScene::start(&[("db", "disk"), ("logger", "logs")]);
+    let (db, logger) = (scene.attach("db", "disk", &[]), scene.attach("logger", "logs", &[]));
     let (disk, logs) = (db.connect(), logger.connect());
     disk.write(0, &[1; 5000]).expect("written");
 
-    std::fs::write(&shown.machines, "db 0123 disk\n").expect("a file of ours");
-    let wrong = shown.reload().expect_err("no key");
+    std::fs::write(&scene.machines, "db 0123 disk\n").expect("a file of ours");
+    let wrong = scene.reload().expect_err("no key");
     assert!(wrong.contains("line 1") && !wrong.contains("0123"), "{wrong}");
     disk.write(0, &[2; 5000]).expect("nothing has changed");
 
-    write_machines(&shown.place, &shown.machines, &[("logger", "logs")]);
-    assert_eq!(shown.reload(), Ok((1, 1)));
+    write_machines(&scene.place, &scene.machines, &[("logger", "logs")]);
+    assert_eq!(scene.reload(), Ok((1, 1)));
     logs.write(0, &[3; 512]).expect("nothing has changed for it");
     std::thread::scope(|scope| {
-        let late = scope.spawn(|| disk.write(0, &[4; 5000]));
-        write_machines(&shown.place, &shown.machines, &[("logger", "logs"), ("db", "disk")]);
-        assert_eq!(shown.reload(), Ok((2, 0)), "it was ended, and waits");
-        late.join().expect("no panic").expect("it went on");
+        let writer = scope.spawn(|| disk.write(0, &[4; 5000]));
+        write_machines(&scene.place, &scene.machines, &[("logger", "logs"), ("db", "disk")]);
+        assert_eq!(scene.reload(), Ok((2, 0)), "it was ended, and waits");
+        writer.join().expect("no panic").expect("it went on");
     });
     assert_eq!(disk.read(0, 5000).expect("read"), [4; 5000]);
 
-    write_machines(&shown.place, &shown.machines, &[("logger", "logs"), ("db", "logs:ro")]);
-    assert_eq!(shown.reload(), Ok((2, 1)));
+    write_machines(&scene.place, &scene.machines, &[("logger", "logs"), ("db", "logs:ro")]);
+    assert_eq!(scene.reload(), Ok((2, 1)));
     assert_eq!(db.finished().code, Some(DENIED));
 }
 
@@ -135,11 +135,11 @@ fn a_reload_ends_connections_whose_line_is_gone_and_no_others() {
 fn a_file_of_machines_that_cannot_be_is_refused_with_the_line() {
     let place = Place::new(&store::folder());
     let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
-    let shown = machines.display().to_string();
+    let path = machines.display().to_string();
     drop(key(&place, "db"));
     write_machines(&place, &machines, &[("db", "disk"), ("db", "logs")]);
     let target =
-        |code, told: &[&str]| place.sawmill(&target_words(&listen, &shown)).refused(code, told);
+        |code, texts: &[&str]| place.sawmill(&target_words(&listen, &path)).refused(code, texts);
     target(USAGE, &["machines, line 2", "is listed twice"]);
     write_machines(&place, &machines, &[]);
     target(USAGE, &["no machine"]);

@@ -50,10 +50,10 @@ impl Scene {
         ["attach", &link, "--key-file", &self.key, "--nbd", &door].map(str::to_owned).to_vec()
     }
 
-    fn attach(&self, more: &[&str]) -> End {
+    fn attach(&self, options: &[&str]) -> End {
         let words = self.attach_words();
         let words: Vec<&str> =
-            words.iter().map(String::as_str).chain(more.iter().copied()).collect();
+            words.iter().map(String::as_str).chain(options.iter().copied()).collect();
         End::start(&self.place, &words)
     }
 }
@@ -103,39 +103,51 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
     let client = attached.connect();
     client.write(0, &[7; 4 << 20]).expect("accepted");
     assert_eq!(client.read(0, 1 << 20).expect("read"), [7; 1 << 20]);
-    let (here, there) = (metrics(&attached), metrics(&target));
-    assert_eq!(connection_of(&here), connection_of(&there), "both ends name the connection alike");
-    assert_eq!(here["sawmill_link_connections"], 1.0);
+    let (initiator_metrics, target_metrics) = (metrics(&attached), metrics(&target));
+    assert_eq!(
+        connection_of(&initiator_metrics),
+        connection_of(&target_metrics),
+        "both ends name the connection alike"
+    );
+    assert_eq!(initiator_metrics["sawmill_link_connections"], 1.0);
     for name in ["sawmill_link_up", "sawmill_link_sent_bytes_total", "sawmill_link_rtt_seconds"] {
         assert_eq!(
-            (by_link(&here, name).len(), by_link(&there, name).len()),
+            (by_link(&initiator_metrics, name).len(), by_link(&target_metrics, name).len()),
             (3, 3),
-            "{name}: {there:?}"
+            "{name}: {target_metrics:?}"
         );
     }
     assert_eq!(
-        (sum(&by_link(&here, "sawmill_link_up")), sum(&by_link(&there, "sawmill_link_up"))),
+        (
+            sum(&by_link(&initiator_metrics, "sawmill_link_up")),
+            sum(&by_link(&target_metrics, "sawmill_link_up"))
+        ),
         (3.0, 3.0)
     );
     let bytes = |samples: &BTreeMap<String, f64>, what: &str| {
         sum(&by_link(samples, &format!("sawmill_link_{what}_bytes_total")))
     };
     assert!(
-        bytes(&here, "sent") >= f64::from(4 << 20)
-            && bytes(&here, "received") >= f64::from(1 << 20)
+        bytes(&initiator_metrics, "sent") >= f64::from(4 << 20)
+            && bytes(&initiator_metrics, "received") >= f64::from(1 << 20)
     );
     // The target was asked later; what came there, this end had sent, except what it sent
     // meanwhile.
     let later = metrics(&attached);
-    for (link, came) in by_link(&there, "sawmill_link_received_packets_total") {
-        let sent = by_link(&later, "sawmill_link_sent_packets_total")[&link];
-        assert!(came > 0.0 && came <= sent, "{link}: {came} came of {sent}");
+    for (link, received_packets) in by_link(&target_metrics, "sawmill_link_received_packets_total")
+    {
+        let sent_packets = by_link(&later, "sawmill_link_sent_packets_total")[&link];
+        assert!(
+            received_packets > 0.0 && received_packets <= sent_packets,
+            "{link}: {received_packets} came of {sent_packets}"
+        );
     }
-    assert!(bytes(&there, "received") >= f64::from(4 << 20), "{there:?}");
-    let credit = format!("{{{},", connection_of(&here));
-    let granted =
-        here.iter().find(|(name, _)| name.starts_with(&format!("sawmill_link_credits{credit}")));
-    assert!(granted.is_some_and(|(_, credits)| *credits >= 64.0), "{here:?}");
+    assert!(bytes(&target_metrics, "received") >= f64::from(4 << 20), "{target_metrics:?}");
+    let credit = format!("{{{},", connection_of(&initiator_metrics));
+    let granted = initiator_metrics
+        .iter()
+        .find(|(name, _)| name.starts_with(&format!("sawmill_link_credits{credit}")));
+    assert!(granted.is_some_and(|(_, credits)| *credits >= 64.0), "{initiator_metrics:?}");
 }
 
 #[test]
@@ -235,7 +247,7 @@ fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
     let path = scene.place.path("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket in the place");
     socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
-    let heard = || {
+    let notification = || {
         let mut message = [0; 256];
         let length = socket.recv(&mut message).expect("it tells the service manager");
         String::from_utf8_lossy(&message[..length]).into_owned()
@@ -244,13 +256,13 @@ fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
         End::launch(scene.place.command(words).arg("--json").env("NOTIFY_SOCKET", &path))
     };
     let target = start(&scene.target_words());
-    assert!(heard().contains("READY=1"));
+    assert!(notification().contains("READY=1"));
     let words = scene.attach_words();
     let attached = start(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(heard().contains("READY=1"));
+    assert!(notification().contains("READY=1"));
     Client::connect(&attached.uri(), Style::Simple).expect("it was told when the door was open");
     let _ = attached.stop().ok();
-    assert!(heard().contains("STOPPING=1"));
+    assert!(notification().contains("STOPPING=1"));
     let _ = target.stop().ok();
-    assert!(heard().contains("STOPPING=1"));
+    assert!(notification().contains("STOPPING=1"));
 }

@@ -229,8 +229,8 @@ fn cut(text: &str, range: &Range<usize>, others: &[Range<usize>]) -> String {
 /// Whether the words of the error `name` are said.
 fn says(text: &str, name: &str) -> bool {
     let written = [format!("{{{name}}}"), format!("{{{name}:"), format!("{{{name}.")];
-    let is_told = |(_, end): (usize, usize)| text[end..].starts_with(".to_string()");
-    written.iter().any(|form| text.contains(form)) || words(text, name).any(is_told)
+    let is_stringified = |(_, end): (usize, usize)| text[end..].starts_with(".to_string()");
+    written.iter().any(|form| text.contains(form)) || words(text, name).any(is_stringified)
 }
 
 /// Whether code makes an error by a constructor, or by one of `makers`.

@@ -81,11 +81,11 @@ fn architecture_names_every_folder() {
         .filter(|folder| !named.contains(*folder) && !is_above_one_named(folder))
         .filter(|folder| !below_an_end(folder))
         .map(|folder| format!("ARCHITECTURE.md does not name {folder}"));
-    let gone = named
+    let stale_names = named
         .iter()
         .filter(|folder| !repository().join(folder).is_dir())
         .map(|folder| format!("ARCHITECTURE.md names {folder}, which is gone"));
-    none(&missing.chain(gone).collect::<Vec<_>>());
+    none(&missing.chain(stale_names).collect::<Vec<_>>());
 }
 
 #[test]

@@ -9,18 +9,18 @@ use super::tidy::{files, none};
 pub(super) fn production() -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for (path, text) in files(&[".rs"]) {
-        let shown = path.display().to_string();
-        let is_product = shown.starts_with("crates/") && shown.contains("/src/");
+        let path_text = path.display().to_string();
+        let is_product = path_text.starts_with("crates/") && path_text.contains("/src/");
         // What tests a device, a store or the engine is no product.
         let is_test =
             ["test", "conformance", "schedules", "crates/sim/", "crates/fuzz/", "/fault.rs"];
-        if !is_product || is_test.iter().any(|word| shown.contains(word)) {
+        if !is_product || is_test.iter().any(|word| path_text.contains(word)) {
             continue;
         }
         let lines = text
             .lines()
             .take_while(|line| !line.starts_with("#[cfg(test)]") && !line.contains("mod tests {"));
-        found.push((shown, lines.map(ToOwned::to_owned).collect()));
+        found.push((path_text, lines.map(ToOwned::to_owned).collect()));
     }
     found
 }
@@ -187,7 +187,7 @@ fn every_list_of_waiting_work_says_what_bounds_it() {
 
 #[test]
 fn every_thread_has_a_name_that_the_architecture_knows() {
-    let known =
+    let architecture =
         std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let mut faults = Vec::new();
     for (path, lines) in production() {
@@ -197,7 +197,7 @@ fn every_thread_has_a_name_that_the_architecture_knows() {
             }
             let Some((_, rest)) = line.split_once(".name(\"") else { continue };
             let name = rest.split('"').next().unwrap_or_default();
-            if !line.contains("Command") && !known.contains(&format!("`{name}")) {
+            if !line.contains("Command") && !architecture.contains(&format!("`{name}")) {
                 faults.push(format!("{path}:{}: ARCHITECTURE.md has no thread {name:?}", n + 1));
             }
         }
@@ -266,15 +266,15 @@ fn no_list_of_parameters_takes_a_tuple_apart() {
 #[test]
 fn every_file_that_a_guest_test_names_exists() {
     let guest = repository().join("tests/vm");
-    let mut lost = Vec::new();
+    let mut faults = Vec::new();
     for (path, text) in files(&[".sh"]) {
         for rest in text.split("$VM_TESTS/").skip(1) {
             let named = rest.split(['"', ' ', '\n', '`']).next().unwrap_or_default();
             let is_known_when_run = named.contains('$') || named.contains(".prepared");
             if !is_known_when_run && !guest.join(named).exists() {
-                lost.push(format!("{}: {named}", path.display()));
+                faults.push(format!("{}: {named}", path.display()));
             }
         }
     }
-    none(&lost);
+    none(&faults);
 }

@@ -115,8 +115,9 @@ fn no_dependency_is_there_twice_but_those_that_deny_toml_names() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     for skip in skipped {
         let (name, version) = skip.split_once('@').expect("name@version");
-        let is_doubled =
-            versions.get(name).is_some_and(|there| there.len() > 1 && there.contains(version));
+        let is_doubled = versions.get(name).is_some_and(|package_versions| {
+            package_versions.len() > 1 && package_versions.contains(version)
+        });
         assert!(is_doubled, "{skip} is not there twice any more: take it out of deny.toml");
     }
 }

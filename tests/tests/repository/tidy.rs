@@ -364,16 +364,16 @@ fn tests_are_named_as_claims_and_nothing_is_allowed_wholesale() {
 fn no_test_sleeps_to_wait_and_the_simulation_has_no_clock() {
     let mut faults = Vec::new();
     for (path, text) in files(&[".rs"]) {
-        let shown = path.display().to_string();
+        let path_text = path.display().to_string();
         let calls =
             |word: &str| text.lines().any(|line| line.contains(word) && !line.contains("\"sleep("));
-        let in_tests = shown.starts_with("tests/") || shown.contains("/tests");
-        if in_tests && calls("sleep(") && !SLEEPERS.contains(&shown.as_str()) {
-            faults.push(format!("{shown} sleeps: wait for what it waits for"));
+        let in_tests = path_text.starts_with("tests/") || path_text.contains("/tests");
+        if in_tests && calls("sleep(") && !SLEEPERS.contains(&path_text.as_str()) {
+            faults.push(format!("{path_text} sleeps: wait for what it waits for"));
         }
-        let is_world = shown.starts_with("crates/sim/src/") && !shown.ends_with("main.rs");
+        let is_world = path_text.starts_with("crates/sim/src/") && !path_text.ends_with("main.rs");
         if is_world && ["Instant", "SystemTime", "sleep("].into_iter().any(calls) {
-            faults.push(format!("{shown} reads a clock that is not the world's"));
+            faults.push(format!("{path_text} reads a clock that is not the world's"));
         }
     }
     none(&faults);
@@ -565,8 +565,9 @@ fn every_bug_of_others_names_what_would_show_ours() {
             faults.push(format!("neither held nor open, or both: {row}"));
         }
         faults.extend(missing_in(row, &functions));
-        let gone = mutants.into_iter().filter(|name| !sown.contains(&format!("\"{name}\"")));
-        faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
+        let unknown_mutants =
+            mutants.into_iter().filter(|name| !sown.contains(&format!("\"{name}\"")));
+        faults.extend(unknown_mutants.map(|name| format!("no mutant {name:?} is sown")));
     }
     let ours =
         std::fs::read_to_string(repository().join("docs/crash-consistency.md")).expect("the page");
@@ -574,8 +575,9 @@ fn every_bug_of_others_names_what_would_show_ours() {
     for row in ours.lines().filter(|row| row.starts_with("| ")) {
         faults.extend(missing_in(row, &functions));
         let named = row.split("mutant: ").skip(1).filter_map(|rest| rest.split(['|', ';']).next());
-        let gone = named.map(str::trim).filter(|name| !sown.contains(&format!("\"{name}\"")));
-        faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
+        let unknown_mutants =
+            named.map(str::trim).filter(|name| !sown.contains(&format!("\"{name}\"")));
+        faults.extend(unknown_mutants.map(|name| format!("no mutant {name:?} is sown")));
     }
     none(&faults);
 }

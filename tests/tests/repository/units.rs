@@ -41,14 +41,14 @@ fn path(unit: &str) -> PathBuf {
 
 #[test]
 fn every_unit_says_what_it_gives_up() {
-    let mut there: Vec<String> = std::fs::read_dir(path(""))
+    let mut files: Vec<String> = std::fs::read_dir(path(""))
         .expect("the folder of units")
         .map(|entry| entry.expect("listed").file_name().into_string().expect("UTF-8"))
         .collect();
-    there.sort_unstable();
-    let mut known = UNITS.map(|(unit, _)| unit);
-    known.sort_unstable();
-    assert_eq!(there, known, "each is in the list here");
+    files.sort_unstable();
+    let mut names = UNITS.map(|(unit, _)| unit);
+    names.sort_unstable();
+    assert_eq!(files, names, "each is in the list here");
     for (unit, most) in UNITS {
         let text = std::fs::read_to_string(path(unit)).expect("readable");
         for line in LINES.iter().chain(&KEYS) {
@@ -72,11 +72,11 @@ fn systemd_finds_no_more_exposure_than_is_said() {
         let Ok(output) = analyze.arg(path(unit)).output() else {
             return println!("skipped: systemd-analyze is not installed");
         };
-        let said = String::from_utf8_lossy(&output.stdout);
+        let report = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success(),
             "{unit} is above {most}: {}",
-            said.lines().last().unwrap_or_default()
+            report.lines().last().unwrap_or_default()
         );
     }
 }

@@ -27,8 +27,8 @@ fn trace(place: &Place, count: u64) -> String {
     path.to_str().expect("paths of tests are text").to_owned()
 }
 
-fn replay(place: &Place, trace: &str, uri: &str, more: &[&str]) -> CommandOutput {
-    place.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], more].concat())
+fn replay(place: &Place, trace: &str, uri: &str, options: &[&str]) -> CommandOutput {
+    place.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], options].concat())
 }
 
 fn number(document: &serde_json::Value, name: &str) -> u64 {
@@ -42,21 +42,24 @@ fn a_replayed_trace_is_measured_and_every_read_verified() {
     place.create("disk", "16M", &["--segment-bytes", "256K"]);
     let server = place.serve("disk").start();
     let trace = trace(&place, 3000);
-    let said = replay(&place, &trace, &server.uri(), &[]).json();
-    assert_eq!(number(&said, "requests"), 3000, "{said:#}");
-    assert_eq!(number(&said, "disk_bytes"), 16 << 20, "the disks lie one behind another");
-    assert!(number(&said, "verified_bytes") > 10 << 20, "{said:#}");
-    assert!(number(&said, "read_back_bytes") > 4 << 20, "{said:#}");
-    assert!(number(&said, "waited_for_overlaps") > 0, "{said:#}");
-    let kinds = said["kinds"].as_array().expect("a list");
+    let report = replay(&place, &trace, &server.uri(), &[]).json();
+    assert_eq!(number(&report, "requests"), 3000, "{report:#}");
+    assert_eq!(number(&report, "disk_bytes"), 16 << 20, "the disks lie one behind another");
+    assert!(number(&report, "verified_bytes") > 10 << 20, "{report:#}");
+    assert!(number(&report, "read_back_bytes") > 4 << 20, "{report:#}");
+    assert!(number(&report, "waited_for_overlaps") > 0, "{report:#}");
+    let kinds = report["kinds"].as_array().expect("a list");
     assert_eq!(kinds.len(), 5);
-    assert!(kinds.iter().all(|kind| number(kind, "p50_us") <= number(kind, "max_us")), "{said:#}");
+    assert!(
+        kinds.iter().all(|kind| number(kind, "p50_us") <= number(kind, "max_us")),
+        "{report:#}"
+    );
     // Ten times as fast as recorded: 300 requests of a millisecond each.
-    let said =
+    let report =
         replay(&place, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
-    assert!(said["seconds"].as_f64().expect("a number") >= 0.0299, "{said:#}");
-    assert_eq!(number(&said, "requests"), 300);
-    assert!(said["behind_ms_max"].is_u64());
+    assert!(report["seconds"].as_f64().expect("a number") >= 0.0299, "{report:#}");
+    assert_eq!(number(&report, "requests"), 300);
+    assert!(report["behind_ms_max"].is_u64());
     let _ = server.stop().ok();
     let _ = place.sawmill(&["check", "disk"]).ok();
 }

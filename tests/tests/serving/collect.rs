@@ -92,9 +92,9 @@ fn collecting_by_hand_moves_what_a_dry_run_said(store: &StoreUnderTest) {
 fn a_signal_collects(store: &StoreUnderTest) {
     let place = Place::new(store);
     create(&place);
-    let more =
+    let options =
         ["--gc-start", "0.6", "--gc-stop", "0.6", "--gc-rate", "1", "--admin", "127.0.0.1:0"];
-    let server = place.serve("disk").with(&more).start();
+    let server = place.serve("disk").with(&options).start();
     halve(&place, &server);
     server.signal(Signal::USR1);
     server.wait_for("garbage is collected", |status| number(status, "collections") > 0);

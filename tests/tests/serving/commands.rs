@@ -34,9 +34,9 @@ fn a_reader_that_goes_away_ends_only_what_prints_and_quietly() {
         assert_eq!(unread(arguments), (Some(0), String::new()), "{arguments:?}");
     }
     // Its exit code is an answer, which nobody has read.
-    let (exit, said) = unread(&["check", "disk"]);
+    let (exit, stderr) = unread(&["check", "disk"]);
     assert_eq!(exit, Some(code::UNAVAILABLE));
-    assert!(said.contains("cannot write to standard output"), "{said}");
+    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
 }
 
 /// The documented table of exit codes.
@@ -57,9 +57,9 @@ fn unsigned(document: &Value, name: &str) -> u64 {
 
 fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) {
     let place = Place::new(store);
-    let made =
+    let document =
         place.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
-    assert_eq!(unsigned(&made, "size_bytes"), 3 << 29);
+    assert_eq!(unsigned(&document, "size_bytes"), 3 << 29);
     place.create("other", "10T", &["--block-size", "512", "--segment-bytes", "16M"]);
     let listed = place.sawmill(&["list", "--json"]).json();
     let names: Vec<&str> =
@@ -188,8 +188,8 @@ fn inspect_reads_segments_checkpoints_journal_and_recovery(store: &StoreUnderTes
         &["inspect", "journal", &journal, "--json"],
         &["inspect", "segment", "disk", "1", "--json"],
     ] {
-        let said = place.sawmill(words).json();
-        assert!(said.is_object() || said.is_array(), "{said}");
+        let document = place.sawmill(words).json();
+        assert!(document.is_object() || document.is_array(), "{document}");
     }
     assert!(std::fs::read(&journal).expect("readable") == before, "looking changed the journal");
     place.sawmill(&["inspect", "segment", "disk", "999999"]).refused(code::NOT_FOUND, &["999999"]);
@@ -251,14 +251,14 @@ fn biggest_file(folder: &std::path::Path) -> std::path::PathBuf {
 fn doctor_finds_a_good_store_good(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "1M", &[]);
-    let said = place.sawmill(&["doctor", "--json"]);
-    let report: Value = serde_json::from_str(&said.stdout).expect("doctor prints JSON");
+    let output = place.sawmill(&["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&output.stdout).expect("doctor prints JSON");
     let text = report.to_string();
     assert!(text.contains("conditional"), "the conditional create is probed: {text}");
     for says in ["a new journal gets ", "cache takes up to ", "for all volumes of one `serve`"] {
         assert!(text.contains(says), "{says}: {text}");
     }
-    assert!(said.code == Some(0) || said.code == Some(code::NEGATIVE), "{}", said.stderr);
+    assert!(output.code == Some(0) || output.code == Some(code::NEGATIVE), "{}", output.stderr);
 }
 
 fn a_served_volume_is_not_deleted_under_its_users(store: &StoreUnderTest) {
@@ -294,20 +294,20 @@ fn a_delete_that_another_machine_began_ends_without_the_state_folder_here() {
     assert!(deleted.expect("the binary starts").status.success());
     std::fs::create_dir_all(segment.parent().expect("a folder")).expect("a folder");
     std::fs::write(&segment, bytes).expect("the segment is back");
-    let said = place.sawmill(&["delete", "disk", "--yes"]).ok();
-    assert!(said.contains("(1 objects"), "{said}");
+    let output = place.sawmill(&["delete", "disk", "--yes"]).ok();
+    assert!(output.contains("(1 objects"), "{output}");
     assert_eq!(states(), before - 1, "the journal of a volume that is gone is of no use");
 }
 
 #[test]
 fn create_says_what_serving_takes_on_this_machine() {
     let place = Place::new(&store::folder());
-    let said = place.sawmill(&["create", "disk", "--size", "1M"]).ok();
+    let output = place.sawmill(&["create", "disk", "--size", "1M"]).ok();
     let state = place.path("state").display().to_string();
     for says in ["created disk", "--journal-bytes", "--cache-bytes", "iB in ", &state, "share"] {
-        assert!(said.contains(says), "{says}: {said}");
+        assert!(output.contains(says), "{says}: {output}");
     }
-    assert_eq!(said.lines().count(), 2, "{said}");
+    assert_eq!(output.lines().count(), 2, "{output}");
 }
 
 #[test]

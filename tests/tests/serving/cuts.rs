@@ -55,8 +55,8 @@ fn a_snapshot_of_a_served_volume_is_served_beside_it(store: &StoreUnderTest) {
     let server = place.serve("disk").with(&["--checkpoint-bytes", "1M"]).start();
     let client = server.connect();
     client.write(0, &vec![1; BYTES]).expect("accepted");
-    let made = place.sawmill(&["snapshot", "create", "disk", "one", "--json"]).json();
-    assert_eq!((&made["snapshot"], &made["done"]), (&"one".into(), &true.into()));
+    let outcome = place.sawmill(&["snapshot", "create", "disk", "one", "--json"]).json();
+    assert_eq!((&outcome["snapshot"], &outcome["done"]), (&"one".into(), &true.into()));
     for round in 2..6 {
         client.write(0, &vec![round; BYTES]).expect("accepted");
     }

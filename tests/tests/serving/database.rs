@@ -44,17 +44,17 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");
     let _ = place.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
-    let there = place.neighbor();
+    let neighbor = place.neighbor();
     let (source, replica) = (format!("{}/disk", place.store_url()), second_store(store, &place));
-    let follower = Follower::start(&there, &source, &replica);
+    let follower = Follower::start(&neighbor, &source, &replica);
     load.resume();
     drop(follower);
     let at_promotion = load.around(|| {
         let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
-        let _ = there.sawmill(&["replicate", &source, &replica]).ok();
+        let _ = neighbor.sawmill(&["replicate", &source, &replica]).ok();
     });
     // The primary lives, and goes on.
-    let _ = there.sawmill(&["promote", &replica]).ok();
+    let _ = neighbor.sawmill(&["promote", &replica]).ok();
     load.resume();
     let last = load.stop();
     assert!(
@@ -65,7 +65,7 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
 
     Database::judge(&place, "of-snapshot", &at_snapshot);
     Database::judge(&place, "of-moment", &at_moment);
-    Database::judge(&there, &replica, &at_promotion);
+    Database::judge(&neighbor, &replica, &at_promotion);
 
     let done = place.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
     Database::judge(&place, "disk", &at_snapshot);
@@ -202,10 +202,10 @@ impl<'a> Load<'a> {
 
     /// Goes on until both have committed more.
     fn resume(&self) {
-        let moved =
+        let row_count =
             || self.postgres.query("select count(*) from pgbench_history").parse::<u64>().ok();
-        let wanted = moved().expect("a number") + 100;
-        wait_for("pgbench commits more", || moved().filter(|&count| count >= wanted));
+        let target_count = row_count().expect("a number") + 100;
+        wait_for("pgbench commits more", || row_count().filter(|&count| count >= target_count));
         self.ledger.resume(50);
     }
 

@@ -67,15 +67,15 @@ fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
     // What a kernel does with a full-device discard: the longest aligned requests that 32 bits can
     // say.
     let step = (1_u64 << 32) - (1 << 20);
-    let asked: Vec<_> = (0..2 * TIB)
+    let pending_replies: Vec<_> = (0..2 * TIB)
         .step_by(step as usize)
         .map(|offset| {
             let length = step.min(2 * TIB - offset);
             client.submit(&Command::Trim { offset, length, fua: false })
         })
         .collect();
-    let requests = asked.len() as u64;
-    for pending in asked {
+    let requests = pending_replies.len() as u64;
+    for pending in pending_replies {
         pending.wait().expect("a discard in range");
     }
     assert_eq!(count(&place, "discards"), requests);

@@ -30,8 +30,8 @@ fn a_door_comes_and_goes_while_others_stay_open() {
     second.write(5000, b"through the second").expect("accepted");
     assert_eq!(first.read(5000, 18), Ok(b"through the second".to_vec()));
     assert_eq!(doors(&place).len(), 2);
-    let said = place.sawmill(&["door", "remove", "disk", &uri]).ok();
-    assert!(said.contains("removed"), "{said}");
+    let output = place.sawmill(&["door", "remove", "disk", &uri]).ok();
+    assert!(output.contains("removed"), "{output}");
     assert!(second.read(0, 1).is_err(), "the second door is closed");
     assert_eq!(
         first.read(5000, 18),
@@ -76,7 +76,7 @@ fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
     // As well of a server that took over: it was not there when the door was added.
     server.hand_off(&place, "disk");
     server.kill();
-    let taken =
+    let listener =
         std::os::unix::net::UnixListener::bind(place.path("fourth.sock")).expect("a socket");
     let journals = place.journals();
     let note = journals[0].parent().expect("in the state folder").join("doors");
@@ -84,7 +84,7 @@ fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
     std::fs::write(&note, format!("iscsi=1\nnbd={}\n{left}", socket("fourth.sock")))
         .expect("our own file");
     server = place.serve("disk").start();
-    drop(taken);
+    drop(listener);
     assert_eq!(doors(&place), before, "what cannot be had stops nothing: {}", server.stderr());
     assert!(
         server.stderr().contains("iscsi") && server.stderr().contains("fourth"),
@@ -123,13 +123,18 @@ print(os.pread(fd, 6, 0).decode())";
         .stdout(Stdio::piped())
         .spawn()
         .expect("python3 is there");
-    let mut said = BufReader::new(user.stdout.take().expect("a pipe")).lines();
-    assert_eq!(said.next().and_then(Result::ok).as_deref(), Some("written"));
+    let mut responses = BufReader::new(user.stdout.take().expect("a pipe")).lines();
+    assert_eq!(responses.next().and_then(Result::ok).as_deref(), Some("written"));
     server.kill();
     drop(user.stdin.take());
     let server = place.serve("disk").start();
     assert_eq!(doors(&place).len(), 2, "{}", server.stderr());
-    assert_eq!(said.next().and_then(Result::ok).as_deref(), Some("before"), "{}", server.stderr());
+    assert_eq!(
+        responses.next().and_then(Result::ok).as_deref(),
+        Some("before"),
+        "{}",
+        server.stderr()
+    );
     assert!(user.wait().is_ok_and(|ended| ended.success()));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -142,7 +147,7 @@ fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
     place.sawmill(&["door", "list", "disk"]).refused(3, &["is not served", "sawmill serve disk"]);
     let server = place.serve("disk").start();
     let client = server.connect();
-    let taken = server.uri();
+    let uri = server.uri();
     let socket = format!("unix:{}", place.path("nbd.sock").display());
     place.sawmill(&["door", "add", "disk"]).refused(2, &["name a door", "--ublk"]);
     place
@@ -151,9 +156,7 @@ fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
     place
         .sawmill(&["door", "add", "disk", "--nbd", "tcp:0.0.0.0:0"])
         .refused(2, &["other machines"]);
-    place
-        .sawmill(&["door", "remove", "disk", "/dev/nothing"])
-        .refused(3, &["/dev/nothing", &taken]);
+    place.sawmill(&["door", "remove", "disk", "/dev/nothing"]).refused(3, &["/dev/nothing", &uri]);
     place.sawmill(&["door", "add", "disk", "--ublk=x"]).refused(2, &["'x'", "--ublk=3"]);
     client.write(0, &[1]).expect("the first door is as it was");
 }

@@ -54,9 +54,9 @@ fn a_mount_that_cannot_be_taken_over_is_named_and_holds_up_no_other_door() {
     file.write_all_at(b"through the file", 0).expect("accepted");
     // The mountpoint is elsewhere now: who comes next looks for it in vain.
     std::fs::rename(&folder, &moved).expect("a mount goes with the folder around it");
-    let said = place.sawmill(&["handoff", "disk", "--json"]);
-    assert_eq!(said.code, Some(1), "a lost door is no success: {}", said.stderr);
-    let done: Value = serde_json::from_str(&said.stdout).expect("an answer");
+    let output = place.sawmill(&["handoff", "disk", "--json"]);
+    assert_eq!(output.code, Some(1), "a lost door is no success: {}", output.stderr);
+    let done: Value = serde_json::from_str(&output.stdout).expect("an answer");
     server.follow(&done);
     let lost = done["lost_doors"][0].as_str().expect("one is lost");
     assert!(lost.contains("mount") && lost.contains("wait for this server"), "{lost}");

@@ -77,12 +77,12 @@ fn refused_unfelt(
     load: &mut Load,
     clients: &[Client],
     binary: &Path,
-    more: &[&str],
+    options: &[&str],
     refusal: &Refusal,
 ) {
     let binary = binary.display().to_string();
     let mut line = vec!["handoff", "disk", "--binary", &binary];
-    line.extend(more);
+    line.extend(options);
     let counts =
         load.drive(clients, 200, || place.sawmill(&line).refused(refusal.code, refusal.words));
     assert_eq!((counts.refused, counts.unanswered), (0, 0), "{binary} was felt: {counts:?}");
@@ -92,7 +92,7 @@ fn refused_unfelt(
 /// A successor that fails: what it does, how long it may, and what the refusal says.
 struct FailingSuccessor {
     lines: String,
-    more: &'static [&'static str],
+    options: &'static [&'static str],
     refusal: Refusal,
 }
 
@@ -103,7 +103,7 @@ struct Refusal {
 }
 
 fn failing(lines: &str, refusal: Refusal) -> FailingSuccessor {
-    FailingSuccessor { lines: lines.to_owned(), more: &[], refusal }
+    FailingSuccessor { lines: lines.to_owned(), options: &[], refusal }
 }
 
 fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
@@ -112,11 +112,11 @@ fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
 
 /// Successors that fail at each step of the conversation.
 fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
-    let gone = format!("{ready}hear()\nhear()\n");
+    let script = format!("{ready}hear()\nhear()\n");
     vec![
         failing("sys.exit(1)\n", refusal(7, &["still serves", "did not get ready"])),
         FailingSuccessor {
-            more: &["--timeout", "500ms"],
+            options: &["--timeout", "500ms"],
             ..failing("signal.pause()\n", refusal(7, &["still serves", "in time"]))
         },
         failing("s.sendall(b'x' * 64)\n", refusal(7, &["still serves", "invalid message"])),
@@ -134,13 +134,16 @@ fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
         ),
         failing(HELLO, refusal(7, &["still serves"])),
         failing(ready, refusal(7, &["still serves"])),
-        failing(&gone, refusal(7, &["still serves"])),
+        failing(&script, refusal(7, &["still serves"])),
         FailingSuccessor {
-            more: &["--stall-max", "300ms"],
-            ..failing(&format!("{gone}signal.pause()\n"), refusal(7, &["still serves", "in time"]))
+            options: &["--stall-max", "300ms"],
+            ..failing(
+                &format!("{script}signal.pause()\n"),
+                refusal(7, &["still serves", "in time"]),
+            )
         },
         failing(
-            &format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
+            &format!("{script}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
             refusal(7, &["out of turn"]),
         ),
     ]
@@ -150,12 +153,12 @@ fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTe
     let place = Place::new(store);
     let (mut server, clients, mut load) = served(&place);
     let ready = format!("{HELLO}say(word='prepared')\n");
-    let mut refused = |binary: &Path, more: &[&str], refusal: &Refusal| {
-        refused_unfelt(&place, &mut load, &clients, binary, more, refusal);
+    let mut refused = |binary: &Path, options: &[&str], refusal: &Refusal| {
+        refused_unfelt(&place, &mut load, &clients, binary, options, refusal);
     };
-    for FailingSuccessor { lines, more, refusal } in failing_successors(&ready) {
+    for FailingSuccessor { lines, options, refusal } in failing_successors(&ready) {
         println!("-- {lines}");
-        refused(&impostor(&place, &lines), more, &refusal);
+        refused(&impostor(&place, &lines), options, &refusal);
     }
     refused(&place.path("nowhere"), &[], &refusal(3, &["cannot start"]));
     refused(Path::new("/bin/false"), &[], &refusal(7, &["did not get ready"]));
@@ -206,7 +209,7 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     let mut server = server;
     let client = server.connect();
     minio.pause();
-    let asked: Vec<_> = (0..512_u64)
+    let pending_replies: Vec<_> = (0..512_u64)
         .map(|n| {
             client.submit(&Command::Write {
                 offset: n << 16,
@@ -230,7 +233,7 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
     refused.refused(7, &["still serves"]);
     minio.resume();
-    for (n, pending) in asked.into_iter().enumerate() {
+    for (n, pending) in pending_replies.into_iter().enumerate() {
         pending
             .wait()
             .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
@@ -281,13 +284,13 @@ fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
     let slow = impostor(&place, "signal.pause()\n").display().to_string();
     load.run(&clients, 100);
     std::thread::scope(|scope| {
-        let asked = scope
+        let hand_off_thread = scope
             .spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
         sawmill_tests::machine::wait_for("the hand-off starts", || {
             server.stderr().contains("handing off").then_some(())
         });
         server.signal(Signal::TERM);
-        asked.join().expect("no panic").refused(7, &["still serves"]);
+        hand_off_thread.join().expect("no panic").refused(7, &["still serves"]);
     });
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "it stops in order afterwards: {}", ended.stderr);

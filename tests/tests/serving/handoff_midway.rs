@@ -190,12 +190,12 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
     let (server, oak, _ash) = two_volumes(&place);
     let program = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
     let waiting = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| hand_off_to(&place, "oak", &program));
+        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &program));
         let held = reached(&place, "switch");
         server.signal(Signal::TERM);
         let waiting = oak.submit(&Command::Write { offset: 0, bytes: vec![3; 512], fua: false });
         held.resume();
-        asked.join().expect("no panic").refused(7, &["still serves"]);
+        hand_off_thread.join().expect("no panic").refused(7, &["still serves"]);
         waiting
     });
     let ended = server.finished();
@@ -215,14 +215,14 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
     let place = Place::new(&store::folder());
     let (mut server, _oak, _ash) = two_volumes(&place);
     let program = real_after(&place, "hold start");
-    let said = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| hand_off_to(&place, "oak", &program));
+    let outcome = std::thread::scope(|scope| {
+        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &program));
         let held = reached(&place, "start");
         server.signal(Signal::TERM);
         held.resume();
-        asked.join().expect("no panic").json()
+        hand_off_thread.join().expect("no panic").json()
     });
-    server.follow(&said);
+    server.follow(&outcome);
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stdout.matches(r#""everything_stored":true"#).count(), 2, "{}", ended.stdout);
@@ -233,21 +233,21 @@ fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_the_serving_
     let place = Place::new(&store::folder());
     let (mut server, _oak, _ash) = two_volumes(&place);
     let collected = |server: &Server| server.stderr().matches("collected: ").count();
-    let asked_during = |server: &Server, program: &std::path::Path, hold: &str| {
+    let hand_off_during = |server: &Server, program: &std::path::Path, hold: &str| {
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| hand_off_to(&place, "oak", program));
+            let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", program));
             let held = reached(&place, hold);
             server.signal(Signal::USR1);
             held.resume();
-            asked.join().expect("no panic")
+            hand_off_thread.join().expect("no panic")
         })
     };
     let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
-    asked_during(&server, &stuck, "switch").refused(7, &["still serves"]);
+    hand_off_during(&server, &stuck, "switch").refused(7, &["still serves"]);
     wait_for("the old process collects both", || (collected(&server) == 2).then_some(()));
     let slow = real_after(&place, "hold start");
-    let said = asked_during(&server, &slow, "start").json();
-    server.follow(&said);
+    let outcome = hand_off_during(&server, &slow, "start").json();
+    server.follow(&outcome);
     wait_for("the new process collects both", || (collected(&server) == 4).then_some(()));
     assert_eq!(server.stop().code, Some(0));
 }
@@ -261,12 +261,12 @@ impl HalfAWrite {
     fn send(socket: &std::path::Path, export: &str) -> Self {
         let mut stream = UnixStream::connect(socket).expect("the door is open");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        let mut said = 3_u32.to_be_bytes().to_vec();
-        said.extend(*b"IHAVEOPT");
-        said.extend(1_u32.to_be_bytes());
-        said.extend(u32::try_from(export.len()).expect("short").to_be_bytes());
-        said.extend(export.as_bytes());
-        stream.write_all(&said).expect("said");
+        let mut message = 3_u32.to_be_bytes().to_vec();
+        message.extend(*b"IHAVEOPT");
+        message.extend(1_u32.to_be_bytes());
+        message.extend(u32::try_from(export.len()).expect("short").to_be_bytes());
+        message.extend(export.as_bytes());
+        stream.write_all(&message).expect("said");
         stream.read_exact(&mut [0; 10]).expect("size and flags");
         let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
         request.extend([0, 0, 0, 1]);
@@ -356,15 +356,15 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
     let second = add("second.sock").ok().trim().to_owned();
     // While the new process gets ready.
     let slow = real_after(&place, "hold start");
-    let said = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| hand_off_to(&place, "oak", &slow));
+    let outcome = std::thread::scope(|scope| {
+        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &slow));
         let held = reached(&place, "start");
         add("third.sock").refused(11, &["a hand-off is in progress"]);
         let _ = remove(&first).ok();
         held.resume();
-        asked.join().expect("no panic").json()
+        hand_off_thread.join().expect("no panic").json()
     });
-    server.follow(&said);
+    server.follow(&outcome);
     assert!(
         connect(&first).is_err() && connect(&second).is_ok(),
         "the new process has what is left"
@@ -372,7 +372,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
     // While nobody has the volumes.
     let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
     let third = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| hand_off_to(&place, "oak", &stuck));
+        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &stuck));
         let held = reached(&place, "switch");
         let status = server.status();
         assert_eq!(status["handing_over"], true, "{status}");
@@ -381,7 +381,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         let removed = scope.spawn(|| remove(&second));
         let info = scope.spawn(|| health(&place, "oak"));
         held.resume();
-        asked.join().expect("no panic").refused(7, &["still serves"]);
+        hand_off_thread.join().expect("no panic").refused(7, &["still serves"]);
         let added = added.join().expect("no panic");
         let _ = removed.join().expect("no panic").ok();
         assert_eq!(info.join().expect("no panic").0, "serving");
@@ -404,9 +404,9 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
     let address = place.path("notify");
     let manager = UnixDatagram::bind(&address).expect("a socket");
     let hear = || {
-        let mut said = [0; 256];
-        let length = manager.recv(&mut said).expect("said");
-        String::from_utf8_lossy(&said[..length]).into_owned()
+        let mut message = [0; 256];
+        let length = manager.recv(&mut message).expect("said");
+        String::from_utf8_lossy(&message[..length]).into_owned()
     };
     let notify = address.display().to_string();
     let with = ["--admin", "127.0.0.1:0"];
@@ -426,16 +426,16 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
     while busy.send_to(b"filler", &address).is_ok() {
         fillers += 1;
     }
-    let said = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| place.sawmill(&["handoff", "disk", "--json"]));
+    let outcome = std::thread::scope(|scope| {
+        let hand_off_thread = scope.spawn(|| place.sawmill(&["handoff", "disk", "--json"]));
         let status = server.wait_for("the new process answers", |status| status["pid"] != old);
         assert_eq!(client.write(0, &[1; 512]), Ok(()), "users are served meanwhile");
         assert!(server.is_running(), "the old process waits until the manager knows");
         (0..fillers).for_each(|_| assert_eq!(hear(), "filler"));
         assert_eq!(hear(), format!("MAINPID={}\n", status["pid"]));
-        asked.join().expect("no panic").json()
+        hand_off_thread.join().expect("no panic").json()
     });
-    server.follow(&said);
+    server.follow(&outcome);
     assert_eq!(hear(), "READY=1\n");
 }
 

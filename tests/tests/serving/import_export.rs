@@ -79,8 +79,8 @@ fn import(place: &Place, arguments: &[&str]) -> CommandOutput {
     let attach = attach(place);
     let words: Vec<&str> =
         ["--json", "import"].into_iter().chain(arguments.iter().copied()).collect();
-    let more: Vec<&str> = attach.iter().map(String::as_str).collect();
-    place.sawmill(&[words, more].concat())
+    let options: Vec<&str> = attach.iter().map(String::as_str).collect();
+    place.sawmill(&[words, options].concat())
 }
 
 fn export(place: &Place, arguments: &[&str]) -> CommandOutput {
@@ -89,8 +89,8 @@ fn export(place: &Place, arguments: &[&str]) -> CommandOutput {
 
 fn a_raw_file_goes_in_and_comes_back_equal_with_its_holes(store: &StoreUnderTest) {
     let place = Place::new(store);
-    let there = disk(&place, "there.raw", 32);
-    let imported = import(&place, &[text(&there), "disk"]).json();
+    let source_file = disk(&place, "there.raw", 32);
+    let imported = import(&place, &[text(&source_file), "disk"]).json();
     assert_eq!(number(&imported, "written_bytes"), noise_bytes(32), "neither holes nor zeroes");
     assert_eq!(imported["created"], true);
     let info = place.info("disk");
@@ -101,7 +101,7 @@ fn a_raw_file_goes_in_and_comes_back_equal_with_its_holes(store: &StoreUnderTest
     let back = place.path("back.raw");
     let exported = export(&place, &["disk", "--to-file", text(&back)]).json();
     assert_eq!(number(&exported, "written_bytes"), noise_bytes(32));
-    same(&there, &back);
+    same(&source_file, &back);
     let blocks = |path: &Path| std::fs::metadata(path).expect("it is there").blocks() * 512;
     assert!(blocks(&back) <= noise_bytes(32) + MIB, "holes stay holes: {}", blocks(&back));
     assert_eq!(back.metadata().expect("it is there").len(), 32 * MIB);
@@ -110,13 +110,13 @@ fn a_raw_file_goes_in_and_comes_back_equal_with_its_holes(store: &StoreUnderTest
 
 fn a_qcow2_image_goes_in_and_comes_back_equal(store: &StoreUnderTest) {
     let place = Place::new(store);
-    let there = qcow2(&disk(&place, "there.raw", 16));
-    let _ = import(&place, &[text(&there), "disk"]).ok();
+    let source_file = qcow2(&disk(&place, "there.raw", 16));
+    let _ = import(&place, &[text(&source_file), "disk"]).ok();
     let (raw, image) = (place.path("back.raw"), place.path("back.qcow2"));
     let _ = export(&place, &["disk", "--to-file", text(&raw)]).ok();
     let _ = export(&place, &["disk", "--to-file", text(&image), "--format", "qcow2"]).ok();
-    same(&there, &raw);
-    same(&there, &image);
+    same(&source_file, &raw);
+    same(&source_file, &image);
     run(command("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(&image));
 }
 
@@ -166,8 +166,8 @@ impl Drop for NbdServer {
 #[test]
 fn an_nbd_export_goes_in_and_out() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 16);
-    let source = NbdServer::qemu(&place, "source.sock", "raw", &there);
+    let source_file = disk(&place, "there.raw", 16);
+    let source = NbdServer::qemu(&place, "source.sock", "raw", &source_file);
     let imported = import(&place, &[&source.uri, "disk"]).json();
     assert!(number(&imported, "read_bytes") <= 10 * MIB, "its holes are not read: {imported:#}");
     // A target full of something else, and larger.
@@ -176,7 +176,8 @@ fn an_nbd_export_goes_in_and_out() {
     let target = NbdServer::qemu(&place, "target.sock", "raw", &back);
     let _ = export(&place, &["disk", "--to-nbd", &target.uri]).ok();
     drop(target);
-    let (want, got) = (std::fs::read(&there).expect("read"), std::fs::read(&back).expect("read"));
+    let (want, got) =
+        (std::fs::read(&source_file).expect("read"), std::fs::read(&back).expect("read"));
     assert!(want == got[..want.len()], "the export differs");
     assert!(got[want.len()..].iter().all(|byte| *byte == 0xee), "what lies beyond was touched");
     let blocks = back.metadata().expect("it is there").blocks() * 512;
@@ -187,7 +188,7 @@ fn an_nbd_export_goes_in_and_out() {
     let _ = import(&place, &[&plain.uri, "again"]).ok();
     let again = place.path("again.raw");
     let _ = export(&place, &["again", "--to-file", text(&again)]).ok();
-    same(&there, &again);
+    same(&source_file, &again);
     let small = NbdServer::nbdkit(&place, "small.sock", &["memory", "15M"]);
     export(&place, &["disk", "--to-nbd", &small.uri]).refused(5, &["does not fit"]);
     let fixed = NbdServer::nbdkit(&place, "fixed.sock", &["--readonly", "memory", "16M"]);
@@ -210,7 +211,7 @@ fn progress(place: &Place) -> u64 {
 
 /// Runs a command and kills it as soon as it has written some progress down. Says how far that was;
 /// 0 when it ended first.
-fn killed_half_way(place: &Place, arguments: &[&str], past: u64) -> u64 {
+fn kill_midway(place: &Place, arguments: &[&str], past: u64) -> u64 {
     let mut child = place
         .command(arguments)
         .stdout(Stdio::null())
@@ -228,23 +229,23 @@ fn killed_half_way(place: &Place, arguments: &[&str], past: u64) -> u64 {
 }
 
 /// In and out, both killed again and again and taken up, and equal in the end.
-fn killed_both_ways(place: &Place, mib: u64) {
+fn kill_in_both_directions(place: &Place, mib: u64) {
     let raw = disk(place, "there.raw", mib);
-    let there = qcow2(&raw);
+    let source_file = qcow2(&raw);
     let attach = attach(place);
-    let mut words = vec!["import", text(&there), "disk"];
+    let mut words = vec!["import", text(&source_file), "disk"];
     words.extend(attach.iter().map(String::as_str));
     let mut kills = 0;
     let mut reached = 0;
     while kills < 3 {
-        match killed_half_way(place, &words, reached) {
+        match kill_midway(place, &words, reached) {
             0 => break,
             now => reached = now,
         }
         kills += 1;
     }
     if kills > 0 {
-        let resumed = number(&import(place, &[text(&there), "disk"]).json(), "resumed_bytes");
+        let resumed = number(&import(place, &[text(&source_file), "disk"]).json(), "resumed_bytes");
         assert!(resumed >= reached, "taken up at {resumed}, and {reached} was said to be stored");
     }
     let back = place.path("back.raw");
@@ -252,7 +253,7 @@ fn killed_both_ways(place: &Place, mib: u64) {
     let mut reached = 0;
     while kills < 6 {
         assert!(!back.exists() || reached == 0, "a file appears when it is whole");
-        match killed_half_way(place, &out, reached) {
+        match kill_midway(place, &out, reached) {
             0 => break,
             now => reached = now,
         }
@@ -263,45 +264,45 @@ fn killed_both_ways(place: &Place, mib: u64) {
         assert!(resumed >= reached, "taken up at {resumed}, and {reached} was said to be synced");
     }
     assert_eq!(progress(place), 0, "nothing is left to take up");
-    same(&there, &back);
+    same(&source_file, &back);
     same(&raw, &back);
     println!("{kills} kills");
 }
 
 #[test]
 fn a_qcow2_image_killed_on_its_way_in_and_out_is_equal_in_the_end() {
-    killed_both_ways(&Place::new(&store::folder()), 64);
+    kill_in_both_directions(&Place::new(&store::folder()), 64);
 }
 
 #[test]
 #[ignore = "2 GiB: a minute and 6 GiB of disk; run it with --ignored"]
 fn a_qcow2_image_of_two_gibibytes_killed_on_its_way_in_and_out_is_equal_in_the_end() {
-    killed_both_ways(&Place::new(&store::folder()), 2048);
+    kill_in_both_directions(&Place::new(&store::folder()), 2048);
 }
 
 #[test]
 fn an_nbd_source_and_target_are_compared_when_they_are_taken_up_again() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 128);
+    let source_file = disk(&place, "there.raw", 128);
     // Half of it is data: the first segment is full after a second, the last after nine.
-    let slowly = ["--filter=rate", "file", text(&there), "rate=60M", "burstiness=0.2"];
+    let slowly = ["--filter=rate", "file", text(&source_file), "rate=60M", "burstiness=0.2"];
     let source = NbdServer::nbdkit(&place, "source.sock", &slowly);
     let attach = attach(&place);
     let mut words = vec!["import", &source.uri, "disk"];
     words.extend(attach.iter().map(String::as_str));
-    assert!(killed_half_way(&place, &words, 0) > 0, "killed on its way");
+    assert!(kill_midway(&place, &words, 0) > 0, "killed on its way");
     // Nothing tells that the source has changed: it is seen by comparing.
-    let file = File::options().write(true).open(&there).expect("opened");
+    let file = File::options().write(true).open(&source_file).expect("opened");
     file.write_all_at(&[7; 5000], 100).expect("written");
     file.write_all_at(&vec![0; MIB as usize], MIB).expect("written");
     drop(source);
-    let source = NbdServer::nbdkit(&place, "source.sock", &["file", text(&there)]);
+    let source = NbdServer::nbdkit(&place, "source.sock", &["file", text(&source_file)]);
     let _ = import(&place, &[&source.uri, "disk"]).ok();
     let back = place.path("back.raw");
     std::fs::write(&back, vec![0xee; 128 * MIB as usize]).expect("written");
     let slowly = ["--filter=rate", "file", text(&back), "rate=60M", "burstiness=0.2"];
     let target = NbdServer::nbdkit(&place, "target.sock", &slowly);
-    assert!(killed_half_way(&place, &["export", "disk", "--to-nbd", &target.uri], 0) > 0, "killed");
+    assert!(kill_midway(&place, &["export", "disk", "--to-nbd", &target.uri], 0) > 0, "killed");
     drop(target);
     // The other end lost what it had.
     let file = File::options().write(true).open(&back).expect("opened");
@@ -309,38 +310,38 @@ fn an_nbd_source_and_target_are_compared_when_they_are_taken_up_again() {
     let target = NbdServer::nbdkit(&place, "target.sock", &["file", text(&back)]);
     let _ = export(&place, &["disk", "--to-nbd", &target.uri]).ok();
     drop(target);
-    same(&there, &back);
+    same(&source_file, &back);
 }
 
 #[test]
 fn a_source_that_changed_since_is_refused_until_it_starts_over() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 64);
+    let source_file = disk(&place, "there.raw", 64);
     let attach = attach(&place);
-    let mut words = vec!["import", text(&there), "disk"];
+    let mut words = vec!["import", text(&source_file), "disk"];
     words.extend(attach.iter().map(String::as_str));
     // However early the kill: the volume is there, and so is what was begun.
     let mut child = place.command(&words).spawn().expect("the binary under test starts");
     wait_for("the import has begun", || place.journals().first().cloned());
     child.kill().expect("killed");
     child.wait().expect("a child of ours");
-    let file = File::options().write(true).open(&there).expect("opened");
+    let file = File::options().write(true).open(&source_file).expect("opened");
     file.write_all_at(&[7; 5000], 9 * MIB).expect("written");
-    import(&place, &[text(&there), "disk"]).refused(5, &["has changed", "--restart"]);
-    let _ = import(&place, &[text(&there), "disk", "--restart"]).ok();
+    import(&place, &[text(&source_file), "disk"]).refused(5, &["has changed", "--restart"]);
+    let _ = import(&place, &[text(&source_file), "disk", "--restart"]).ok();
     let back = place.path("back.raw");
     let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
-    same(&there, &back);
+    same(&source_file, &back);
 }
 
 #[test]
 fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 8);
+    let source_file = disk(&place, "there.raw", 8);
     let other = disk(&place, "other.raw", 4);
-    let image = qcow2(&there);
-    let _ = import(&place, &[text(&there), "disk"]).ok();
-    import(&place, &[text(&there), "disk"]).refused(4, &["--overwrite"]);
+    let image = qcow2(&source_file);
+    let _ = import(&place, &[text(&source_file), "disk"]).ok();
+    import(&place, &[text(&source_file), "disk"]).refused(4, &["--overwrite"]);
     import(&place, &[text(&other), "disk", "--overwrite"])
         .refused(5, &["sizes must match", "resize"]);
     let _ = import(&place, &[text(&image), "disk", "--overwrite"]).ok();
@@ -355,13 +356,13 @@ fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     import(&place, &[text(&disguised), "new"]).refused(2, &["--format qcow2", "--format raw"]);
     let layer = place.path("layer.qcow2");
     let mut create = command("qemu-img");
-    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&there).arg(&layer);
+    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&source_file).arg(&layer);
     run(&mut create);
     import(&place, &[text(&layer), "new"]).refused(5, &["there.raw", "--follow-backing"]);
     let _ = import(&place, &[text(&layer), "layered", "--follow-backing"]).ok();
     let back = place.path("back.raw");
     let _ = export(&place, &["layered", "--to-file", text(&back)]).ok();
-    same(&there, &back);
+    same(&source_file, &back);
     export(&place, &["disk", "--to-file", text(&back)]).refused(4, &["--overwrite"]);
     let _ = export(&place, &["disk", "--to-file", text(&back), "--overwrite"]).ok();
     export(&place, &["none", "--to-file", "/tmp/x"]).refused(3, &["none"]);
@@ -406,9 +407,9 @@ fn a_served_volume_is_exported_as_it_was_when_the_command_began() {
     // Over its own door, like any other NBD export.
     let _ = import(&place, &[&server.uri(), "doored"]).ok();
     for volume in ["copied", "doored"] {
-        let there = place.path(volume);
-        let _ = export(&place, &[volume, "--to-file", text(&there)]).ok();
-        same(&back, &there);
+        let copied_file = place.path(volume);
+        let _ = export(&place, &[volume, "--to-file", text(&copied_file)]).ok();
+        same(&back, &copied_file);
     }
     // Writes that only a journal has are never passed over in silence.
     client.write(5000, &[6; 100_000]).expect("accepted");
@@ -426,21 +427,22 @@ fn words(list: &[String]) -> Vec<&str> {
 #[test]
 fn a_volume_is_copied_to_another_store_and_taken_up_again() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 64);
+    let source_file = disk(&place, "there.raw", 64);
     let _ =
-        import(&place, &[text(&there), "disk", "--block-size", "512", "--flush", "stored"]).ok();
+        import(&place, &[text(&source_file), "disk", "--block-size", "512", "--flush", "stored"])
+            .ok();
     let elsewhere = format!("file://{}", place.path("elsewhere").display());
     let destination = format!("{elsewhere}/copied");
     let attach = attach(&place);
     let copy = [&["copy", "disk", &destination], &words(&attach)[..]].concat();
-    let reached = killed_half_way(&place, &copy, 0);
+    let reached = kill_midway(&place, &copy, 0);
     if reached > 0 {
         let copied = place.sawmill(&[&copy[..], &["--json"]].concat()).json();
         assert!(number(&copied, "resumed_bytes") >= reached, "{copied:#}");
     }
     let back = place.path("back.raw");
     let _ = export(&place, &[&destination, "--to-file", text(&back)]).ok();
-    same(&there, &back);
+    same(&source_file, &back);
     let info = place.info(&destination);
     assert_eq!(
         (number(&info, "block_bytes"), info["flush"].as_str()),
@@ -455,8 +457,8 @@ fn a_volume_is_copied_to_another_store_and_taken_up_again() {
 #[test]
 fn progress_that_could_not_be_written_is_no_orderly_end() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 32);
-    let slowly = ["--filter=rate", "file", text(&there), "rate=60M", "burstiness=0.2"];
+    let source_file = disk(&place, "there.raw", 32);
+    let slowly = ["--filter=rate", "file", text(&source_file), "rate=60M", "burstiness=0.2"];
     let source = NbdServer::nbdkit(&place, "source.sock", &slowly);
     let attach = attach(&place);
     let import = [&["import", &source.uri, "disk"], &words(&attach)[..]].concat();
@@ -471,5 +473,5 @@ fn progress_that_could_not_be_written_is_no_orderly_end() {
     assert_eq!(status.code(), Some(7), "its progress went nowhere");
     let back = place.path("back.raw");
     let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
-    same(&there, &back);
+    same(&source_file, &back);
 }

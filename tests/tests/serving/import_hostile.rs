@@ -74,7 +74,7 @@ fn an_image_whose_data_is_a_pipe_or_that_is_one_is_not_waited_for() {
 }
 
 /// What an import says whose `program` is one that tells its environment and fails.
-fn told_by(place: &Place, image: &Path, program: &str) -> CommandOutput {
+fn import_with(place: &Place, image: &Path, program: &str) -> CommandOutput {
     use std::os::unix::fs::PermissionsExt;
     let folder = place.path(program);
     std::fs::create_dir_all(&folder).expect("made");
@@ -92,7 +92,7 @@ fn qemu_has_no_secret_of_the_importer() {
     let place = Place::new(&store::folder());
     let image = qcow2(&place, "image.qcow2", &[]);
     for program in ["qemu-img", "qemu-nbd"] {
-        let finished = told_by(&place, &image, program);
+        let finished = import_with(&place, &image, program);
         assert_eq!(finished.code, Some(7), "{}", finished.stderr);
         assert!(finished.stderr.contains("LANG="), "{program} was not asked: {}", finished.stderr);
         assert!(!finished.stderr.contains("s3cr3t"), "{}", finished.stderr);
@@ -102,26 +102,27 @@ fn qemu_has_no_secret_of_the_importer() {
 #[test]
 fn a_driver_has_no_secret_of_its_host_but_what_it_is_given_by_name() {
     let place = Place::new(&store::folder());
-    let told = |more: &[&str]| {
+    let environment_of = |options: &[&str]| {
         let out = place.path("environment");
         let script = format!("env > {0}.new && mv {0}.new {0}", out.display());
-        let line = [&["run", "--name", "spy", "--no-restart"], more, &["--", "sh", "-c", &script]]
-            .concat();
+        let line =
+            [&["run", "--name", "spy", "--no-restart"], options, &["--", "sh", "-c", &script]]
+                .concat();
         let mut host = place.command(&line);
         host.env("AWS_SECRET_ACCESS_KEY", "s3cr3t")
             .env("AZURE_STORAGE_KEY", "s3cr3t")
             .env("OTHER", "kept");
         let mut host = host.spawn().expect("the binary under test starts");
-        let told =
+        let environment =
             wait_for("the driver tells its environment", || std::fs::read_to_string(&out).ok());
         let _ = host.kill();
         let _ = host.wait();
         std::fs::remove_file(&out).expect("it was read");
-        told
+        environment
     };
-    let environment = told(&[]);
+    let environment = environment_of(&[]);
     assert!(!environment.contains("s3cr3t") && environment.contains("OTHER=kept"), "{environment}");
-    let environment = told(&["--driver-env", "AWS_SECRET_ACCESS_KEY"]);
+    let environment = environment_of(&["--driver-env", "AWS_SECRET_ACCESS_KEY"]);
     assert!(environment.contains("AWS_SECRET_ACCESS_KEY=s3cr3t"), "{environment}");
     assert!(!environment.contains("AZURE_STORAGE_KEY"), "{environment}");
 }

@@ -32,10 +32,10 @@ fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "24M", &[]);
     let server = place.serve("disk").start();
-    let said = run(command("nbdinfo").arg("--json").arg(server.uri()));
-    let said: serde_json::Value = serde_json::from_str(&said).expect("nbdinfo prints JSON");
-    let export = &said["exports"][0];
-    assert_eq!(said["structured"], true);
+    let report = run(command("nbdinfo").arg("--json").arg(server.uri()));
+    let report: serde_json::Value = serde_json::from_str(&report).expect("nbdinfo prints JSON");
+    let export = &report["exports"][0];
+    assert_eq!(report["structured"], true);
     assert_eq!(export["export-size"], 24 << 20);
     assert_eq!(export["block_size_minimum"], 1, "requests need not be aligned");
     for ability in [
@@ -129,18 +129,18 @@ fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restar
     // Debian's own Python: python3-libnbd is built for it.
     let python = || std::process::Command::new("/usr/bin/python3");
     println!("{}", run(python().arg(&script).args([&server.uri(), &seed]).arg(&image)));
-    let seen = std::fs::read(&image).expect("the script leaves the image it saw");
+    let content = std::fs::read(&image).expect("the script leaves the image it saw");
     server.kill();
     let server = place.serve("disk").start();
     assert!(
-        server.connect().read_all().expect("readable") == seen,
+        server.connect().read_all().expect("readable") == content,
         "after kill -9 the order is another"
     );
     let _ = server.stop().ok();
     let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     assert!(
-        server.connect().read_all().expect("readable") == seen,
+        server.connect().read_all().expect("readable") == content,
         "in the store the order is another"
     );
 }

@@ -20,8 +20,8 @@ const SIZE: usize = 4 << 20;
 
 /// Two machines and two stores.
 struct Sites {
-    here: Place,
-    there: Place,
+    home: Place,
+    remote: Place,
     /// The volume in the first store and in the second.
     first: String,
     second: String,
@@ -29,24 +29,24 @@ struct Sites {
 
 impl Sites {
     fn new(store: &StoreUnderTest) -> Self {
-        let here = Place::new(store);
-        let there = here.neighbor();
-        here.create("disk", "4M", &["--segment-bytes", "256K"]);
-        let first = format!("{}/disk", here.store_url());
-        let second = format!("{}/disk", store.fresh_url(&here.path("second")));
-        Sites { here, there, first, second }
+        let home = Place::new(store);
+        let remote = home.neighbor();
+        home.create("disk", "4M", &["--segment-bytes", "256K"]);
+        let first = format!("{}/disk", home.store_url());
+        let second = format!("{}/disk", store.fresh_url(&home.path("second")));
+        Sites { home, remote, first, second }
     }
 
-    fn copy(&self, more: &[&str]) -> CommandOutput {
-        self.there.sawmill(&[&["replicate", &self.first, &self.second], more].concat())
+    fn copy(&self, options: &[&str]) -> CommandOutput {
+        self.remote.sawmill(&[&["replicate", &self.first, &self.second], options].concat())
     }
 
     fn follow(&self) -> Follower {
-        Follower::start(&self.there, &self.first, &self.second)
+        Follower::start(&self.remote, &self.first, &self.second)
     }
 
     fn lost_bytes(&self) -> u64 {
-        let drill = self.there.sawmill(&["promote", &self.second, "--dry-run", "--json"]).json();
+        let drill = self.remote.sawmill(&["promote", &self.second, "--dry-run", "--json"]).json();
         field(&drill, "lost_bytes").and_then(Value::as_u64).expect("the source can be asked")
     }
 }
@@ -71,93 +71,93 @@ fn quarters(server: &Server) -> Vec<u8> {
 
 fn a_follower_is_killed_its_replica_promoted_served_and_failed_back(store: &StoreUnderTest) {
     let sites = Sites::new(store);
-    let server = sites.here.serve("disk").start();
+    let server = sites.home.serve("disk").start();
     fill(&server, 0, 1);
-    stored(&sites.here, "disk");
+    stored(&sites.home, "disk");
     let _ = sites.copy(&[]).ok();
     for byte in 2..6 {
         let follower = sites.follow();
         fill(&server, (byte % 4) * (SIZE / 4), byte as u8);
-        stored(&sites.here, "disk");
+        stored(&sites.home, "disk");
         drop(follower);
     }
     let follower = sites.follow();
     wait_for("the replica has all", || (sites.lost_bytes() == 0).then_some(()));
     drop(follower);
     server.kill();
-    let _ = sites.there.sawmill(&["promote", &sites.second]).ok();
-    let server = sites.there.serve(&sites.second).start();
+    let _ = sites.remote.sawmill(&["promote", &sites.second]).ok();
+    let server = sites.remote.serve(&sites.second).start();
     assert_eq!(quarters(&server), [4, 5, 2, 3]);
     fill(&server, 0, 9);
     assert_eq!(server.stop().code, Some(0));
     // The old primary's machine comes back, and what it has is overtaken.
-    sites.there.sawmill(&["replicate", &sites.second, &sites.first]).refused(5, &["--fail-back"]);
+    sites.remote.sawmill(&["replicate", &sites.second, &sites.first]).refused(5, &["--fail-back"]);
     let back = sites
-        .there
+        .remote
         .sawmill(&["replicate", &sites.second, &sites.first, "--fail-back", "--json"])
         .json();
     let bytes = field(&back, "bytes").and_then(Value::as_u64).expect("bytes");
     assert!(bytes < SIZE as u64, "only the delta is copied: {back}");
-    let late = sites.here.serve("disk").attempt().err().expect("it is a replica now");
-    late.refused(5, &["promote"]);
-    let reader = sites.here.serve("disk").with(&["--read-only"]).start();
+    let output = sites.home.serve("disk").attempt().err().expect("it is a replica now");
+    output.refused(5, &["promote"]);
+    let reader = sites.home.serve("disk").with(&["--read-only"]).start();
     assert_eq!(quarters(&reader), [9, 5, 2, 3]);
     assert_eq!(reader.stop().code, Some(0));
-    let _ = sites.here.sawmill(&["promote", "disk"]).ok();
-    sites.here.lose_state();
-    let server = sites.here.serve("disk").start();
+    let _ = sites.home.sawmill(&["promote", "disk"]).ok();
+    sites.home.lose_state();
+    let server = sites.home.serve("disk").start();
     assert_eq!(quarters(&server), [9, 5, 2, 3]);
     assert_eq!(server.stop().code, Some(0));
 }
 
 fn a_replica_is_read_while_it_is_copied_and_never_written(store: &StoreUnderTest) {
     let sites = Sites::new(store);
-    let server = sites.here.serve("disk").start();
+    let server = sites.home.serve("disk").start();
     fill(&server, 0, 1);
-    stored(&sites.here, "disk");
+    stored(&sites.home, "disk");
     let _ = sites.copy(&[]).ok();
-    let reader = sites.there.serve(&sites.second).with(&["--read-only"]).start();
+    let reader = sites.remote.serve(&sites.second).with(&["--read-only"]).start();
     assert_eq!(quarters(&reader)[0], 1);
     for byte in 2..6 {
         fill(&server, 0, byte);
-        stored(&sites.here, "disk");
+        stored(&sites.home, "disk");
         let _ = sites.copy(&[]).ok();
         assert!((1..=byte).contains(&quarters(&reader)[0]));
     }
     assert_eq!(reader.stop().code, Some(0));
     let writer =
-        sites.there.serve(&sites.second).attempt().err().expect("a replica is not written");
+        sites.remote.serve(&sites.second).attempt().err().expect("a replica is not written");
     writer.refused(5, &["replica", "promote"]);
-    let _ = sites.there.sawmill(&["check", &sites.second]).ok();
+    let _ = sites.remote.sawmill(&["check", &sites.second]).ok();
     assert_eq!(server.stop().code, Some(0));
 }
 
 fn what_cannot_be_replicated_or_promoted_is_refused_with_a_reason(store: &StoreUnderTest) {
     let sites = Sites::new(store);
-    let again = format!("{}/copy", sites.here.store_url());
-    sites.here.sawmill(&["replicate", "disk", &again]).refused(2, &["another"]);
-    sites.here.sawmill(&["promote", "disk"]).refused(5, &["not a replica"]);
-    let other_store = store.fresh_url(&sites.here.path("third"));
+    let again = format!("{}/copy", sites.home.store_url());
+    sites.home.sawmill(&["replicate", "disk", &again]).refused(2, &["another"]);
+    sites.home.sawmill(&["promote", "disk"]).refused(5, &["not a replica"]);
+    let other_store = store.fresh_url(&sites.home.path("third"));
     let other = format!("{other_store}/disk");
-    let _ = sites.here.sawmill(&["create", &other, "--size", "1M"]).ok();
-    sites.here.sawmill(&["replicate", "disk", &other]).refused(4, &["disk"]);
+    let _ = sites.home.sawmill(&["create", &other, "--size", "1M"]).ok();
+    sites.home.sawmill(&["replicate", "disk", &other]).refused(4, &["disk"]);
     let _ = sites.copy(&[]).ok();
     let renamed = sites.second.replace("/disk", "/disk2");
-    sites.here.sawmill(&["replicate", "disk", &renamed]).refused(5, &["\"disk\""]);
-    let _ = sites.here.sawmill(&["clone", "disk", "copy"]).ok();
+    sites.home.sawmill(&["replicate", "disk", &renamed]).refused(5, &["\"disk\""]);
+    let _ = sites.home.sawmill(&["clone", "disk", "copy"]).ok();
     let copy_there = sites.second.replace("/disk", "/copy");
-    sites.here.sawmill(&["replicate", "copy", &copy_there]).refused(5, &["clone", "sawmill copy"]);
-    let _ = sites.there.sawmill(&["promote", &sites.second]).ok();
-    sites.there.sawmill(&["promote", &sites.second]).refused(5, &["already"]);
+    sites.home.sawmill(&["replicate", "copy", &copy_there]).refused(5, &["clone", "sawmill copy"]);
+    let _ = sites.remote.sawmill(&["promote", &sites.second]).ok();
+    sites.remote.sawmill(&["promote", &sites.second]).refused(5, &["already"]);
     sites.copy(&[]).refused(5, &["ahead"]);
 }
 
 fn lag_and_counts_are_in_the_metrics_file(store: &StoreUnderTest) {
     let sites = Sites::new(store);
-    let server = sites.here.serve("disk").start();
+    let server = sites.home.serve("disk").start();
     fill(&server, 0, 1);
-    stored(&sites.here, "disk");
-    let path = sites.there.path("replica.prom");
+    stored(&sites.home, "disk");
+    let path = sites.remote.path("replica.prom");
     let file = path.to_str().expect("UTF-8");
     let round = sites.copy(&["--metrics-file", file, "--bandwidth", "1G", "--json"]).json();
     let text = std::fs::read_to_string(&path).expect("the metrics file");
@@ -169,7 +169,7 @@ fn lag_and_counts_are_in_the_metrics_file(store: &StoreUnderTest) {
     assert!(copied > SIZE as u64 / 4 && line.ends_with(&format!(" {copied}")), "{line}: {round}");
     assert!(text.contains("sawmill_replica_behind_seconds{volume=\"disk\","), "{text}");
     fill(&server, 0, 2);
-    stored(&sites.here, "disk");
+    stored(&sites.home, "disk");
     let round = sites.copy(&["--json"]).json();
     let behind = field(&round, "behind_bytes").and_then(Value::as_u64).expect("behind_bytes");
     assert!(behind >= SIZE as u64 / 4, "{round}");

@@ -36,9 +36,9 @@ fn a_volume_grows_under_its_clients_and_they_see_it_when_they_reconnect(store: &
     let server = place.serve("disk").start();
     let old = server.connect();
     old.write(5000, &[1; 5000]).expect("accepted");
-    let said = place.sawmill(&["resize", "disk", "40G", "--json"]).json();
+    let outcome = place.sawmill(&["resize", "disk", "40G", "--json"]).json();
     assert_eq!(
-        (said["old_size_bytes"].as_u64(), said["size_bytes"].as_u64()),
+        (outcome["old_size_bytes"].as_u64(), outcome["size_bytes"].as_u64()),
         (Some(64 * MIB), Some(40 * GIB))
     );
     assert_eq!(size(&place, "disk"), 40 * GIB);

@@ -183,12 +183,12 @@ fn the_service_manager_is_notified_of_readiness() {
         .spawn()
         .expect("the binary under test starts");
     let mut message = [0; 256];
-    let told = socket.recv(&mut message);
+    let outcome = socket.recv(&mut message);
     let ready =
         Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Style::Simple);
     child.kill().expect("the server runs");
     child.wait().expect("the server ends");
-    let length = told.expect("the server tells the service manager");
+    let length = outcome.expect("the server tells the service manager");
     assert!(String::from_utf8_lossy(&message[..length]).contains("READY=1"));
     assert!(ready.is_ok(), "it was told before the door was open");
 }

@@ -21,8 +21,8 @@ fn text(path: &std::path::Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-fn simulate(place: &Place, trace: &str, more: &[&str]) -> Value {
-    place.sawmill(&[&["simulate", trace, "--json"], more].concat()).json()
+fn simulate(place: &Place, trace: &str, options: &[&str]) -> Value {
+    place.sawmill(&[&["simulate", trace, "--json"], options].concat()).json()
 }
 
 fn number(document: &Value, name: &str) -> f64 {
@@ -217,8 +217,8 @@ fn what_cannot_be_simulated_is_refused_with_the_documented_codes() {
     let trace = text(&trace);
     let empty = place.path("empty");
     std::fs::write(&empty, "").expect("a file");
-    let refused = |more: &[&str], code: i32, words: &[&str]| {
-        place.sawmill(&[&["simulate"], more].concat()).refused(code, words);
+    let refused = |options: &[&str], code: i32, words: &[&str]| {
+        place.sawmill(&[&["simulate"], options].concat()).refused(code, words);
     };
     refused(&[], 2, &["TRACE"]);
     refused(&["/no/such/trace"], 3, &["/no/such/trace"]);

@@ -14,8 +14,8 @@ const RUNS: usize = 20;
 fn failed_checks(place: &Place, code: i32) -> Vec<(String, String)> {
     let done = place.sawmill(&["doctor", "--json"]);
     assert_eq!(done.code, Some(code), "{}{}", done.stdout, done.stderr);
-    let said: Value = serde_json::from_str(&done.stdout).expect("doctor prints JSON");
-    let checks = said["store_checks"].as_array().expect("a list of checks");
+    let report: Value = serde_json::from_str(&done.stdout).expect("doctor prints JSON");
+    let checks = report["store_checks"].as_array().expect("a list of checks");
     let text = |check: &Value, field: &str| check[field].as_str().unwrap_or_default().to_owned();
     checks
         .iter()

@@ -191,8 +191,8 @@ fn a_reader_beside_a_writer_does_not_disturb_it(store: &StoreUnderTest) {
     for _ in 0..5 {
         let reader = elsewhere.serve("disk").with(&["--read-only"]).start();
         let client = reader.connect();
-        let seen = client.read_all().expect("a reader reads");
-        check_cut(&load.log, &seen)
+        let image = client.read_all().expect("a reader reads");
+        check_cut(&load.log, &image)
             .unwrap_or_else(|violation| panic!("a reader sees no cut: {violation}"));
         assert_eq!(client.write(0, &[1; 512]), Err(Failure::Errno(1)), "writing is not permitted");
         load.run(&clients, 200);

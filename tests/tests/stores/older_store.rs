@@ -48,10 +48,10 @@ fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
     std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
     std::fs::remove_dir_all(&store).expect("the store goes");
     copy(&backup, &store);
-    let told = remarks(&place.info("disk"), "remarks");
-    assert!(told.contains("older than what this machine has seen"), "{told}");
-    let told = remarks(&place.sawmill(&["check", "disk", "--json"]).json(), "notes");
-    assert!(told.contains("older than what this machine has seen"), "{told}");
+    let text = remarks(&place.info("disk"), "remarks");
+    assert!(text.contains("older than what this machine has seen"), "{text}");
+    let text = remarks(&place.sawmill(&["check", "disk", "--json"]).json(), "notes");
+    assert!(text.contains("older than what this machine has seen"), "{text}");
     let refusal = place.serve("disk").attempt().err().expect("refused");
     refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
     place
@@ -112,7 +112,7 @@ fn a_copy_of_a_store_is_reported_by_a_machine_that_knows_the_other() {
     );
     let elsewhere = field(&info, "elsewhere").and_then(|all| all[0]["epoch"].as_u64());
     assert!(elsewhere.is_some_and(|epoch| epoch > 0), "{info:#}");
-    let told = remarks(&place.sawmill(&["check", &url, "--json"]).json(), "notes");
-    assert!(told.contains("a copy or a replica"), "{told}");
+    let text = remarks(&place.sawmill(&["check", &url, "--json"]).json(), "notes");
+    assert!(text.contains("a copy or a replica"), "{text}");
     assert_eq!(remarks(&place.info("disk"), "remarks"), "[]", "the copy was never used here");
 }

@@ -447,11 +447,11 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
     scene.load.log.rebase(&image);
     let clients = [second.connect()];
     scene.load.run(&clients, 200);
-    let late = scene.proxy.deliver_late();
-    println!("late puts were answered with {late:?}");
+    let statuses = scene.proxy.deliver_late();
+    println!("late puts were answered with {statuses:?}");
     assert!(
-        late.contains(&200) && late.contains(&412),
-        "one meets the fence, others make objects: {late:?}"
+        statuses.contains(&200) && statuses.contains(&412),
+        "one meets the fence, others make objects: {statuses:?}"
     );
     scene.load.run(&clients, 200);
     scene.judge(&clients[0].read_all().expect("readable"));

@@ -52,7 +52,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     let client = server.connect();
 
     minio.pause();
-    let asked: Vec<PendingReply> = (0..512_u64)
+    let pending_replies: Vec<PendingReply> = (0..512_u64)
         .map(|n| {
             client.submit(&Command::Write {
                 offset: n << 16,
@@ -82,7 +82,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     });
 
     minio.resume();
-    for (n, pending) in asked.into_iter().enumerate() {
+    for (n, pending) in pending_replies.into_iter().enumerate() {
         pending
             .wait()
             .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));

@@ -238,9 +238,13 @@ pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps
             10 if geometry.operations.discard => {
                 expect(device.discard(address, length), "D9: discard");
                 let now = read(&device, address, length as usize);
-                let kept =
+                let is_sound =
                     now.iter().zip(&model[range.clone()]).all(|(now, old)| *now == 0 || now == old);
-                assert!(kept, "D9: discarded bytes are neither zero nor as before, {}", context());
+                assert!(
+                    is_sound,
+                    "D9: discarded bytes are neither zero nor as before, {}",
+                    context()
+                );
                 model[range].copy_from_slice(&now);
             }
             _ => expect(device.flush(), "D4: flush"),
@@ -284,11 +288,11 @@ pub fn d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes(device: Devic
             for length in [1_usize, 2, 511, 512, 513, 4095, 4096, 4097, 8193] {
                 let address = boundary * 3 - before;
                 let around = (address - 600, length + 1200);
-                let mut wanted = read(&device, around.0, around.1);
+                let mut expected = read(&device, around.0, around.1);
                 value = value.wrapping_add(1).max(1);
                 write(&device, address, &vec![value; length]);
-                wanted[600..600 + length].fill(value);
-                let same = read(&device, around.0, around.1) == wanted;
+                expected[600..600 + length].fill(value);
+                let same = read(&device, around.0, around.1) == expected;
                 assert!(same, "D5: a write of {length} bytes at {address} did just that");
             }
         }
@@ -347,7 +351,7 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
         Operation::Allocation => geometry.operations.allocation,
         _ => true,
     };
-    let refused = |operation, address, length: u64| {
+    let expect_refusal = |operation, address, length: u64| {
         let bytes = vec![0xAA; length.min(1 << 20) as usize];
         let kind =
             device.call(operation, address, length, Flags::default(), bytes).map_err(|e| e.kind());
@@ -363,22 +367,22 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
     };
     let others = [Operation::Read, Operation::Prefetch, Operation::Allocation];
     for operation in changes.into_iter().chain(others) {
-        refused(operation, 4096, 0);
-        refused(operation, size, 1);
-        refused(operation, size - 1, 2);
-        refused(operation, size - 4096, 8192);
-        refused(operation, u64::MAX, 1);
-        refused(operation, u64::MAX - 10, 4096);
-        refused(operation, 4096, u64::MAX - 4096);
-        refused(operation, 4096, u64::MAX);
+        expect_refusal(operation, 4096, 0);
+        expect_refusal(operation, size, 1);
+        expect_refusal(operation, size - 1, 2);
+        expect_refusal(operation, size - 4096, 8192);
+        expect_refusal(operation, u64::MAX, 1);
+        expect_refusal(operation, u64::MAX - 10, 4096);
+        expect_refusal(operation, 4096, u64::MAX - 4096);
+        expect_refusal(operation, 4096, u64::MAX);
         if !supported(operation) {
-            refused(operation, 0, 4096);
+            expect_refusal(operation, 0, 4096);
         }
     }
     let longest = u64::from(geometry.request_bytes_max);
     if longest < size {
-        refused(Operation::Read, 0, longest + 1);
-        refused(Operation::Write, 0, longest + 1);
+        expect_refusal(Operation::Read, 0, longest + 1);
+        expect_refusal(Operation::Write, 0, longest + 1);
     }
     assert!(zero(&read(&device, 0, 8192)), "D6: a refused request changed bytes");
     assert!(
@@ -389,33 +393,37 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
 
 /// D7: a read-only device, or this one behind [`ReadOnly`], refuses every change and still reads.
 pub fn d7_a_read_only_device_refuses_changes(device: Device) {
-    let mut wanted = vec![0; 4096];
+    let mut expected = vec![0; 4096];
     if !device.geometry().read_only {
-        wanted.fill(7);
-        write(&device, 0, &wanted);
+        expected.fill(7);
+        write(&device, 0, &expected);
     }
-    let closed: Device = if device.geometry().read_only {
+    let read_only_device: Device = if device.geometry().read_only {
         Arc::clone(&device)
     } else {
         Arc::new(ReadOnly::new(Arc::clone(&device)))
     };
-    let geometry = closed.geometry();
+    let geometry = read_only_device.geometry();
     assert!(geometry.read_only, "D7: the geometry says so");
     let kind = |result: Result<()>| result.map_err(|error| error.kind());
-    assert_eq!(kind(closed.write_at(100, b"x")), Err(ErrorKind::ReadOnly), "D7: a write");
+    assert_eq!(kind(read_only_device.write_at(100, b"x")), Err(ErrorKind::ReadOnly), "D7: a write");
     if geometry.operations.discard {
-        assert_eq!(kind(closed.discard(0, 4096)), Err(ErrorKind::ReadOnly), "D7: a discard");
+        assert_eq!(
+            kind(read_only_device.discard(0, 4096)),
+            Err(ErrorKind::ReadOnly),
+            "D7: a discard"
+        );
     }
     if geometry.operations.write_zeroes {
         assert_eq!(
-            kind(closed.write_zeroes(0, 4096)),
+            kind(read_only_device.write_zeroes(0, 4096)),
             Err(ErrorKind::ReadOnly),
             "D7: write-zeroes"
         );
     }
-    expect(closed.flush(), "D7: a flush of a read-only device");
-    assert_eq!(read(&closed, 0, 4096), wanted, "D7: a refused write changes nothing");
-    assert_eq!(read(&device, 0, 4096), wanted, "D7: a refused write changes nothing");
+    expect(read_only_device.flush(), "D7: a flush of a read-only device");
+    assert_eq!(read(&read_only_device, 0, 4096), expected, "D7: a refused write changes nothing");
+    assert_eq!(read(&device, 0, 4096), expected, "D7: a refused write changes nothing");
 }
 
 /// D8: concurrent writes to one range; all later reads return the same bytes, each from one of the

@@ -77,13 +77,13 @@ pub(super) fn answer(receiver: &Receiver<Outcome>, clause: &str) -> Outcome {
     }
 }
 
-/// Submits a read whose answer submits the next one, `left` times. The last outcome is sent to
+/// Submits a read whose answer submits the next one, `remaining` times. The last outcome is sent to
 /// `sender`.
-pub(super) fn submit_chain(device: Device, left: u32, sender: Sender<Outcome>) {
+pub(super) fn submit_chain(device: Device, remaining: u32, sender: Sender<Outcome>) {
     let next = Arc::clone(&device);
     let receiver = move |outcome: Outcome, _| {
-        if outcome.is_ok() && left > 0 {
-            submit_chain(next, left - 1, sender);
+        if outcome.is_ok() && remaining > 0 {
+            submit_chain(next, remaining - 1, sender);
         } else {
             let _ = sender.send(outcome);
         }

@@ -30,35 +30,35 @@ pub enum Decision {
 pub struct Fault<D, F> {
     inner: D,
     decide: F,
-    held: Mutex<Vec<Request>>,
+    held_requests: Mutex<Vec<Request>>,
 }
 
 impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
     /// A layer that calls `decide` for every request, possibly from several threads at once.
     #[must_use]
     pub fn new(inner: D, decide: F) -> Self {
-        Fault { inner, decide, held: Mutex::default() }
+        Fault { inner, decide, held_requests: Mutex::default() }
     }
 
     /// The number of held requests.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held.lock().len()
+        self.held_requests.lock().len()
     }
 
     /// Submits all held requests to the device, oldest first, without calling `decide` again.
     /// Returns their number.
     pub fn release(&self) -> usize {
-        let held = self.take_held();
-        let count = held.len();
-        held.into_iter().for_each(|request| self.inner.submit(request));
+        let requests = self.take_held();
+        let count = requests.len();
+        requests.into_iter().for_each(|request| self.inner.submit(request));
         count
     }
 
     /// Returns all held requests, oldest first, for a test that needs another order or outcome.
     #[must_use = "a request that is dropped answers itself with an error"]
     pub fn take_held(&self) -> Vec<Request> {
-        std::mem::take(&mut *self.held.lock())
+        std::mem::take(&mut *self.held_requests.lock())
     }
 
     /// The device inside.
@@ -76,7 +76,7 @@ impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> BlockDevice for 
         match (self.decide)(&request) {
             Decision::Pass => self.inner.submit(request),
             Decision::Fail(error) => request.fail(error),
-            Decision::Hold => self.held.lock().push(request),
+            Decision::Hold => self.held_requests.lock().push(request),
             Decision::Drop => drop(request),
         }
     }

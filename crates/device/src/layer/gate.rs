@@ -33,10 +33,10 @@ pub struct Gate {
 /// A stripe has a cache line of its own (two, as CPUs fetch them).
 #[repr(align(128))]
 #[derive(Default)]
-struct Stripe(RwLock<Option<Arc<Way>>>);
+struct Stripe(RwLock<Option<Arc<OpenDevice>>>);
 
 /// The way to the device while the gate is open, one for each stripe.
-struct Way {
+struct OpenDevice {
     // Dropped first, so that the waiter is notified only after that.
     device: Arc<dyn BlockDevice>,
     guard: Arc<InFlightGuard>,
@@ -58,7 +58,7 @@ struct Line {
     /// What doors see while the gate is shut.
     geometry: Geometry,
     /// Some way to the device, while the gate is open.
-    way: Option<Arc<Way>>,
+    open_device: Option<Arc<OpenDevice>>,
     /// Bounded by the requests that callers have in flight.
     waiting: Vec<Request>,
 }
@@ -68,7 +68,7 @@ impl Gate {
     #[must_use]
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         let geometry = device.geometry();
-        let line = Mutex::new(Line { device, geometry, way: None, waiting: Vec::new() });
+        let line = Mutex::new(Line { device, geometry, open_device: None, waiting: Vec::new() });
         let gate = Gate { stripes: Default::default(), line, in_flight: Arc::default() };
         gate.open();
         gate
@@ -81,7 +81,7 @@ impl Gate {
         {
             let mut line = self.line.lock();
             line.geometry = line.device.geometry();
-            line.way = None;
+            line.open_device = None;
             self.stripes.iter().for_each(|stripe| *stripe.0.write() = None);
         }
         let deadline = Instant::now() + patience;
@@ -107,7 +107,7 @@ impl Gate {
     pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let mut line = self.line.lock();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
-        if line.way.is_some() || *self.in_flight.left.lock() > 0 {
+        if line.open_device.is_some() || *self.in_flight.left.lock() > 0 {
             return invalid("a device is replaced behind a shut gate only".into());
         }
         if let Some(reason) = unfit(line.geometry, device.geometry()) {
@@ -119,24 +119,27 @@ impl Gate {
 
     /// Lets requests in again, those that wait first.
     pub fn open(&self) {
-        let (way, waiting) = {
+        let (open_device, waiting) = {
             let mut line = self.line.lock();
-            if line.way.is_some() {
+            if line.open_device.is_some() {
                 return;
             }
-            let ways: [Arc<Way>; STRIPES] = std::array::from_fn(|_| {
-                Arc::new(Way {
+            let open_devices: [Arc<OpenDevice>; STRIPES] = std::array::from_fn(|_| {
+                Arc::new(OpenDevice {
                     device: line.device.clone(),
                     guard: Arc::new(InFlightGuard::new(&self.in_flight)),
                 })
             });
-            let first = ways[0].clone();
-            line.way = Some(first.clone());
-            self.stripes.iter().zip(ways).for_each(|(stripe, way)| *stripe.0.write() = Some(way));
+            let first = open_devices[0].clone();
+            line.open_device = Some(first.clone());
+            self.stripes
+                .iter()
+                .zip(open_devices)
+                .for_each(|(stripe, device)| *stripe.0.write() = Some(device));
             (first, std::mem::take(&mut line.waiting))
         };
         // All of them are in flight at the same time as what comes in now, so either may be first.
-        waiting.into_iter().for_each(|request| way.enter(request));
+        waiting.into_iter().for_each(|request| open_device.enter(request));
     }
 
     /// How many requests wait.
@@ -146,23 +149,23 @@ impl Gate {
     }
 
     fn wait_in_line(&self, request: Request) {
-        let way = {
+        let open_device = {
             let mut line = self.line.lock();
-            match &line.way {
+            match &line.open_device {
                 // It has opened in between.
-                Some(way) => way.clone(),
+                Some(open_device) => open_device.clone(),
                 None => return line.waiting.push(request),
             }
         };
-        way.enter(request);
+        open_device.enter(request);
     }
 }
 
 impl BlockDevice for Gate {
     fn geometry(&self) -> Geometry {
-        let way = stripe_of(&self.stripes).0.read().clone();
-        match way {
-            Some(way) => way.device.geometry(),
+        let open_device = stripe_of(&self.stripes).0.read().clone();
+        match open_device {
+            Some(open_device) => open_device.device.geometry(),
             None => self.line.lock().geometry,
         }
     }
@@ -170,9 +173,9 @@ impl BlockDevice for Gate {
     fn submit(&self, request: Request) {
         // The stripe's lock is not held during `enter`: an answer may submit again and come back
         // here.
-        let way = stripe_of(&self.stripes).0.read().clone();
-        match way {
-            Some(way) => way.enter(request),
+        let open_device = stripe_of(&self.stripes).0.read().clone();
+        match open_device {
+            Some(open_device) => open_device.enter(request),
             None => self.wait_in_line(request),
         }
     }
@@ -189,7 +192,7 @@ fn stripe_of(stripes: &[Stripe; STRIPES]) -> &Stripe {
     &stripes[number % STRIPES]
 }
 
-impl Way {
+impl OpenDevice {
     fn enter(&self, request: Request) {
         let inside = self.guard.clone();
         self.device.submit(request.then(move |outcome, asker| {
@@ -219,7 +222,8 @@ impl Drop for InFlightGuard {
 
 /// Why doors that were shown `old` cannot continue with `new`.
 fn unfit(old: Geometry, new: Geometry) -> Option<String> {
-    let lost = |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
+    let lost_ability =
+        |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
     let smaller = |what: &str, had: u64, has: u64| {
         (has < had).then(|| format!("its {what} is {has} and was {had}"))
     };
@@ -231,11 +235,15 @@ fn unfit(old: Geometry, new: Geometry) -> Option<String> {
         .or_else(|| {
             smaller("longest request", old.request_bytes_max.into(), new.request_bytes_max.into())
         })
-        .or_else(|| lost(!old.read_only, !new.read_only, "is read-only"))
+        .or_else(|| lost_ability(!old.read_only, !new.read_only, "is read-only"))
         .or_else(|| {
-            lost(old.shared_cache, new.shared_cache, "does not share its cache between doors")
+            lost_ability(
+                old.shared_cache,
+                new.shared_cache,
+                "does not share its cache between doors",
+            )
         })
-        .or_else(|| lost(could.discard, can.discard, "cannot discard"))
-        .or_else(|| lost(could.write_zeroes, can.write_zeroes, "cannot write zeroes"))
-        .or_else(|| lost(could.allocation, can.allocation, "does not tell its allocation"))
+        .or_else(|| lost_ability(could.discard, can.discard, "cannot discard"))
+        .or_else(|| lost_ability(could.write_zeroes, can.write_zeroes, "cannot write zeroes"))
+        .or_else(|| lost_ability(could.allocation, can.allocation, "does not tell its allocation"))
 }

@@ -63,11 +63,11 @@ impl OperationSnapshot {
     #[must_use]
     pub fn latency_us(&self, quantile: f64) -> u64 {
         let total: u64 = self.latency.iter().sum();
-        let wanted = ((total as f64 * quantile).ceil() as u64).clamp(u64::from(total > 0), total);
-        let mut seen = 0;
+        let rank = ((total as f64 * quantile).ceil() as u64).clamp(u64::from(total > 0), total);
+        let mut total_so_far = 0;
         for (bucket, count) in self.latency.iter().enumerate() {
-            seen += count;
-            if seen >= wanted && wanted > 0 {
+            total_so_far += count;
+            if total_so_far >= rank && rank > 0 {
                 return 1 << bucket;
             }
         }
@@ -178,13 +178,13 @@ mod tests {
         device.flush().expect("always");
         let snapshot = device.snapshot();
         let numbers = |operation| {
-            let seen = snapshot.of(operation);
+            let counts = snapshot.of(operation);
             (
-                seen.requests,
-                seen.bytes,
-                seen.errors,
-                seen.in_flight,
-                seen.latency.iter().sum::<u64>(),
+                counts.requests,
+                counts.bytes,
+                counts.errors,
+                counts.in_flight,
+                counts.latency.iter().sum::<u64>(),
             )
         };
         assert_eq!(numbers(Operation::Write), (2, 111, 0, 0, 2));
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(numbers(Operation::Flush), (1, 0, 0, 0, 1));
         assert_eq!(numbers(Operation::Discard), (0, 0, 0, 0, 0));
         assert_eq!(
-            snapshot.operations.each_ref().map(|seen| index(seen.operation)),
+            snapshot.operations.each_ref().map(|counts| index(counts.operation)),
             [0, 1, 2, 3, 4, 5, 6]
         );
     }
@@ -210,8 +210,8 @@ mod tests {
         ));
         assert_eq!(device.snapshot().of(Operation::Write).in_flight, 1);
         drop(device.inner().take_held());
-        let seen = device.snapshot().of(Operation::Write).clone();
-        assert_eq!((seen.in_flight, seen.requests, seen.errors, seen.bytes), (0, 1, 1, 0));
+        let counts = device.snapshot().of(Operation::Write).clone();
+        assert_eq!((counts.in_flight, counts.requests, counts.errors, counts.bytes), (0, 1, 1, 0));
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         (latency[3], latency[7]) = (99, 1);
         let none = Meter::new(MemoryDevice::new(1)).snapshot().of(Operation::Read).clone();
         assert_eq!(none.latency_us(0.5), 0);
-        let seen = OperationSnapshot { latency, ..none };
-        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|q| seen.latency_us(q)), [8, 8, 8, 128]);
+        let counts = OperationSnapshot { latency, ..none };
+        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|q| counts.latency_us(q)), [8, 8, 8, 128]);
     }
 }

@@ -119,17 +119,17 @@ impl Areas {
 
     /// The chunks with writes in `[start, end)` that the driver has not acknowledged.
     pub(super) fn on_the_way(&self, start: u64, end: u64) -> Vec<ChunkId> {
-        let mut found = Vec::new();
+        let mut chunks = Vec::new();
         for (start, end) in self.parts(start, end) {
             let writes = self.shard(start);
             let listed = writes.entries.iter();
-            let wanted =
+            let pending_writes =
                 listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
-            found.extend(wanted.map(|write| write.chunk));
+            chunks.extend(pending_writes.map(|write| write.chunk));
         }
-        found.sort_unstable();
-        found.dedup();
-        found
+        chunks.sort_unstable();
+        chunks.dedup();
+        chunks
     }
 
     /// The driver has this write.

@@ -168,16 +168,16 @@ impl Batch {
         // Before everything else, so that the next command carries a floor that lets the driver
         // forget what it remembers of this chunk.
         self.ordinals.lock().open.remove(&closed_chunk.ordinal);
-        let (mut kept, mut older, mut released) = (0, Vec::new(), Vec::new());
+        let (mut kept_count, mut older, mut released) = (0, Vec::new(), Vec::new());
         for record in &closed_chunk.records {
             let settled = self.areas.acknowledge(record.address, record.sequence);
-            kept += usize::from(settled.is_kept);
+            kept_count += usize::from(settled.is_kept);
             older.extend(settled.older);
             released.extend(settled.released);
         }
-        if kept > 0 {
+        if kept_count > 0 {
             // Another thread may have released some already: the count may be negative for a while.
-            self.keep(ChunkId { queue, number }, Some(closed_chunk), kept as isize);
+            self.keep(ChunkId { queue, number }, Some(closed_chunk), kept_count as isize);
         } else {
             // Frees its memory before the stalled writes are tried.
             drop(closed_chunk);
@@ -261,8 +261,8 @@ impl Batch {
 
     /// Lets a driver in this process fill the bytes of a read.
     pub fn fill_read(&self, queue: usize, number: u64, fill: impl FnOnce(&mut [u8])) {
-        let taken = self.queues[queue].reads.lock().fetched.remove(&number);
-        let Some((request, mut lease, since)) = taken else { return };
+        let entry = self.queues[queue].reads.lock().fetched.remove(&number);
+        let Some((request, mut lease, since)) = entry else { return };
         // Out of the list meanwhile, so that a driver that fills slowly holds no lock of the queue.
         fill(&mut lease);
         self.queues[queue].reads.lock().fetched.insert(number, (request, lease, since));

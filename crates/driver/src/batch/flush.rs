@@ -76,14 +76,14 @@ impl Writes {
     pub(super) fn note_failure(&mut self, chunk: u64, error: &Error) {
         let ready = self.ready.iter().filter(|(number, _)| *number > chunk).map(|(_, item)| item);
         let fetched = self.fetched.range(chunk..).map(|(_, (item, _))| item);
-        let mut is_told = false;
+        let mut is_reported = false;
         for item in ready.chain(fetched) {
             if let Item::Flush(flush) = item {
                 *flush.error.lock() = Some(error.clone());
-                is_told = true;
+                is_reported = true;
             }
         }
-        if !is_told {
+        if !is_reported {
             self.failed = Some(error.clone());
         }
     }

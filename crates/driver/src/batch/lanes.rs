@@ -69,14 +69,14 @@ impl Backend for Batch {
         if lane.is_multiple_of(2) {
             // Only the first is waited for. Whatever else is there goes in the same packet.
             let mut delivery = self.fetch_write(queue);
-            while let Some(found) = delivery {
-                let Some(command) = self.write_command(queue, found) else { return Next::Ended };
+            while let Some(item) = delivery {
+                let Some(command) = self.write_command(queue, item) else { return Next::Ended };
                 commands.push(command);
                 delivery = if commands.len() < most { self.fetch_write_now(queue) } else { None };
             }
         } else {
-            let mut found = self.fetch_read(queue);
-            while let Some(read) = found {
+            let mut item = self.fetch_read(queue);
+            while let Some(read) = item {
                 let again = read.number <= self.queues[queue].reads.lock().again_number;
                 commands.push(Command {
                     again,
@@ -85,7 +85,7 @@ impl Backend for Batch {
                     offset: read.offset as u64,
                     ..Command::new(CommandKind::Read, read.number)
                 });
-                found = if commands.len() < most { self.fetch_read_now(queue) } else { None };
+                item = if commands.len() < most { self.fetch_read_now(queue) } else { None };
             }
         }
         if !commands.is_empty() {

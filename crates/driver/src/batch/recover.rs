@@ -132,13 +132,13 @@ impl Batch {
             // them.
             writes.ready = chunks;
             let fetched = std::mem::take(&mut writes.fetched);
-            let (chunks, given): (_, BTreeMap<_, _>) =
+            let (chunks, remaining): (_, BTreeMap<_, _>) =
                 fetched.into_iter().partition(|(_, (item, _))| matches!(item, Item::Chunk(_)));
             writes.fetched = chunks;
             drop(writes);
             // The answers below may submit new requests on this thread, which need this lock.
             let others = others.into_iter().map(|(_, item)| item);
-            for item in others.chain(given.into_values().map(|(item, _)| item)) {
+            for item in others.chain(remaining.into_values().map(|(item, _)| item)) {
                 match item {
                     Item::Flush(flush) => self.flushed(&flush, Err(error.clone())),
                     Item::Range(range) => self.ranged(&range, Err(error.clone())),

@@ -49,7 +49,7 @@ impl Abilities {
         let is_plain = !is_batch;
         // Only differences are declared, because a later driver must agree with the device in all
         // that it says.
-        for (name, value, is_told) in [
+        for (name, value, is_declared) in [
             ("can_discard", 1, self.discard && self.write),
             ("can_write_zeroes", 1, self.write_zeroes && self.write),
             ("read_only", 1, !self.write && is_plain),
@@ -57,7 +57,7 @@ impl Abilities {
             ("can_fua", 1, self.fua && self.flush && is_plain),
             ("byte_granular", 1, self.any_byte && is_plain),
         ] {
-            if is_told {
+            if is_declared {
                 facts.add(name, value);
             }
         }
@@ -278,8 +278,8 @@ impl Device {
 #[must_use]
 pub fn errno(error: &io::Error) -> i32 {
     // A host takes any other number for a broken protocol and counts the driver as dead (P75).
-    let told = error.raw_os_error().filter(|errno| (1..4096).contains(errno));
-    told.unwrap_or(match error.kind() {
+    let errno = error.raw_os_error().filter(|errno| (1..4096).contains(errno));
+    errno.unwrap_or(match error.kind() {
         io::ErrorKind::StorageFull => 28,
         io::ErrorKind::ReadOnlyFilesystem => 30,
         io::ErrorKind::Unsupported => 95,

@@ -27,18 +27,18 @@ pub(super) struct Host {
 }
 
 /// The socket of the host that started this process, or of the host that the options name.
-pub(super) fn given(options: &Options) -> Option<PathBuf> {
-    let told = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
-    options.socket.clone().or_else(|| told().map(PathBuf::from))
+pub(super) fn socket_path(options: &Options) -> Option<PathBuf> {
+    let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
+    options.socket.clone().or_else(|| variable().map(PathBuf::from))
 }
 
 /// The doors of a new device: those that the driver names, otherwise those in the environment.
 pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
-    let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
+    let variable = std::env::var(DOORS_VARIABLE).unwrap_or_default();
     let named = doors.iter().copied();
     // What the driver names in its code wins over the environment.
     let doors: Vec<String> = if doors.is_empty() {
-        told.split_whitespace().map(str::to_owned).collect()
+        variable.split_whitespace().map(str::to_owned).collect()
     } else {
         named.map(str::to_owned).collect()
     };
@@ -66,10 +66,10 @@ pub fn find(name: &str) -> Result<PathBuf> {
     if output.status.success() && !path.is_empty() {
         return Ok(path.into());
     }
-    let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(Error::new(
         ErrorKind::NotFound,
-        format!("cannot find a device {name} with a driver: {told}"),
+        format!("cannot find a device {name} with a driver: {message}"),
     ))
 }
 

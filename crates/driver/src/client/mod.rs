@@ -62,7 +62,7 @@ pub struct Connection {
 /// `NotFound` without a host; the reason why it did not start.
 pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
     let mut host = None;
-    let socket = match host::given(options) {
+    let socket = match host::socket_path(options) {
         Some(socket) => socket,
         None => host.insert(Host::start(&host::doors(doors)?, options)?).socket.clone(),
     };
@@ -104,13 +104,13 @@ impl Connection {
 
     fn serve_by(self, handler: &dyn Handler) -> Result<Outcome> {
         let Connection { control, socket, host, options } = self;
-        let served = Link::attach(control, socket, handler.abilities(), &options)
+        let outcome = Link::attach(control, socket, handler.abilities(), &options)
             .and_then(|link| work::run(link, handler, options.threads));
-        match (served, host) {
+        match (outcome, host) {
             // A host of this process says why it ended on its standard output. "The host is gone"
             // alone would not help anybody.
             (Err(error), Some(host)) if error.kind() == ErrorKind::Closed => Err(host.why(error)),
-            (served, _) => served,
+            (outcome, _) => outcome,
         }
     }
 }

@@ -135,8 +135,8 @@ impl<D: ChunkDriver + ?Sized> Handler for ChunkHandler<'_, D> {
 }
 
 fn metadata_bytes(device: &Device) -> Result<usize> {
-    let told = device.option("metadata_bytes").and_then(|value| value.parse().ok());
-    told.ok_or_else(|| {
+    let metadata_bytes = device.option("metadata_bytes").and_then(|value| value.parse().ok());
+    metadata_bytes.ok_or_else(|| {
         Error::new(ErrorKind::Invalid, "the host does not say where the data of a chunk starts")
     })
 }

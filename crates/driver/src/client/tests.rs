@@ -244,9 +244,9 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
         assert_eq!(driver.doors.lock()[0].address, "nbd+unix:///?socket=/a b");
         assert_eq!(driver.bytes.lock()[(1 << 16) + 511..][..2], [0, 3]);
         if (queues, threads) == (1, 1) {
-            let here = thread::current().id();
+            let caller = thread::current().id();
             assert!(
-                driver.threads.lock().iter().all(|thread| *thread == here),
+                driver.threads.lock().iter().all(|thread| *thread == caller),
                 "all on the calling thread"
             );
         }
@@ -336,13 +336,13 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
     for (offset, length) in [(0, (1 << 20) + 1), (1 << 20, 512), (u64::MAX, 512), (0, 0)] {
         for threads in [1, 2] {
             let driver = Ram::new();
-            let told = run(&driver, plain(), (1, threads), move |host| {
+            let outcome = run(&driver, plain(), (1, threads), move |host| {
                 host.send(ControlKind::Doors, Facts::default());
                 host.command(0, Command { offset, ..command(CommandKind::Write, 1, 0, length) });
                 assert!(host.lanes[0].0.receive(&mut [0; 100]).unwrap().is_none(), "no answer");
             });
-            let told = told.unwrap_err();
-            assert_eq!(told.kind(), ErrorKind::Invalid, "{told}");
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         }
     }
 }
@@ -351,18 +351,18 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
 fn a_host_that_goes_or_makes_no_sense_ends_the_driver() {
     for threads in [1, 3] {
         let driver = Ram::new();
-        let told = run(&driver, plain(), (2, threads), |_| ()).unwrap_err();
-        assert_eq!(told.kind(), ErrorKind::Closed);
-        let told = run(&driver, plain(), (1, threads), |host| {
+        let error = run(&driver, plain(), (2, threads), |_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        let outcome = run(&driver, plain(), (1, threads), |host| {
             host.lanes[0].0.send(&[9; 64], &[]).unwrap();
             assert!(host.lanes[0].0.receive(&mut [0; 100]).unwrap().is_none());
         });
-        assert_eq!(told.unwrap_err().kind(), ErrorKind::Invalid);
-        let told = run(&driver, plain(), (1, threads), |host| {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Invalid);
+        let outcome = run(&driver, plain(), (1, threads), |host| {
             host.send(ControlKind::Hello, Facts::default());
             assert!(host.control.receive(&mut [0; 100]).unwrap().is_none());
         });
-        assert!(told.unwrap_err().to_string().contains("Hello"));
+        assert!(outcome.unwrap_err().to_string().contains("Hello"));
     }
 }
 
@@ -374,17 +374,17 @@ fn a_refusal_is_reported() {
         // The driver may have ended already.
         let _ = host.control.send(&Control::new(ControlKind::Refused, facts).encode(), &[]);
     });
-    let told = serve(&Ram::new(), &[], &Options::new().socket(path)).unwrap_err();
+    let error = serve(&Ram::new(), &[], &Options::new().socket(path)).unwrap_err();
     // ATTACHED without a queue came first.
-    assert!(told.to_string().contains("Attached"), "{told}");
+    assert!(error.to_string().contains("Attached"), "{error}");
     host.join().unwrap();
 }
 
 #[test]
 fn a_driver_that_cannot_do_what_the_device_commands_is_not_attached() {
     let driver = Ram { abilities: Abilities::default(), ..Ram::new() };
-    let told = run(&driver, plain().with("can_discard", 1), (1, 1), |_| ()).unwrap_err();
-    assert!(told.to_string().contains("can_discard=1"), "{told}");
+    let error = run(&driver, plain().with("can_discard", 1), (1, 1), |_| ()).unwrap_err();
+    assert!(error.to_string().contains("can_discard=1"), "{error}");
 }
 
 /// A chunk of one record, in the memory of a lane.

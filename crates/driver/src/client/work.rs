@@ -39,8 +39,8 @@ pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Resu
     if !is_over {
         serve_together(&mut link, handler, threads)?;
     }
-    let replaced = link.is_replaced;
-    Ok(if replaced { Outcome::Replaced } else { Outcome::Ended })
+    let is_replaced = link.is_replaced;
+    Ok(if is_replaced { Outcome::Replaced } else { Outcome::Ended })
 }
 
 /// Serves all lanes on this thread: to the end, or until the doors are known. Returns whether it is
@@ -107,11 +107,11 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
         failure.lock().get_or_insert(error);
         Link::break_off(&device, &lanes);
     };
-    let left = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
+    let running_count = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
     thread::scope(|scope| {
         for lane in lanes.iter().flat_map(|lane| std::iter::repeat_n(lane, threads)) {
-            let (fail, left, lanes, device, cores) =
-                (&fail, &left, &lanes, &device, cores.as_ref());
+            let (fail, running_count, lanes, device, cores) =
+                (&fail, &running_count, &lanes, &device, cores.as_ref());
             let work = move || {
                 if let Some(cores) = cores {
                     cores.tie(lane.queue);
@@ -121,7 +121,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 }
                 // The last worker unblocks `receive_message` below: without lanes, the host has
                 // nothing more to say.
-                if left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
+                if running_count.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
                     Link::break_off(device, lanes);
                 }
             };
@@ -180,5 +180,5 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
 /// Reads why there are no more commands: the host has sent that before.
 fn finish(link: &mut Link) {
     Link::break_off(&link.device, &link.lanes);
-    while link.receive_message().is_ok_and(|heard| heard != HostMessage::End) {}
+    while link.receive_message().is_ok_and(|message| message != HostMessage::End) {}
 }

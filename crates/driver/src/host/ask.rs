@@ -15,16 +15,16 @@ const EINVAL: i32 = 22;
 
 impl Host {
     /// Answers one question.
-    pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
+    pub(super) fn answer(&self, control: &PacketSocket, question: &Facts) {
         // Counted, because the host does not exit before the answers are sent (`wait_for_askers`).
-        self.state.lock().asked += 1;
-        self.answer_it(control, asked);
-        self.state.lock().asked -= 1;
+        self.state.lock().open_questions += 1;
+        self.answer_it(control, question);
+        self.state.lock().open_questions -= 1;
         self.changed.notify_all();
     }
 
-    fn answer_it(&self, control: &PacketSocket, asked: &Facts) {
-        let ask = asked.get("ask").unwrap_or_default();
+    fn answer_it(&self, control: &PacketSocket, question: &Facts) {
+        let ask = question.get("ask").unwrap_or_default();
         let answer = match ask {
             "status" => Ok(self.status()),
             "flush" => match self.device() {
@@ -64,7 +64,7 @@ impl Host {
 
     fn status(&self) -> Facts {
         let driver = self.state.lock().session.clone();
-        let state = match self.device.get().map(|served| served.backend.state()) {
+        let state = match self.device.get().map(|declared_device| declared_device.backend.state()) {
             None => "declared",
             Some(State::Waiting) => "waiting",
             Some(State::Running) => "running",

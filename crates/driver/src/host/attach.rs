@@ -70,38 +70,39 @@ impl Host {
             let text = format!("protocol={protocol}: this host speaks {PROTOCOL}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let served = self.declare(hello)?;
-        self.finish_predecessor(served, hello)?;
-        if served.backend.state() == State::Ended {
+        let declared_device = self.declare(hello)?;
+        self.finish_predecessor(declared_device, hello)?;
+        if declared_device.backend.state() == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
         }
         // Before the driver gets the memory: a former driver may still write to the old one, so
         // there may be new memory now.
-        served.backend.recover()?;
+        declared_device.backend.recover()?;
         let generation = self.generation.load(Ordering::SeqCst) + 1;
         let mut facts = Facts::default()
             .with("protocol", PROTOCOL)
             .with("name", &self.name)
             .with("generation", generation)
-            .with("again", u8::from(!served.backend.is_drained()));
-        for (name, value) in served.options.facts().iter() {
+            .with("again", u8::from(!declared_device.backend.is_drained()));
+        for (name, value) in declared_device.options.facts().iter() {
             facts.add(name, value);
         }
         control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
-        let lanes = served.options.batch.hw_queues as usize * served.backend.lanes_per_queue();
+        let lanes = declared_device.options.batch.hw_queues as usize
+            * declared_device.backend.lanes_per_queue();
         let (ours, theirs) = session::lanes(lanes)?;
-        session::hand_queues(control, &theirs, &*served.backend)?;
+        session::hand_queues(control, &theirs, &*declared_device.backend)?;
         tracing::debug!(pid, generation, "a driver is welcome");
         Ok(ours)
     }
 
     /// Returns the device as it exists, or as this first driver declares it.
     fn declare(&self, hello: &Facts) -> Result<&DeclaredDevice> {
-        if let Some(served) = self.device.get() {
-            served.options.agrees(hello, &self.given)?;
-            return Ok(served);
+        if let Some(declared_device) = self.device.get() {
+            declared_device.options.agrees(hello, &self.host_facts)?;
+            return Ok(declared_device);
         }
-        let options = DeviceOptions::declared(hello, &self.given)?;
+        let options = DeviceOptions::declared(hello, &self.host_facts)?;
         let backend: Arc<dyn Backend> = match options.mode {
             Mode::Plain => Plain::new(options.clone())?,
             Mode::Batch => Batch::new(options.batch.clone())?,
@@ -147,7 +148,7 @@ impl Host {
         lanes: Vec<PacketSocket>,
         pid: u32,
     ) -> Result<(Arc<Session>, Threads)> {
-        let Some(served) = self.device.get() else {
+        let Some(declared_device) = self.device.get() else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
         // A driver that is refused is not counted, because the first one declares the device.
@@ -155,15 +156,15 @@ impl Host {
         let session = Session::new(generation, pid, control, lanes);
         let refuse =
             |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
-        let threads = session.start(&served.backend).inspect_err(refuse)?;
+        let threads = session.start(&declared_device.backend).inspect_err(refuse)?;
         {
             let mut state = self.state.lock();
             state.session = Some(Arc::clone(&session));
             state.since = None;
         }
-        served.policy.accept();
+        declared_device.policy.accept();
         // The backend accepts requests before the driver is notified, and commands follow that.
-        if let Err(error) = served.backend.start() {
+        if let Err(error) = declared_device.backend.start() {
             session.begin(false);
             threads.join();
             refuse(&error);
@@ -202,25 +203,28 @@ impl Host {
 
     /// The driver is gone: its requests wait for the next one, or fail.
     fn wait_until_left(&self, session: &Arc<Session>, threads: Threads) {
-        let Some(served) = self.device.get() else { return };
-        served.backend.pause();
+        let Some(declared_device) = self.device.get() else { return };
+        declared_device.backend.pause();
         session.close();
         // In this order: no more commands go out, then the sockets end the threads' waits. After
         // the join, no answer of this driver can arrive beside those of the next.
         threads.join();
         let has_all = match session.is_finishing.load(Ordering::SeqCst) {
-            true => served.backend.oldest().is_none(),
+            true => declared_device.backend.oldest().is_none(),
             // It has been sent END.
-            false => served.backend.state() != State::Waiting && served.backend.is_drained(),
+            false => {
+                declared_device.backend.state() != State::Waiting
+                    && declared_device.backend.is_drained()
+            }
         };
         let in_order = has_all && !session.is_cut();
-        if let Err(error) = served.backend.recover() {
+        if let Err(error) = declared_device.backend.recover() {
             // Without new memory the next driver cannot connect: it retries.
             tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
-        if !in_order && served.backend.state() != State::Ended {
-            self.driver_died(served, &why);
+        if !in_order && declared_device.backend.state() != State::Ended {
+            self.driver_died(declared_device, &why);
         }
         // Last: the next driver may start as soon as the place is free.
         self.forget(session);
@@ -230,8 +234,8 @@ impl Host {
     /// The new driver failed to connect.
     fn stay_alone(&self, error: &Error) {
         let is_alone = self.state.lock().session.is_none();
-        if let Some(served) = self.device.get().filter(|_| is_alone) {
-            self.driver_died(served, &format!("the next driver did not connect: {error}"));
+        if let Some(declared_device) = self.device.get().filter(|_| is_alone) {
+            self.driver_died(declared_device, &format!("the next driver did not connect: {error}"));
         }
     }
 

@@ -49,7 +49,7 @@ impl Greeting {
         socket: &OwnedFd,
     ) -> std::io::Result<SilentConnection> {
         // A duplicate, to shut the connection down while its thread waits in `recv` on its own.
-        let kept = socket.try_clone()?;
+        let duplicate = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut silent = self.silent.lock();
         if silent.len() >= SILENT_MAX
@@ -58,7 +58,7 @@ impl Greeting {
             // Its thread notices that it has ended.
             let _ = shutdown(&oldest, Shutdown::Both);
         }
-        silent.push_back((number, kept));
+        silent.push_back((number, duplicate));
         Ok(SilentConnection { greeting: Arc::clone(self), number })
     }
 

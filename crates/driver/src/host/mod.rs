@@ -94,7 +94,7 @@ pub struct Host {
     name: String,
     path: PathBuf,
     /// Options that override what a driver says.
-    given: Facts,
+    host_facts: Facts,
     on_event: Listener,
     socket: OwnedFd,
     _claim: FileLock,
@@ -118,7 +118,7 @@ struct DriverState {
     since: Option<Instant>,
     outcome: Option<Result<()>>,
     /// The number of questions being answered.
-    asked: usize,
+    open_questions: usize,
 }
 
 /// A declared device.
@@ -130,16 +130,21 @@ struct DeclaredDevice {
 }
 
 impl Host {
-    /// Listens for drivers at `path`, for a device with this name. `given` are options that a
+    /// Listens for drivers at `path`, for a device with this name. `host_facts` are options that a
     /// driver cannot change.
     ///
     /// # Errors
     /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
-    pub fn start(name: &str, path: &Path, given: Facts, on_event: Listener) -> Result<Arc<Self>> {
+    pub fn start(
+        name: &str,
+        path: &Path,
+        host_facts: Facts,
+        on_event: Listener,
+    ) -> Result<Arc<Self>> {
         // Tried now: a wrong option of the host would otherwise be blamed on the first driver that
         // connects.
         let mut trial = DeviceOptions::default();
-        for (option, value) in given.iter() {
+        for (option, value) in host_facts.iter() {
             trial.set(option, value)?;
         }
         let claim = FileLock::of_name(path).map_err(|error| match error.kind() {
@@ -154,7 +159,7 @@ impl Host {
         let host = Arc::new(Host {
             name: name.to_owned(),
             path: path.to_path_buf(),
-            given,
+            host_facts,
             on_event,
             socket,
             _claim: claim,
@@ -190,13 +195,13 @@ impl Host {
     /// The device, once a driver has declared it.
     #[must_use]
     pub fn device(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.device.get().map(|served| Arc::clone(&served.device))
+        self.device.get().map(|declared_device| Arc::clone(&declared_device.device))
     }
 
     /// The options in effect, once a driver has declared the device.
     #[must_use]
     pub fn options(&self) -> Option<&DeviceOptions> {
-        self.device.get().map(|served| &served.options)
+        self.device.get().map(|declared_device| &declared_device.options)
     }
 
     /// Tells drivers where the device is available: `door=KIND ADDRESS`.
@@ -231,16 +236,16 @@ impl Host {
     /// # Errors
     /// The error of the final flush; the device has ended anyway.
     pub fn finish(&self) -> Result<()> {
-        let Some(served) = self.device.get() else {
+        let Some(declared_device) = self.device.get() else {
             self.ended(Ok(()));
             return Ok(());
         };
         // Before the end, because an ending device accepts no flush.
-        let flushed = served.device.flush();
-        served.backend.end();
-        self.wait_until_gone(served);
+        let flushed = declared_device.device.flush();
+        declared_device.backend.end();
+        self.wait_until_gone(declared_device);
         // After the driver: what came in behind the end must be answered, too (P77).
-        served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
+        declared_device.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         self.ended(flushed.clone());
         flushed
     }
@@ -262,8 +267,8 @@ impl Host {
 
     /// Ends the device now: everything that waits fails.
     pub fn fail(&self, error: &Error) {
-        if let Some(served) = self.device.get() {
-            served.backend.fail(error);
+        if let Some(declared_device) = self.device.get() {
+            declared_device.backend.fail(error);
         }
         self.ended(Err(error.clone()));
         let session = self.state.lock().session.clone();
@@ -290,7 +295,7 @@ impl Host {
     pub fn wait_for_askers(&self) {
         let until = Instant::now() + GOES_WITHIN;
         let mut state = self.state.lock();
-        while state.asked > 0 && !self.changed.wait_until(&mut state, until).timed_out() {}
+        while state.open_questions > 0 && !self.changed.wait_until(&mut state, until).timed_out() {}
     }
 
     /// Accepts no more connections and removes the socket.

@@ -79,16 +79,18 @@ pub(super) fn watch(host: &Weak<Host>) {
 
 impl Host {
     fn check(&self) {
-        let Some(served) = self.device.get() else { return };
-        if served.backend.state() == State::Ended {
+        let Some(declared_device) = self.device.get() else { return };
+        if declared_device.backend.state() == State::Ended {
             // Requests that arrived while it ended.
-            return served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
+            return declared_device
+                .backend
+                .fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         }
         let session = self.state.lock().session.clone();
         match session {
             // Also while another driver waits for this one to finish.
-            Some(session) => self.check_driver(served, &session),
-            None => self.check_without_driver(served),
+            Some(session) => self.check_driver(declared_device, &session),
+            None => self.check_without_driver(declared_device),
         }
     }
 

@@ -64,7 +64,7 @@ impl Facts {
     /// The first value of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(found, _)| *found == name).map(|(_, value)| value)
+        self.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
     /// The first value of this name, parsed.
@@ -171,10 +171,10 @@ mod tests {
 
     #[test]
     fn bytes_that_make_no_sense_are_refused_with_what_is_wrong() {
-        let told = |bytes: &[u8]| Control::decode(bytes).unwrap_err().to_string();
-        assert!(told(&[1, 0, 0]).contains("3 bytes"));
-        assert!(told(&[77, 0, 0, 0]).contains("unknown kind 77"));
-        assert!(told(b"\x01\0\0\0size").contains("the line 'size'"));
-        assert!(told(b"\x01\0\0\0a=\xff\n").contains("not UTF-8"));
+        let error_text = |bytes: &[u8]| Control::decode(bytes).unwrap_err().to_string();
+        assert!(error_text(&[1, 0, 0]).contains("3 bytes"));
+        assert!(error_text(&[77, 0, 0, 0]).contains("unknown kind 77"));
+        assert!(error_text(b"\x01\0\0\0size").contains("the line 'size'"));
+        assert!(error_text(b"\x01\0\0\0a=\xff\n").contains("not UTF-8"));
     }
 }

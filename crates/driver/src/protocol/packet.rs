@@ -93,8 +93,8 @@ impl PacketSocket {
     ///
     /// # Errors
     /// `Closed` if the peer is gone.
-    pub fn send(&self, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<()> {
-        match descriptors::send(&self.0, bytes, given) {
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        match descriptors::send(&self.0, bytes, descriptors) {
             Ok(_) => Ok(()),
             Err(error @ Errno::INVAL) => {
                 let text = "too many open files for one packet";
@@ -133,10 +133,10 @@ impl PacketSocket {
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         // A hangup is reported without being asked for; packets that wait are of no interest here.
-        let mut asked = [PollFd::new(&self.0, PollFlags::empty())];
-        let now = Timespec::default();
-        matches!(poll(&mut asked, Some(&now)), Ok(1..))
-            && asked[0].revents().contains(PollFlags::HUP)
+        let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
+        let no_wait = Timespec::default();
+        matches!(poll(&mut fds, Some(&no_wait)), Ok(1..))
+            && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Closes both directions: threads that wait here or at the peer notice.
@@ -197,7 +197,7 @@ mod tests {
     fn a_packet_longer_than_the_buffer_is_refused() {
         let (one, other) = PacketSocket::pair().unwrap();
         one.send(&[1; 200], &[]).unwrap();
-        let told = other.receive(&mut [0; 100]).err().unwrap();
-        assert_eq!(told.kind(), ErrorKind::Invalid);
+        let error = other.receive(&mut [0; 100]).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
     }
 }

@@ -34,11 +34,11 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn new(given: &str) -> Self {
+    pub fn new(options: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (sender, events) = channel();
         let sender = Box::new(move |event| drop(sender.send(event)));
-        let host = Host::start("disk", &folder.path().join("sock"), facts(given), sender)
+        let host = Host::start("disk", &folder.path().join("sock"), facts(options), sender)
             .expect("it listens");
         Stage { host, events, _folder: folder }
     }
@@ -47,12 +47,12 @@ impl Stage {
         self.host.device().expect("a driver came")
     }
 
-    /// Waits for the next event that is `wanted`, and returns its value.
-    pub fn wait_for<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
+    /// Waits for the next event that `select` picks, and returns its value.
+    pub fn wait_for<T>(&self, select: impl Fn(&Event) -> Option<T>) -> T {
         loop {
             let event = self.events.recv_timeout(PATIENCE).expect("it is told");
-            if let Some(found) = wanted(&event) {
-                return found;
+            if let Some(value) = select(&event) {
+                return value;
             }
         }
     }
@@ -95,9 +95,9 @@ impl Puppet {
         loop {
             let packet = control.receive(&mut buffer).expect("a packet").ok_or("the host went")?;
             let mut files = packet.descriptors.into_iter();
-            let said = Control::decode(packet.bytes).expect("sense");
-            match said.kind {
-                ControlKind::Welcome => welcome = Some(said.facts),
+            let message = Control::decode(packet.bytes).expect("sense");
+            match message.kind {
+                ControlKind::Welcome => welcome = Some(message.facts),
                 ControlKind::Queue => {
                     while let (Some(socket), Some(memory)) = (files.next(), files.next()) {
                         let patience = Some(PATIENCE);
@@ -110,7 +110,7 @@ impl Puppet {
                     return Ok(Puppet { control, welcome: welcome.expect("before"), lanes });
                 }
                 ControlKind::Refused => {
-                    return Err(said.facts.get("message").unwrap_or_default().to_owned());
+                    return Err(message.facts.get("message").unwrap_or_default().to_owned());
                 }
                 other => panic!("{other:?} before ATTACHED"),
             }

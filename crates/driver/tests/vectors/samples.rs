@@ -284,21 +284,21 @@ fn chunk() -> Case {
     rows.push((padding[0].clone(), "padding"));
     rows.extend(data_rows);
     rows.push((padding[1].clone(), "padding"));
-    let shown: Vec<_> = VALUES.iter().map(|(record, _)| format!("{record:#?}")).collect();
+    let texts: Vec<_> = VALUES.iter().map(|(record, _)| format!("{record:#?}")).collect();
     Case {
         name: "write_chunk/v1-overlap",
         bytes,
         rows,
         padding,
-        value: shown.join("\n"),
+        value: texts.join("\n"),
         decode: Box::new(|bytes| {
-            let found: Option<Vec<_>> = records(bytes, METADATA_BYTES, VALUES.len()).collect();
-            let found = found.ok_or("a record makes no sense")?;
+            let parsed: Option<Vec<_>> = records(bytes, METADATA_BYTES, VALUES.len()).collect();
+            let parsed = parsed.ok_or("a record makes no sense")?;
             let is_value = |((record, data), (expected, value)): (&(Record, &[u8]), _)| {
                 record == expected && data.iter().all(|byte| byte == value)
             };
             let expected = VALUES.iter().map(|(record, value)| (record, value));
-            Ok(found.len() == VALUES.len() && found.iter().zip(expected).all(is_value))
+            Ok(parsed.len() == VALUES.len() && parsed.iter().zip(expected).all(is_value))
         }),
     }
 }

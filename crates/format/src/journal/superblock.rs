@@ -235,8 +235,9 @@ impl Superblock {
             )?;
         }
         let Some(Memory { folder, .. }) = &self.memory else { return Ok(()) };
-        let named = (1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) && !folder.contains(&0);
-        check_field(WHAT, "memory_folder", "it is empty, too long, or has a zero byte", named)
+        let is_valid =
+            (1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) && !folder.contains(&0);
+        check_field(WHAT, "memory_folder", "it is empty, too long, or has a zero byte", is_valid)
     }
 }
 

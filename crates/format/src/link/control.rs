@@ -121,8 +121,8 @@ impl OpenAnswer {
         let abilities = opened_at::ABILITIES.u8(bytes);
         check_field(Self::WHAT, "abilities", "unknown ones", abilities & !ALL == 0)?;
         let block_bytes = opened_at::BLOCK_BYTES.u32(bytes);
-        let known = block_bytes == 512 || block_bytes == 4096;
-        check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", known)?;
+        let is_known = block_bytes == 512 || block_bytes == 4096;
+        check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", is_known)?;
         let request_bytes_max = opened_at::REQUEST_BYTES_MAX.u32(bytes);
         check_field(
             Self::WHAT,
@@ -168,8 +168,8 @@ pub fn list_exports<'a>(
     let mut list = vec![0; list_at::SIZE];
     let mut left_out = 0u32;
     for (name, size_bytes) in exports {
-        let named = (1..=EXPORT_BYTES_MAX).contains(&name.len());
-        if !named || list.len() + export_at::SIZE + name.len() > bytes_max {
+        let is_valid = (1..=EXPORT_BYTES_MAX).contains(&name.len());
+        if !is_valid || list.len() + export_at::SIZE + name.len() > bytes_max {
             left_out += 1;
             continue;
         }

@@ -28,7 +28,7 @@ impl Image {
         found
     }
 
-    fn refused(&self, format: Format, words: &str) {
+    fn expect_refusal(&self, format: Format, words: &str) {
         let what = self.backing_of(format).expect_err("it is refused").to_string();
         assert!(what.contains(words), "{what}");
         assert!(!what.contains(char::is_control), "{what:?}");
@@ -89,26 +89,26 @@ fn the_list_of_extensions_ends_where_qemu_ends_it() {
     let image = over(b"./ab    ", &[(far, raw)]);
     assert_eq!(image.backing_of(Format::Qcow2).unwrap(), below("./ab    ", "qcow2"));
     let longer = over(b"base", &[(108, &[0, 0, 0, 9])]);
-    longer.refused(Format::Qcow2, "an extension of 9 bytes");
+    longer.expect_refusal(Format::Qcow2, "an extension of 9 bytes");
 }
 
 #[test]
 fn a_layers_name_is_passed_on_as_it_is_or_refused() {
     for name in [&b"a\xff"[..], b"a\0b", b"a\x1b[2Jb", b"a\nb"] {
-        over(name, &[]).refused(Format::Qcow2, "no text");
+        over(name, &[]).expect_refusal(Format::Qcow2, "no text");
     }
-    over(b"", &[]).refused(Format::Qcow2, "a name of 0 bytes");
-    over(b"base", &[(18, &[4, 0])]).refused(Format::Qcow2, "a name of 1024 bytes");
-    over(b"base", &[(13, &[1])]).refused(Format::Qcow2, "outside its first cluster");
-    over(b"base", &[(14, &[255, 253])]).refused(Format::Qcow2, "beyond its first cluster");
+    over(b"", &[]).expect_refusal(Format::Qcow2, "a name of 0 bytes");
+    over(b"base", &[(18, &[4, 0])]).expect_refusal(Format::Qcow2, "a name of 1024 bytes");
+    over(b"base", &[(13, &[1])]).expect_refusal(Format::Qcow2, "outside its first cluster");
+    over(b"base", &[(14, &[255, 253])]).expect_refusal(Format::Qcow2, "beyond its first cluster");
 }
 
 #[test]
 fn a_qcow2_header_of_an_impossible_shape_is_refused() {
-    over(b"base", &[(103, &[103])]).refused(Format::Qcow2, "a header of 103 bytes");
-    over(b"base", &[(101, &[1])]).refused(Format::Qcow2, "a header of 65640 bytes");
+    over(b"base", &[(103, &[103])]).expect_refusal(Format::Qcow2, "a header of 103 bytes");
+    over(b"base", &[(101, &[1])]).expect_refusal(Format::Qcow2, "a header of 65640 bytes");
     for bits in [8, 22, 255] {
-        over(b"base", &[(23, &[bits])]).refused(Format::Qcow2, "clusters of 2^");
+        over(b"base", &[(23, &[bits])]).expect_refusal(Format::Qcow2, "clusters of 2^");
     }
 }
 
@@ -129,16 +129,16 @@ fn a_vhdx_image_that_repeats_its_metadata_is_not_read_forever() {
     let region = [&METADATA[..], &place.to_le_bytes(), &[0; 8]].concat();
     let table: &[(u64, &[u8])] = &[(place, b"metadata"), (place + 10, &2048u16.to_le_bytes())];
     assert_eq!(vhdx(1, &region, table).backing_of(Format::Vhdx).unwrap(), None);
-    vhdx(2048, &region.repeat(2048), table).refused(Format::Vhdx, "its headers exceed");
+    vhdx(2048, &region.repeat(2048), table).expect_refusal(Format::Vhdx, "its headers exceed");
 }
 
 #[test]
 fn tables_that_are_longer_than_what_is_looked_at_are_refused() {
     let place = 512u64 << 10;
     let region = [&METADATA[..], &place.to_le_bytes(), &[0; 8]].concat();
-    vhdx(2049, &region, &[]).refused(Format::Vhdx, "a table of 2049 regions");
+    vhdx(2049, &region, &[]).expect_refusal(Format::Vhdx, "a table of 2049 regions");
     let table: &[(u64, &[u8])] = &[(place, b"metadata"), (place + 10, &2049u16.to_le_bytes())];
-    vhdx(1, &region, table).refused(Format::Vhdx, "a table of 2049 metadata");
+    vhdx(1, &region, table).expect_refusal(Format::Vhdx, "a table of 2049 metadata");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn what_a_description_says_is_shown_in_part_and_without_control_characters() {
     let header: [(u64, &[u8]); 5] =
         [(0, b"KDMV"), (12, &[8]), (28, &[1]), (36, &[20]), (512, text.as_bytes())];
     let image = Image::new(1 << 20, &header);
-    image.refused(Format::Vmdk, "is of the kind");
+    image.expect_refusal(Format::Vmdk, "is of the kind");
     let Err(Refusal::Other(what)) = image.backing_of(Format::Vmdk) else { panic!("it is refused") };
     assert!(what.len() < 200, "{what}");
 }

@@ -267,9 +267,9 @@ fn each_rule_of_a_list_is_refused() {
     assert_eq!(runs(|bytes| bytes[0] = 32), None, "longer than what came");
     assert_eq!(runs(|bytes| bytes[4] = 1), None, "it leaves nothing out");
     assert_eq!(runs(|bytes| bytes[16..24].fill(0)), None, "an empty run");
-    let mut opened = opened_value().encode();
-    opened[control::opened_at::RESERVATION.offset..][..8].fill(0);
-    assert!(OpenAnswer::decode(&opened).is_err(), "no export's");
+    let mut answer = opened_value().encode();
+    answer[control::opened_at::RESERVATION.offset..][..8].fill(0);
+    assert!(OpenAnswer::decode(&answer).is_err(), "no export's");
 }
 
 pub(crate) fn export_state_value() -> ExportState {
@@ -293,7 +293,7 @@ fn export_state() -> Case {
     }
 }
 
-fn refused(body: &[u8]) -> &'static str {
+fn refused_field(body: &[u8]) -> &'static str {
     match parts(body).unwrap_err() {
         FormatError::Field { field, .. } => field,
         FormatError::Reserved { .. } => "reserved",
@@ -309,32 +309,35 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
         change(&mut command);
         body_of(400, |body| pushed(body.command(&command, inline, |into| into.fill(1))))
     };
-    assert_eq!(refused(&command(|_| (), 131)), "bytes", "more than the payload");
-    assert_eq!(refused(&command(|_| (), 127)), "bytes", "neither a grain nor all");
+    assert_eq!(refused_field(&command(|_| (), 131)), "bytes", "more than the payload");
+    assert_eq!(refused_field(&command(|_| (), 127)), "bytes", "neither a grain nor all");
     assert!(parts(&command(|_| (), 130)).is_ok());
     assert!(parts(&command(|_| (), 0)).is_ok());
-    assert_eq!(refused(&command(|command| command.operation = Operation::Read, 128)), "bytes");
-    assert_eq!(refused(&command(|command| command.flags = 4, 0)), "flags");
+    assert_eq!(
+        refused_field(&command(|command| command.operation = Operation::Read, 128)),
+        "bytes"
+    );
+    assert_eq!(refused_field(&command(|command| command.flags = 4, 0)), "flags");
     let open = |flags| {
         let command = Command { operation: Operation::Open, flags, ..COMMAND };
         body_of(400, |body| pushed(body.command(&command, 130, |into| into.fill(b'x'))))
     };
     assert!(parts(&open(7)).is_ok());
-    assert_eq!(refused(&open(8)), "flags");
-    assert_eq!(refused(&[1, 9]), "truncated");
-    assert_eq!(refused(&[10]), "kind");
-    assert_eq!(refused(&[0, 0, 1]), "reserved");
+    assert_eq!(refused_field(&open(8)), "flags");
+    assert_eq!(refused_field(&[1, 9]), "truncated");
+    assert_eq!(refused_field(&[10]), "kind");
+    assert_eq!(refused_field(&[0, 0, 1]), "reserved");
     let data = |offset, bytes| {
         body_of(400, |body| pushed(body.data(1, 1, offset, bytes, |into| into.fill(1))))
     };
-    assert_eq!(refused(&data(127, 1)), "offset");
-    assert_eq!(refused(&data(128, 0)), "bytes");
-    assert_eq!(refused(&data(128, 20)[..39]), "truncated");
+    assert_eq!(refused_field(&data(127, 1)), "offset");
+    assert_eq!(refused_field(&data(128, 0)), "bytes");
+    assert_eq!(refused_field(&data(128, 20)[..39]), "truncated");
     let word = |link| body_of(400, |body| pushed(body.word(&Word { link, ..JOIN })));
     assert!(parts(&word(7)).is_ok());
-    assert_eq!(refused(&word(8)), "link");
-    assert_eq!(refused(&[&[9, 0, 145, 1][..], &[b'x'; 401]].concat()), "text_bytes");
-    assert_eq!(refused(&[9, 0, 1, 0, 0xff]), "text");
+    assert_eq!(refused_field(&word(8)), "link");
+    assert_eq!(refused_field(&[&[9, 0, 145, 1][..], &[b'x'; 401]].concat()), "text_bytes");
+    assert_eq!(refused_field(&[9, 0, 1, 0, 0xff]), "text");
 }
 
 #[test]
@@ -348,33 +351,37 @@ fn each_rule_of_an_acknowledgement_is_refused_by_the_name_of_its_field() {
         bytes
     };
     assert!(parts(&ack(7, 9, &[(0, 3), (2, 5)])).is_ok(), "down to number 0");
-    assert_eq!(refused(&ack(7, 9, &[(0, 3), (2, 6)])), "runs", "below zero");
-    assert_eq!(refused(&ack(7, 9, &[(0, 3), (8, 1)])), "runs", "a gap below zero");
-    assert_eq!(refused(&ack(7, 9, &[(0, 3), (2, 0)])), "runs", "an empty one");
-    assert_eq!(refused(&ack(7, 9, &[])), "runs");
-    assert_eq!(refused(&ack(7, 9999, &[(0, 1); 33])), "runs");
+    assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (2, 6)])), "runs", "below zero");
+    assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (8, 1)])), "runs", "a gap below zero");
+    assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (2, 0)])), "runs", "an empty one");
+    assert_eq!(refused_field(&ack(7, 9, &[])), "runs");
+    assert_eq!(refused_field(&ack(7, 9999, &[(0, 1); 33])), "runs");
     assert!(parts(&ack(7, 9999, &[(0, 1); 32])).is_ok());
-    assert_eq!(refused(&ack(7, 9, &[(1, 3)])), "missing", "the newest was not named");
-    assert_eq!(refused(&ack(8, 9, &[(0, 3)])), "link");
+    assert_eq!(refused_field(&ack(7, 9, &[(1, 3)])), "missing", "the newest was not named");
+    assert_eq!(refused_field(&ack(8, 9, &[(0, 3)])), "link");
     assert!(parts(&ack(0, NUMBER_END - 1, &[(0, 3)])).is_ok());
-    assert_eq!(refused(&ack(0, NUMBER_END, &[(0, 3)])), "largest");
-    assert_eq!(refused(&ack(0, u64::MAX, &[(0, 3)])), "largest");
+    assert_eq!(refused_field(&ack(0, NUMBER_END, &[(0, 3)])), "largest");
+    assert_eq!(refused_field(&ack(0, u64::MAX, &[(0, 3)])), "largest");
 }
 
 #[test]
 fn a_run_longer_than_its_field_ends_the_acknowledgement() {
-    let said = |runs: &[(u64, u64)]| {
+    let decoded_runs = |runs: &[(u64, u64)]| {
         let body = body_of(200, |body| pushed(body.ack(0, 0, runs)));
         let Part::Ack(ack) = parts(&body).unwrap()[0] else { panic!("an acknowledgement") };
         ack.runs().collect::<Vec<_>>()
     };
     // Cut to 16 bits, these would be runs of 0 and 1 packets.
     assert_eq!(
-        said(&[(1 << 20, (1 << 20) + 65_535), (5, 9)]),
+        decoded_runs(&[(1 << 20, (1 << 20) + 65_535), (5, 9)]),
         [((1 << 20) + 1, (1 << 20) + 65_535)]
     );
-    assert_eq!(said(&[(100_000, 100_009), (5, 9)]), [(100_000, 100_009)]);
-    assert_eq!(said(&[(65_545, 65_545), (5, 9)]), [(65_545, 65_545), (5, 9)], "a gap of 65,535");
+    assert_eq!(decoded_runs(&[(100_000, 100_009), (5, 9)]), [(100_000, 100_009)]);
+    assert_eq!(
+        decoded_runs(&[(65_545, 65_545), (5, 9)]),
+        [(65_545, 65_545), (5, 9)],
+        "a gap of 65,535"
+    );
 }
 
 #[test]

@@ -89,8 +89,8 @@ pub(crate) fn decode_all(bytes: &[u8]) {
     if let Ok(seek) = Seek::decode(bytes) {
         assert_eq!(seek.encode().unwrap(), bytes);
     }
-    if let Ok(opened) = OpenAnswer::decode(bytes) {
-        assert_eq!(opened.encode()[..], *bytes);
+    if let Ok(answer) = OpenAnswer::decode(bytes) {
+        assert_eq!(answer.encode()[..], *bytes);
     }
     if let Ok(exports) = control::exports(bytes) {
         let names: Vec<_> = exports.named.iter().map(|(name, bytes)| (&name[..], *bytes)).collect();
@@ -188,12 +188,12 @@ fn sent() -> impl Strategy<Value = PacketPart> {
 }
 
 /// The runs read from an acknowledgement are a front part of those wanted.
-fn said_of(wanted: &[(u64, u64)], read: &[(u64, u64)]) -> bool {
-    let (Some((last, before)), true) = (read.split_last(), read.len() <= wanted.len()) else {
+fn is_front_of(all_runs: &[(u64, u64)], read: &[(u64, u64)]) -> bool {
+    let (Some((last, before)), true) = (read.split_last(), read.len() <= all_runs.len()) else {
         return false;
     };
-    let to = wanted[before.len()];
-    *before == wanted[..before.len()] && last.1 == to.1 && last.0 >= to.0
+    let to = all_runs[before.len()];
+    *before == all_runs[..before.len()] && last.1 == to.1 && last.0 >= to.0
 }
 
 proptest! {
@@ -250,7 +250,7 @@ proptest! {
                 (Part::Reply(read, _), PacketPart::Reply(reply, _)) => read == reply,
                 (Part::Ack(read), PacketPart::Ack(link, delay_us, runs)) => {
                     (read.link, read.delay_us) == (*link, *delay_us)
-                        && said_of(runs, &read.runs().collect::<Vec<_>>())
+                        && is_front_of(runs, &read.runs().collect::<Vec<_>>())
                 }
                 (Part::Word(read), PacketPart::Word(word)) => read == word,
                 (Part::Close(read, text), PacketPart::Close(status, whole)) => {
@@ -272,7 +272,7 @@ proptest! {
             [] => prop_assert!(room < ack_at::SIZE + run_at::SIZE),
             [Part::Ack(ack)] => {
                 check_ack(&ack);
-                prop_assert!(said_of(&runs, &ack.runs().collect::<Vec<_>>()));
+                prop_assert!(is_front_of(&runs, &ack.runs().collect::<Vec<_>>()));
             }
             ref other => prop_assert!(false, "{:?}", other),
         }
@@ -329,9 +329,9 @@ proptest! {
         // The rest of the buffer, whatever it holds, is not an entry.
         bytes.resize(bytes_max, 1);
         prop_assert_eq!(control::exports(&bytes).unwrap(), whole.clone());
-        let mut left = exports.iter();
+        let mut remaining = exports.iter();
         prop_assert!(
-            whole.named.iter().all(|one| left.any(|other| other == one)), "some, in order"
+            whole.named.iter().all(|one| remaining.any(|other| other == one)), "some, in order"
         );
         prop_assert_eq!(whole.named.len() + whole.left_out as usize, exports.len());
     }

@@ -55,13 +55,13 @@ fn packed_writes_that_break_a_rule_name_the_field() {
     assert_eq!(field_of(change(32, SPAN_BYTES_MAX - 15)), "length", "the span");
     assert_eq!(field_of(change(32, u32::MAX)), "length", "the span");
 
-    let refused = |ranges: &[(u32, &[u8])]| {
+    let refusal = |ranges: &[(u32, &[u8])]| {
         packed_write::encode(ranges.iter().copied(), &mut [0; 100]).unwrap_err()
     };
-    assert_eq!(field_of(refused(&[])), "entry_count");
-    assert_eq!(field_of(refused(&[(0, b"")])), "length");
-    assert_eq!(field_of(refused(&[(9, b"a"), (0, b"b")])), "offset");
-    assert_eq!(field_of(refused(&[(SPAN_BYTES_MAX, b"a")])), "length");
+    assert_eq!(field_of(refusal(&[])), "entry_count");
+    assert_eq!(field_of(refusal(&[(0, b"")])), "length");
+    assert_eq!(field_of(refusal(&[(9, b"a"), (0, b"b")])), "offset");
+    assert_eq!(field_of(refusal(&[(SPAN_BYTES_MAX, b"a")])), "length");
 }
 
 prop_compose! {

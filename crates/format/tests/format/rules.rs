@@ -105,8 +105,8 @@ fn a_segment_header_and_a_staging_header_may_be_followed_by_more() {
 
 #[test]
 fn an_intact_structure_of_another_place_is_refused() {
-    fn foreign<T: std::fmt::Debug>(refused: Result<T, FormatError>, name: &str) {
-        match refused.unwrap_err() {
+    fn foreign<T: std::fmt::Debug>(result: Result<T, FormatError>, name: &str) {
+        match result.unwrap_err() {
             FormatError::Identity { field, .. } => assert_eq!(field, name),
             other => panic!("{other}"),
         }
@@ -267,8 +267,8 @@ fn a_new_slot_torn_from_an_old_header_is_refused() {
     let mut torn = encoded(&old);
     torn[..28].copy_from_slice(&encoded(&new)[..28]);
     assert_eq!(RecordHeader::decode_slot(&torn, TAG, new.position), Ok(new.slot_bytes));
-    let refused = RecordHeader::decode(&torn, TAG, new.position);
-    assert_eq!(refused, Err(FormatError::Checksum { what: "journal record" }));
+    let result = RecordHeader::decode(&torn, TAG, new.position);
+    assert_eq!(result, Err(FormatError::Checksum { what: "journal record" }));
 }
 
 #[test]
@@ -279,8 +279,8 @@ fn an_unfilled_slot_can_be_stepped_over_but_not_read() {
     assert_eq!(space[28..80], [0; 52], "nothing of what was there before is left");
     assert_eq!(space[80..], [0xaa; 26], "the payload's place is not touched");
     assert_eq!(RecordHeader::decode_slot(&space, TAG, record.position), Ok(106));
-    let refused = RecordHeader::decode(&space, TAG, record.position);
-    assert_eq!(refused, Err(FormatError::Checksum { what: "journal record" }));
+    let result = RecordHeader::decode(&space, TAG, record.position);
+    assert_eq!(result, Err(FormatError::Checksum { what: "journal record" }));
 }
 
 #[test]
@@ -347,10 +347,10 @@ fn an_intact_superblock_of_a_newer_version_is_not_passed_over() {
 #[test]
 fn the_superblock_of_another_volume_is_named() {
     let foreign = Superblock { volume_id: OTHER, generation: 5, ..superblock_value() }.encode();
-    let refused = chosen(&[0; 4096], &foreign).unwrap_err();
+    let error = chosen(&[0; 4096], &foreign).unwrap_err();
     assert!(
-        matches!(refused, FormatError::Identity { found: IdentityValue::Volume(OTHER), .. }),
-        "{refused}"
+        matches!(error, FormatError::Identity { found: IdentityValue::Volume(OTHER), .. }),
+        "{error}"
     );
     assert_eq!(Superblock::owner(&foreign), Ok(OTHER));
 }

@@ -143,8 +143,8 @@ fn every_flipped_bit_of_a_vector_is_refused() {
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let found = (case.decode)(&bytes);
-            let seen = if sealed { found.is_err() } else { found != Ok(true) };
-            assert!(seen, "{}: bit {bit} may be flipped", case.name);
+            let is_detected = if sealed { found.is_err() } else { found != Ok(true) };
+            assert!(is_detected, "{}: bit {bit} may be flipped", case.name);
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }

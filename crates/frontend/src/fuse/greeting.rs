@@ -30,8 +30,8 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
     let link = Link::new(kernel, 0).map_err(caused)?;
     let mut buffer = link.buffer();
     loop {
-        let mut asked = [PollFd::new(&link.kernel, PollFlags::IN)];
-        match poll(&mut asked, Some(&GREETING_TIME_MAX)) {
+        let mut fds = [PollFd::new(&link.kernel, PollFlags::IN)];
+        match poll(&mut fds, Some(&GREETING_TIME_MAX)) {
             Ok(0) => return Err(failed("it did not arrive".into())),
             Ok(_) | Err(Errno::INTR) => (),
             Err(error) => return Err(caused(error.into())),
@@ -63,7 +63,7 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
                 // The write-back cache stays off: with it, the kernel would answer writes that the
                 // device does not have. Asynchronous direct I/O lets a loop device have many
                 // requests in flight.
-                let wanted = init::ASYNC_READ
+                let supported_flags = init::ASYNC_READ
                     | init::BIG_WRITES
                     | init::ASYNC_DIRECT_IO
                     | init::PARALLEL_FOLDERS
@@ -73,8 +73,11 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
                 // Both sides use the fields of the older version. A newer kernel must not expect
                 // answers that are longer than those made here.
                 let minor = minor.min(MINOR_MAX);
-                let agreed =
-                    InitParameters { minor, flags: flags & wanted, write_bytes_max: bytes_max };
+                let agreed = InitParameters {
+                    minor,
+                    flags: flags & supported_flags,
+                    write_bytes_max: bytes_max,
+                };
                 link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
                 return Ok(agreed);
             }

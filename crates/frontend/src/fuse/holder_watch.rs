@@ -37,13 +37,13 @@ struct WatchContext {
 struct WatchState {
     mount_holder: Arc<MountHolder>,
     /// It was started as a replacement and does not hold anything yet.
-    starting: bool,
+    is_starting: bool,
     /// What the mount holder holds.
     piece: Arc<DoorPiece>,
     /// Hangs up when the mount holder ends.
     line: Option<Arc<OwnedFd>>,
     /// The mount holder is not watched any more.
-    over: bool,
+    is_over: bool,
 }
 
 impl HolderWatch {
@@ -53,32 +53,32 @@ impl HolderWatch {
         mount_holder: MountHolder,
         door_piece: DoorPiece,
     ) -> Self {
-        let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(door_piece));
-        let held =
-            WatchState { mount_holder, starting: false, piece: handed, line: None, over: false };
-        let inside =
-            WatchContext { how: how.clone(), state: Mutex::new(held), changed: Condvar::new() };
-        let inside = Arc::new(inside);
-        let watching = inside.clone();
+        let (mount_holder, piece) = (Arc::new(mount_holder), Arc::new(door_piece));
+        let state =
+            WatchState { mount_holder, is_starting: false, piece, line: None, is_over: false };
+        let context =
+            WatchContext { how: how.clone(), state: Mutex::new(state), changed: Condvar::new() };
+        let context = Arc::new(context);
+        let watching = context.clone();
         let thread =
             std::thread::Builder::new().name("fuse-holder".into()).spawn(move || watching.watch());
         let thread = thread.inspect_err(|error| {
             tracing::warn!(%error, "fuse: cannot start a thread to watch the mount holder; its \
                 death goes unnoticed");
         });
-        HolderWatch { context: inside, thread: Mutex::new(thread.ok()) }
+        HolderWatch { context, thread: Mutex::new(thread.ok()) }
     }
 
     /// Gives the mount holder new facts to hold.
     pub(super) fn update(&self, piece: DoorPiece) -> Result<()> {
-        let mut held = self.context.state.lock();
-        self.context.settle(&mut held);
+        let mut state = self.context.state.lock();
+        self.context.settle(&mut state);
         // Set before the mount holder is told: a replacement that starts in the meantime gets the
         // new facts.
-        held.piece = Arc::new(piece);
-        match held.mount_holder.update(&held.piece) {
+        state.piece = Arc::new(piece);
+        match state.mount_holder.update(&state.piece) {
             Err(_) if MountHolder::at(&self.context.how.socket).is_none() => {
-                self.context.replace(&mut held)
+                self.context.replace(&mut state)
             }
             done => done,
         }
@@ -98,15 +98,15 @@ impl HolderWatch {
 
     fn end_watch(&self) {
         {
-            let mut held = self.context.state.lock();
-            held.over = true;
-            if let Some(line) = &held.line {
+            let mut state = self.context.state.lock();
+            state.is_over = true;
+            if let Some(line) = &state.line {
                 // Looks to the watching thread like the end of the mount holder, and ends its wait.
                 let _ = shutdown(line, Shutdown::Both);
             }
-            if held.starting {
+            if state.is_starting {
                 // A thread that waits for its answer gets an error immediately.
-                held.mount_holder.reap();
+                state.mount_holder.reap();
             }
         }
         self.context.changed.notify_all();
@@ -131,19 +131,19 @@ impl WatchState {
 impl WatchContext {
     /// The watching thread.
     fn watch(&self) {
-        let mut held = self.state.lock();
+        let mut state = self.state.lock();
         loop {
-            self.settle(&mut held);
-            if held.over {
+            self.settle(&mut state);
+            if state.is_over {
                 return;
             }
-            let watched = Arc::clone(&held.mount_holder);
-            match watched.watch() {
+            let mount_holder = Arc::clone(&state.mount_holder);
+            match mount_holder.watch() {
                 Ok(line) => {
                     let line = Arc::new(line);
-                    held.line = Some(line.clone());
-                    MutexGuard::unlocked(&mut held, || wait_for_end(&line));
-                    held.line = None;
+                    state.line = Some(line.clone());
+                    MutexGuard::unlocked(&mut state, || wait_for_end(&line));
+                    state.line = None;
                 }
                 Err(error) if MountHolder::at(&self.how.socket).is_some() => {
                     tracing::warn!(
@@ -154,17 +154,17 @@ impl WatchContext {
                 }
                 Err(_) => (),
             }
-            self.settle(&mut held);
+            self.settle(&mut state);
             // The mount holder of a removed mount ends by itself.
-            if held.over || !held.piece.descriptors.iter().all(lives) {
+            if state.is_over || !state.piece.descriptors.iter().all(lives) {
                 return;
             }
-            if !Arc::ptr_eq(&watched, &held.mount_holder) {
+            if !Arc::ptr_eq(&mount_holder, &state.mount_holder) {
                 // A thread with newer facts has replaced it already.
                 continue;
             }
-            let replaced = self.replace(&mut held);
-            let mountpoint = held.mountpoint();
+            let replaced = self.replace(&mut state);
+            let mountpoint = state.mountpoint();
             match replaced {
                 Ok(()) => {
                     tracing::warn!(
@@ -178,41 +178,41 @@ impl WatchContext {
                      errors. Starting a new mount holder failed, retrying: {error}"
                 ),
             }
-            if !held.over {
+            if !state.is_over {
                 // With the lock released, so that a stop does not wait for the pause.
-                self.changed.wait_for(&mut held, RESTART_PAUSE_MIN);
+                self.changed.wait_for(&mut state, RESTART_PAUSE_MIN);
             }
         }
     }
 
     /// Waits for a start that another thread has begun.
-    fn settle(&self, held: &mut MutexGuard<'_, WatchState>) {
-        while held.starting {
-            self.changed.wait(held);
+    fn settle(&self, state: &mut MutexGuard<'_, WatchState>) {
+        while state.is_starting {
+            self.changed.wait(state);
         }
     }
 
     /// Replaces a mount holder that is dead or unreachable. Other threads may inspect or end what
     /// is held during this.
-    fn replace(&self, held: &mut MutexGuard<'_, WatchState>) -> Result<()> {
+    fn replace(&self, state: &mut MutexGuard<'_, WatchState>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
         // Entered before it has answered, so that a server that stops meanwhile can end it
         // (`end_watch`).
-        let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
-        let handed = Arc::clone(&held.piece);
-        held.starting = true;
-        let told = MutexGuard::unlocked(held, || next.update(&handed));
-        held.starting = false;
+        let previous = std::mem::replace(&mut state.mount_holder, Arc::clone(&next));
+        let piece = Arc::clone(&state.piece);
+        state.is_starting = true;
+        let outcome = MutexGuard::unlocked(state, || next.update(&piece));
+        state.is_starting = false;
         self.changed.notify_all();
-        match told {
+        match outcome {
             // Its process is dead or cannot be reached. Unreaped, it would stay as a zombie.
-            Ok(()) => before.reap(),
+            Ok(()) => previous.reap(),
             Err(_) => {
                 next.reap();
-                held.mount_holder = before;
+                state.mount_holder = previous;
             }
         }
-        told
+        outcome
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
         };
         let dead = MountHolder::spawn(&socket, &["true".into()]).expect("it starts");
         dead.reap();
-        let kept = HolderWatch::new(&how, dead, DoorPiece::new("fuse"));
+        let holder_watch = HolderWatch::new(&how, dead, DoorPiece::new("fuse"));
         let deadline = Instant::now() + Duration::from_secs(60);
         while !number.exists() {
             assert!(Instant::now() < deadline, "waited in vain for another mount holder");
@@ -249,13 +249,13 @@ mod tests {
         }
         let process = std::fs::read_to_string(&number).expect("written");
         let process = std::path::Path::new("/proc").join(process.trim());
-        let held = kept.context.state.lock();
+        let state = holder_watch.context.state.lock();
         assert!(
-            held.starting && process.exists(),
+            state.is_starting && process.exists(),
             "a look must not wait until the start has failed"
         );
-        drop(held);
-        kept.leave();
+        drop(state);
+        holder_watch.leave();
         assert!(!process.exists(), "it would hold the mount, and the next server would not know");
         assert!(MountHolder::at(&socket).is_none(), "the next server may start its own");
     }

@@ -2,7 +2,7 @@
 //!
 //! Works on every Linux with the fuse module, also for users other than root. Modules:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel),
-//! `handover` (what another process needs), `holder_watch` (the watched mount holder), `protocol`
+//! `hand_over` (what another process needs), `holder_watch` (the watched mount holder), `protocol`
 //! and `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request handling),
 //! `ticket` and `seek` (requests in flight), [`server`](FuseDoor), [`metrics`](FuseMetrics),
 //! `fuzzing` (what must hold of any request).
@@ -23,7 +23,7 @@
 mod answer;
 pub(crate) mod fuzzing;
 mod greeting;
-mod handover;
+mod hand_over;
 mod holder_watch;
 mod link;
 mod metrics;

@@ -34,7 +34,7 @@ pub(super) struct Mount {
 }
 
 /// How to mount.
-pub(super) struct Wish<'a> {
+pub(super) struct MountOptions<'a> {
     pub(super) name: &'a str,
     pub(super) read_only: bool,
     pub(super) allow_other: bool,
@@ -121,8 +121,8 @@ fn unfound(path: &Path, error: std::io::Error) -> Error {
 fn prepared(path: &Path) -> Result<PathBuf> {
     let path = settled(path).map_err(|error| unfound(path, error))?;
     // Mounts of several dead servers may lie on each other.
-    while let Some(found) = mounted_at(&path) {
-        let kind = &found.kind;
+    while let Some(existing_mount) = mounted_at(&path) {
+        let kind = &existing_mount.kind;
         if kind != KIND {
             let text = format!(
                 "a file system of type {kind} is mounted there; unmount it or choose another folder"
@@ -183,11 +183,11 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
 impl Mount {
     /// Mounts, and returns the descriptor for the kernel's requests. Errors say what is wrong with
     /// the folder.
-    pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
+    pub(super) fn make(path: &Path, options: &MountOptions<'_>) -> Result<(Self, OwnedFd)> {
         let path = prepared(path)?;
         let root = rustix::process::geteuid().is_root();
         // Without root, mounting needs the set-user-ID helper of the distribution.
-        let kernel = if root { by_root(&path, wish)? } else { by_fusermount(&path, wish)? };
+        let kernel = if root { by_root(&path, options)? } else { by_fusermount(&path, options)? };
         let mount = Mount::existing(path);
         let nonblocking = rustix::fs::fcntl_getfl(&kernel)
             .and_then(|flags| rustix::fs::fcntl_setfl(&kernel, flags | OFlags::NONBLOCK));
@@ -248,7 +248,7 @@ fn unmount(path: &Path, how: Leave) -> std::io::Result<()> {
     if output.status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
 }
 
-fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
+fn by_root(path: &Path, options: &MountOptions<'_>) -> Result<OwnedFd> {
     let denied = |what: &str, error: Errno| {
         let text = format!(
             "{what}: {error}; check that the kernel's fuse module is loaded and that this process \
@@ -259,23 +259,23 @@ fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let kernel = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| denied("/dev/fuse cannot be opened", error))?;
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let (descriptor, read_max) = (kernel.as_raw_fd(), wish.read_bytes_max);
-    let others = if wish.allow_other { ",allow_other" } else { "" };
+    let (descriptor, read_max) = (kernel.as_raw_fd(), options.read_bytes_max);
+    let others = if options.allow_other { ",allow_other" } else { "" };
     let data = format!(
         "fd={descriptor},rootmode=40000,user_id={user},group_id={group},\
          default_permissions,max_read={read_max}{others}\0"
     );
     let data = std::ffi::CString::from_vec_with_nul(data.into_bytes()).unwrap_or_default();
-    let read_only = if wish.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let read_only = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
     // The file's content is the user's. Nothing in the folder may ever count as a device or gain
     // rights.
     let flags = MountFlags::NOSUID | MountFlags::NODEV | read_only;
-    rustix::mount::mount(wish.name, path, KIND, flags, data.as_c_str())
+    rustix::mount::mount(options.name, path, KIND, flags, data.as_c_str())
         .map_err(|error| denied("cannot be mounted", error))?;
     Ok(kernel)
 }
 
-fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
+fn by_fusermount(path: &Path, options: &MountOptions<'_>) -> Result<OwnedFd> {
     let failed = |text: String| refusal(ErrorKind::Unavailable, path, text);
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -284,15 +284,15 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
         if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' }
     };
     // A comma in the name would begin another option of the mount.
-    let name: String = wish.name.chars().map(plain).collect();
-    let mut options = format!(
+    let name: String = options.name.chars().map(plain).collect();
+    let mut mount_flags = format!(
         "fsname={name},subtype=sawmill,nosuid,nodev,default_permissions,max_read={}",
-        wish.read_bytes_max
+        options.read_bytes_max
     );
-    options.push_str(if wish.allow_other { ",allow_other" } else { "" });
-    options.push_str(if wish.read_only { ",ro" } else { "" });
+    mount_flags.push_str(if options.allow_other { ",allow_other" } else { "" });
+    mount_flags.push_str(if options.read_only { ",ro" } else { "" });
     let mut helper = Command::new("fusermount3");
-    helper.arg("-o").arg(options).arg("--").arg(path);
+    helper.arg("-o").arg(mount_flags).arg("--").arg(path);
     // It sends the descriptor to the socket that this names: its standard input.
     helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
     let output = helper
@@ -305,7 +305,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
         return Err(failed(format!("fusermount3 failed: {text}")));
     }
     let received = sawmill_sys::descriptors::receive(&ours, &mut [0; 1]);
-    let mut sent =
+    let mut descriptors =
         received.map_err(|error| failed(error.to_string()).with_source(error))?.descriptors;
-    sent.pop().ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
+    descriptors.pop().ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
 }

@@ -76,8 +76,8 @@ impl Seek {
                 answer: Mutex::default(),
             });
             let length = SEEK_BYTES.min(self.size_bytes - offset);
-            let heard = window.clone();
-            let on_outcome = |outcome| heard.answered(outcome);
+            let callback_window = window.clone();
+            let on_outcome = |outcome| callback_window.answered(outcome);
             self.device.submit(Request::bare(
                 Operation::Allocation,
                 offset,
@@ -102,8 +102,8 @@ impl Seek {
     fn judge(&self, offset: u64, outcome: Outcome) -> Option<u64> {
         let errno = match outcome {
             Ok(Reply::Allocation(runs)) => match self.find(offset, &runs) {
-                Ok(found) => {
-                    self.link.send(&[&sought(self.unique, found)]);
+                Ok(position) => {
+                    self.link.send(&[&sought(self.unique, position)]);
                     return None;
                 }
                 // An answer that does not reach past its own start would repeat the same query

@@ -18,18 +18,18 @@ use sawmill_sys::{LoopAccess, LoopDevice};
 
 use super::answer::{self, InitParameters};
 use super::greeting::greet;
-use super::handover::{MountHandOver, handed};
+use super::hand_over::{MountHandOver, handed};
 use super::holder_watch::HolderWatch;
 use super::link::Link;
 use super::metrics::FuseMetrics;
-use super::mount::{Mount, Wish};
+use super::mount::{Mount, MountOptions};
 use super::options::{
     FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX,
 };
 use super::protocol::init;
 use super::worker::{FuseFile, work};
 use crate::mount_holder::MountHolder;
-use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
+use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 
 /// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ struct MountService {
     loop_device: Mutex<Option<LoopDevice>>,
     mount_holder: Mutex<Option<HolderWatch>>,
     /// Closed, or handed over.
-    over: AtomicBool,
+    is_over: AtomicBool,
 }
 
 impl FuseDoor {
@@ -72,13 +72,14 @@ impl FuseDoor {
         let bytes_max = request_bytes_max(&*device);
         let name = &options.file_name;
         let (read_only, allow_other) = (geometry.read_only, options.allow_other);
-        let wish = Wish { name, read_only, allow_other, read_bytes_max: bytes_max };
-        let (mount, kernel) = Mount::make(&options.mountpoint, &wish)?;
-        let made = greet(&kernel, bytes_max).and_then(|agreed| {
+        let mount_options =
+            MountOptions { name, read_only, allow_other, read_bytes_max: bytes_max };
+        let (mount, kernel) = Mount::make(&options.mountpoint, &mount_options)?;
+        let outcome = greet(&kernel, bytes_max).and_then(|agreed| {
             let mount_holder = Self::kept(&options, &mount, &kernel, &agreed, geometry.size_bytes)?;
             Ok((agreed, mount_holder))
         });
-        let (agreed, mount_holder) = made.inspect_err(|_| mount.abandon())?;
+        let (agreed, mount_holder) = outcome.inspect_err(|_| mount.abandon())?;
         let door = Self::open(&options, device, mount, kernel, agreed, mount_holder)?;
         // From now on the kernel caches the folder, also while no server runs.
         let _ = std::fs::metadata(&door.mounted.mount.path);
@@ -101,9 +102,14 @@ impl FuseDoor {
         // Flags that cannot be read are refused below.
         let mount_holder =
             options.mount_holder.as_ref().filter(|_| handed.parsed("flags").is_ok_and(can_outlive));
-        let mount_holder = mount_holder.and_then(|wanted| match MountHolder::at(&wanted.socket) {
-            Some(mount_holder) => Some(mount_holder),
-            None => MountHolder::start(&wanted.socket, &wanted.command, &handed)
+        let mount_holder =
+            mount_holder.and_then(|holder_options| match MountHolder::at(&holder_options.socket) {
+                Some(mount_holder) => Some(mount_holder),
+                None => MountHolder::start(
+                    &holder_options.socket,
+                    &holder_options.command,
+                    &handed,
+                )
                 .inspect_err(|error| {
                     // Users wait behind this door, so a missing part is logged and does not close
                     // the door.
@@ -112,7 +118,7 @@ impl FuseDoor {
                     );
                 })
                 .ok(),
-        });
+            });
         Self::start_serving(&options, device, handed, mount_holder)
     }
 
@@ -135,7 +141,7 @@ impl FuseDoor {
             );
             return Err(Error::new(ErrorKind::Refused, text));
         }
-        let resized = size_bytes != device.geometry().size_bytes;
+        let is_resized = size_bytes != device.geometry().size_bytes;
         if agreed.flags & init::RESEND != 0 {
             // Requests that another server took and did not answer; there are none after a
             // hand-off. Ask before our own workers take anything: otherwise the kernel would resend
@@ -152,9 +158,9 @@ impl FuseDoor {
         *door.mounted.loop_device.lock() = device;
         // Users wait behind this door, so a missing part is logged and does not close the door.
         let mounted = &door.mounted;
-        let known = if resized { mounted.resized() } else { mounted.notify_mount_holder() };
-        let whole = known.and_then(|()| mounted.attach(options));
-        if let Err(error) = whole {
+        let update = if is_resized { mounted.resized() } else { mounted.notify_mount_holder() };
+        let outcome = update.and_then(|()| mounted.attach(options));
+        if let Err(error) = outcome {
             tracing::error!(mountpoint = %mounted.mount.path.display(), "fuse: the mount resumes, \
                 but: {error}");
         }
@@ -178,27 +184,28 @@ impl FuseDoor {
         let (user, group) =
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (name, mode) = (options.file_name.clone(), options.mode & 0o777);
-        let served = Arc::new(FuseFile { device, name, mode, user, group, time_s });
+        let fuse_file = Arc::new(FuseFile { device, name, mode, user, group, time_s });
         let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
         let mut workers = Vec::new();
         for n in 0..options.workers {
-            let (link, served) = (link.clone(), served.clone());
+            let (link, fuse_file) = (link.clone(), fuse_file.clone());
             let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
-            workers.push(thread.spawn(move || work(&link, &served)).map_err(failed)?);
+            workers.push(thread.spawn(move || work(&link, &fuse_file)).map_err(failed)?);
         }
         let mounted = MountService {
             link,
-            file: served,
+            file: fuse_file,
             mount,
             parameters: init_parameters,
             workers: Mutex::new(workers),
             loop_device: Mutex::default(),
             mount_holder: Mutex::default(),
-            over: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
         };
         if let (Some(how), Some(mount_holder)) = (&options.mount_holder, mount_holder) {
-            let kept = mounted.handed().map(|handed| HolderWatch::new(how, mount_holder, handed));
-            *mounted.mount_holder.lock() = kept
+            let holder_watch =
+                mounted.handed().map(|handed| HolderWatch::new(how, mount_holder, handed));
+            *mounted.mount_holder.lock() = holder_watch
                 .inspect_err(|error| tracing::error!("the mount holder is not watched: {error}"))
                 .ok();
         }
@@ -302,8 +309,8 @@ impl MountService {
         let device = *self.loop_device.lock();
         if let Some(device) = device {
             // The loop device uses the kernel's cached size of the file, so refresh that first.
-            let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
-            told.map_err(|error| {
+            let outcome = std::fs::metadata(self.file()).and_then(|_| device.take_size());
+            outcome.map_err(|error| {
                 let what =
                     format!("fuse: {} does not accept the new size", device.path().display());
                 Error::caused(ErrorKind::Unavailable, what, error)
@@ -371,7 +378,7 @@ impl MountService {
     }
 
     fn release(&self) {
-        if !self.over.swap(true, SeqCst) {
+        if !self.is_over.swap(true, SeqCst) {
             self.link.finish();
             self.join();
             if let Some(mount_holder) = self.mount_holder.lock().take() {
@@ -383,7 +390,7 @@ impl MountService {
     }
 
     fn stop(&self) {
-        if self.over.swap(true, SeqCst) {
+        if self.is_over.swap(true, SeqCst) {
             return self.join();
         }
         self.link.resume();
@@ -392,7 +399,7 @@ impl MountService {
         self.detach_loop();
         // The loop device has the file open. While it does, the mount is busy.
         let mut outcome = Ok(());
-        let gone = self.link.is_finished()
+        let is_unmounted = self.link.is_finished()
             || patiently(|| {
                 outcome = self.mount.unmount();
                 !matches!(
@@ -403,7 +410,7 @@ impl MountService {
         self.link.finish();
         self.join();
         self.link.drain();
-        if !gone || outcome.is_err() {
+        if !is_unmounted || outcome.is_err() {
             let file = self.file();
             let file = file.display();
             tracing::warn!(%file, "fuse: still in use: unmounted lazily; its users get errors from \
@@ -414,7 +421,7 @@ impl MountService {
     }
 
     fn stop_now(&self) {
-        if self.over.swap(true, SeqCst) {
+        if self.is_over.swap(true, SeqCst) {
             // Wakes users that wait for an answer, with errors.
             return self.join();
         }
@@ -444,10 +451,10 @@ fn can_outlive(flags: u64) -> bool {
 }
 
 /// Whether the condition becomes true in time.
-fn patiently(mut is: impl FnMut() -> bool) -> bool {
+fn patiently(mut condition: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + BUSY_TIME_MAX;
     loop {
-        if is() {
+        if condition() {
             return true;
         }
         if Instant::now() >= until {
@@ -499,8 +506,8 @@ impl Door for FuseDoor {
         self.loop_device().map_or(file, |device| device.path()).display().to_string()
     }
 
-    fn export(&self, _name: &str) -> ExportSeen {
-        ExportSeen { address: self.address(), peers: Vec::new() }
+    fn export(&self, _name: &str) -> ExportStatus {
+        ExportStatus { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {

@@ -261,7 +261,7 @@ fn allocate_range(
 ) {
     let (punch, zero) = (mode & allocate::PUNCH_HOLE != 0, mode & allocate::ZERO_RANGE != 0);
     let keep_size = mode & allocate::KEEP_SIZE != 0;
-    let known =
+    let known_flags =
         allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
     let geometry = file.device.geometry();
     count(match (punch, zero) {
@@ -271,7 +271,7 @@ fn allocate_range(
     });
     let end = offset.saturating_add(length);
     // As fallocate(2) says: a hole is punched only with the size kept.
-    let errno = if mode & !known != 0 || (punch && zero) || (punch && !keep_size) {
+    let errno = if mode & !known_flags != 0 || (punch && zero) || (punch && !keep_size) {
         Some(Errno::OPNOTSUPP)
     } else if end > geometry.size_bytes && !keep_size {
         Some(Errno::NOSPC)
@@ -305,8 +305,8 @@ fn seek(link: &Arc<Link>, file: &FuseFile, unique: u64, offset: u64, whence: u32
     }
     let data = whence == SEEK_DATA;
     if !geometry.operations.allocation {
-        let found = if data { offset } else { size_bytes };
-        return link.send(&[&answer::sought(unique, found)]);
+        let position = if data { offset } else { size_bytes };
+        return link.send(&[&answer::sought(unique, position)]);
     }
     Seek { link: link.clone(), device: file.device.clone(), unique, data, size_bytes }
         .start(offset);

@@ -53,9 +53,9 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
         }
         Err(error) => return Err(no_socket(path, "cannot be asked", error)),
     };
-    let timed = stream.set_read_timeout(Some(ANSWER_TIME_MAX));
-    let timed = timed.and_then(|()| stream.set_write_timeout(Some(ANSWER_TIME_MAX)));
-    timed.map_err(|error| failed(path, "cannot be asked", error))?;
+    let outcome = stream.set_read_timeout(Some(ANSWER_TIME_MAX));
+    let outcome = outcome.and_then(|()| stream.set_write_timeout(Some(ANSWER_TIME_MAX)));
+    outcome.map_err(|error| failed(path, "cannot be asked", error))?;
     Ok(Some(stream))
 }
 
@@ -113,8 +113,8 @@ impl MountHolder {
     /// The mount holder at this path and what it holds; `None` if there is none, or nothing alive.
     pub fn find(path: &Path) -> Result<Option<(Self, DoorPiece)>> {
         let Some(socket) = connected(path)? else { return Ok(None) };
-        let asked = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
-        match asked {
+        let reply = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
+        match reply {
             Ok(Packet::Here(handed)) => {
                 Ok(Some((MountHolder { socket: path.to_owned(), child: Mutex::default() }, handed)))
             }
@@ -129,8 +129,8 @@ impl MountHolder {
     /// The mount holder at this path, if there is one.
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
-        let there = connected(path).ok().flatten()?;
-        drop(there);
+        let socket = connected(path).ok().flatten()?;
+        drop(socket);
         Some(MountHolder { socket: path.to_owned(), child: Mutex::default() })
     }
 
@@ -163,12 +163,12 @@ impl MountHolder {
     }
 
     fn converse(&self, packet: &Packet) -> Result<(Packet, UnixStream)> {
-        let gone = || {
+        let unavailable = || {
             let text =
                 format!("mount holder: {}: nothing listens: it is gone", self.socket.display());
             Error::new(ErrorKind::Unavailable, text)
         };
-        let socket = connected(&self.socket)?.ok_or_else(gone)?;
+        let socket = connected(&self.socket)?.ok_or_else(unavailable)?;
         let answer = send(&socket, packet)
             .and_then(|()| receive(&socket))
             .map_err(|error| failed(&self.socket, "does not answer", error))?;

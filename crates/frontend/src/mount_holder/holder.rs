@@ -57,24 +57,24 @@ struct Holder {
 /// Whether the far end of this descriptor is still alive: a mount reports when it is gone, and so
 /// does a socket.
 pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(descriptor, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
-    !matches!(poll(&mut asked, Some(&now)), Ok(n) if n > 0 && asked[0].revents().intersects(gone))
+    let mut fds = [PollFd::new(descriptor, PollFlags::empty())];
+    let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let hangup = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    !matches!(poll(&mut fds, Some(&no_wait)), Ok(n) if n > 0 && fds[0].revents().intersects(hangup))
 }
 
 impl Holder {
     /// Waits for a client, and handles its message. Returns `false` when it is time to end.
     fn receive(&mut self) -> bool {
-        let mut asked = [PollFd::new(&self.listener, PollFlags::IN)];
-        let came = poll(&mut asked, Some(&LOOK_EVERY));
+        let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
+        let ready_count = poll(&mut fds, Some(&LOOK_EVERY));
         // Before any message: a mount that is gone must not be given to the next server.
         if let Some(holding) = &self.held
             && !holding.descriptors.iter().all(lives)
         {
             return false;
         }
-        match came {
+        match ready_count {
             // The process that started it exited before it said what to hold.
             Ok(0) => return self.held.is_some(),
             Ok(_) => (),
@@ -88,8 +88,8 @@ impl Holder {
     fn serve(&mut self, socket: UnixStream) -> bool {
         // It serves one client at a time: a silent one must not keep the next server from the
         // mount.
-        let timed = socket.set_read_timeout(Some(SILENCE_MAX));
-        if timed.and_then(|()| socket.set_write_timeout(Some(SILENCE_MAX))).is_err() {
+        let outcome = socket.set_read_timeout(Some(SILENCE_MAX));
+        if outcome.and_then(|()| socket.set_write_timeout(Some(SILENCE_MAX))).is_err() {
             return true;
         }
         match receive(&socket) {

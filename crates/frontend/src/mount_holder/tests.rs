@@ -17,10 +17,13 @@ proptest! {
         facts in proptest::collection::vec((".{0,20}", ".{0,40}"), 0..6),
         bytes in proptest::collection::vec(any::<u8>(), 0..100),
     ) {
-        let sent = handed(&facts, &bytes);
+        let piece = handed(&facts, &bytes);
         let packet = decode(&encode(&Packet::Hold(handed(&facts, &bytes))), Vec::new());
-        let Ok(Packet::Hold(came)) = packet else { panic!("{packet:?}") };
-        prop_assert_eq!((came.what, came.facts, came.bytes), (sent.what, sent.facts, sent.bytes));
+        let Ok(Packet::Hold(decoded)) = packet else { panic!("{packet:?}") };
+        prop_assert_eq!(
+            (decoded.what, decoded.facts, decoded.bytes),
+            (piece.what, piece.facts, piece.bytes)
+        );
     }
 
     #[test]
@@ -39,17 +42,17 @@ proptest! {
 
 #[test]
 fn descriptors_travel_with_their_facts() {
-    let (here, there) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+    let (near, far) = std::os::unix::net::UnixStream::pair().expect("two sockets");
     let (read, write) = rustix::pipe::pipe().expect("a pipe");
-    let sent = DoorPiece { descriptors: vec![write], ..handed(&[], b"") };
-    send(&here, &Packet::Here(sent)).expect("sent");
-    let Packet::Here(came) = receive(&there).expect("received") else { panic!("another packet") };
-    rustix::io::write(&came.descriptors[0], b"through").expect("the same pipe");
+    let piece = DoorPiece { descriptors: vec![write], ..handed(&[], b"") };
+    send(&near, &Packet::Here(piece)).expect("sent");
+    let Packet::Here(received) = receive(&far).expect("received") else { panic!("another packet") };
+    rustix::io::write(&received.descriptors[0], b"through").expect("the same pipe");
     let mut back = [0; 7];
     rustix::io::read(&read, &mut back).expect("there");
     assert_eq!(&back, b"through");
-    drop(here);
-    receive(&there).expect_err("the other end is closed");
+    drop(near);
+    receive(&far).expect_err("the other end is closed");
 }
 
 #[test]

@@ -68,7 +68,7 @@ struct BudgetWaiter {
     /// Bytes that it has from the pool.
     holds: u64,
     wake: Wake,
-    granted: bool,
+    is_granted: bool,
 }
 
 /// Makes a connection check again.
@@ -135,8 +135,8 @@ impl Budget {
     /// Grants memory of the pool to waiting connections, as far as it goes.
     fn serve(&self, state: &mut State) {
         loop {
-            let waiting = state.waiters.iter_mut().filter(|waiting| !waiting.granted);
-            let Some(first) = waiting.min_by_key(|waiting| (waiting.holds, waiting.order)) else {
+            let waiters = state.waiters.iter_mut().filter(|waiter| !waiter.is_granted);
+            let Some(first) = waiters.min_by_key(|waiter| (waiter.holds, waiter.order)) else {
                 break;
             };
             // The first is never overtaken by one that wants less: under a stream of short
@@ -145,11 +145,11 @@ impl Budget {
                 break;
             }
             state.pool_bytes += first.wants;
-            first.granted = true;
+            first.is_granted = true;
             (first.wake)();
         }
-        let waiting = state.waiters.iter().filter(|waiting| !waiting.granted).count();
-        self.0.waiting.store(waiting as u64, Relaxed);
+        let waiter_count = state.waiters.iter().filter(|waiter| !waiter.is_granted).count();
+        self.0.waiting.store(waiter_count as u64, Relaxed);
     }
 }
 
@@ -296,14 +296,14 @@ pub(super) struct Account {
     connection_budget: Arc<ConnectionBudget>,
     wake: Wake,
     /// The number under which it waits for the pool.
-    asked: Option<u64>,
+    pending_order: Option<u64>,
     /// Small replies that wait to be sent; they are not [`BudgetBuffer`] individually.
     small_bytes: u64,
 }
 
 impl Account {
     pub(super) fn new(connection_budget: Arc<ConnectionBudget>, wake: Wake) -> Self {
-        Account { connection_budget, wake, asked: None, small_bytes: 0 }
+        Account { connection_budget, wake, pending_order: None, small_bytes: 0 }
     }
 
     pub(super) fn connection_budget(&self) -> &Arc<ConnectionBudget> {
@@ -325,7 +325,8 @@ impl Account {
 
     /// Whether others wait for the pool.
     pub(super) fn is_wanted(&self) -> bool {
-        self.connection_budget.budget.0.waiting.load(Relaxed) > u64::from(self.asked.is_some())
+        self.connection_budget.budget.0.waiting.load(Relaxed)
+            > u64::from(self.pending_order.is_some())
     }
 
     /// A small reply is about to be queued.
@@ -337,22 +338,22 @@ impl Account {
     /// more returns to the pool; if others wait or the thread is about to wait, all of it does.
     pub(super) fn settle(&mut self, small_bytes: u64, about_to_wait: bool) {
         self.small_bytes = small_bytes;
-        let over = self.memory_bytes().saturating_sub(SURE_BYTES);
+        let excess_bytes = self.memory_bytes().saturating_sub(SURE_BYTES);
         let granted = self.granted();
-        let kept = if about_to_wait || self.is_wanted() { 0 } else { 2 * PIECE_BYTES };
-        if over <= granted && granted - over <= kept {
+        let kept_bytes = if about_to_wait || self.is_wanted() { 0 } else { 2 * PIECE_BYTES };
+        if excess_bytes <= granted && granted - excess_bytes <= kept_bytes {
             return;
         }
         // If more is in use than was granted, that counts too, and others have to wait for it:
         // replies were longer than expected, or the connection brought much from another process.
         let budget = &self.connection_budget.budget;
         let mut state = budget.0.state.lock();
-        state.pool_bytes = state.pool_bytes - granted + over;
-        self.connection_budget.granted.store(over, Relaxed);
-        if let Some(order) = self.asked
-            && let Some(waiting) = state.waiters.iter_mut().find(|waiting| waiting.order == order)
+        state.pool_bytes = state.pool_bytes - granted + excess_bytes;
+        self.connection_budget.granted.store(excess_bytes, Relaxed);
+        if let Some(order) = self.pending_order
+            && let Some(waiter) = state.waiters.iter_mut().find(|waiter| waiter.order == order)
         {
-            waiting.holds = over;
+            waiter.holds = excess_bytes;
         }
         budget.serve(&mut state);
     }
@@ -363,7 +364,7 @@ impl Account {
         let needed = self.memory_bytes() + bytes;
         // A connection that waits already goes the long way: `ask` also takes its place among the
         // waiting away, which would otherwise be granted memory that nobody wants.
-        if self.asked.is_none() && needed <= SURE_BYTES + self.granted() {
+        if self.pending_order.is_none() && needed <= SURE_BYTES + self.granted() {
             return true;
         }
         self.request(needed)
@@ -390,11 +391,11 @@ impl Account {
             wants,
             holds: granted,
             wake: self.wake.clone(),
-            granted: false,
+            is_granted: false,
         });
-        self.asked = Some(order);
+        self.pending_order = Some(order);
         budget.serve(&mut state);
-        if state.waiters.iter().any(|waiting| waiting.order == order && waiting.granted) {
+        if state.waiters.iter().any(|waiter| waiter.order == order && waiter.is_granted) {
             self.collect(&mut state);
             return true;
         }
@@ -403,7 +404,7 @@ impl Account {
 
     /// Stops waiting: nothing is missing any more.
     pub(super) fn withdraw(&mut self) {
-        if self.asked.is_some() {
+        if self.pending_order.is_some() {
             let budget = self.connection_budget.budget.clone();
             let mut state = budget.0.state.lock();
             self.collect(&mut state);
@@ -413,13 +414,13 @@ impl Account {
 
     /// Stops waiting, and accepts what was granted in the meantime.
     fn collect(&mut self, state: &mut State) {
-        let Some(order) = self.asked.take() else { return };
-        let Some(at) = state.waiters.iter().position(|waiting| waiting.order == order) else {
+        let Some(order) = self.pending_order.take() else { return };
+        let Some(at) = state.waiters.iter().position(|waiter| waiter.order == order) else {
             return;
         };
-        let waiting = state.waiters.swap_remove(at);
-        if waiting.granted {
-            self.connection_budget.granted.fetch_add(waiting.wants, Relaxed);
+        let waiter = state.waiters.swap_remove(at);
+        if waiter.is_granted {
+            self.connection_budget.granted.fetch_add(waiter.wants, Relaxed);
         }
     }
 }

@@ -55,9 +55,10 @@ mod tests {
     fn of_many_complaints_a_few_are_logged_and_the_rest_are_counted() {
         let mut state = State::default();
         let start = Instant::now();
-        let told: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();
-        assert_eq!(told, [0; MESSAGES_PER_PERIOD_MAX as usize]);
-        let later: Vec<_> = (0..10).filter_map(|_| state.next(start + MESSAGES_PERIOD)).collect();
-        assert_eq!(later, [1000 - u64::from(MESSAGES_PER_PERIOD_MAX), 0, 0, 0, 0]);
+        let counts: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();
+        assert_eq!(counts, [0; MESSAGES_PER_PERIOD_MAX as usize]);
+        let later_counts: Vec<_> =
+            (0..10).filter_map(|_| state.next(start + MESSAGES_PERIOD)).collect();
+        assert_eq!(later_counts, [1000 - u64::from(MESSAGES_PER_PERIOD_MAX), 0, 0, 0, 0]);
     }
 }

@@ -80,7 +80,7 @@ pub(super) struct Connection {
     link: Arc<Link>,
     session: Session,
     /// The socket ends a `recv` after [`RECEIVE_WAIT_MAX`].
-    timed: bool,
+    has_timeout: bool,
     intake: Intake,
     /// The write whose payload goes into a buffer of its own.
     filling: Option<RequestHeader>,
@@ -108,15 +108,16 @@ impl Connection {
         backlog: InputBacklog,
         connection_budget: Arc<ConnectionBudget>,
     ) -> Self {
-        let woken = link.clone();
-        let account = Account::new(connection_budget, Arc::new(move || woken.waker.wake()));
-        let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
+        let woken_link = link.clone();
+        let account = Account::new(connection_budget, Arc::new(move || woken_link.waker.wake()));
+        let has_timeout =
+            set_socket_timeout(&link.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
         Connection {
             id,
             shared,
             link,
             session,
-            timed,
+            has_timeout,
             intake: Intake::with(&backlog.received, account.connection_budget()),
             filling: None,
             draining: backlog.draining,
@@ -135,9 +136,9 @@ impl Connection {
         let end = self.serve();
         // After a violation or an error of the socket nobody reads replies. A stalled client keeps
         // memory that others wait for, and after `LetGo` the socket belongs to another process.
-        let finishes =
+        let should_finish =
             !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
-        if finishes && self.finish() {
+        if should_finish && self.finish() {
             return End::LetGo;
         }
         end
@@ -158,13 +159,13 @@ impl Connection {
                 Ok(pause) => pause,
                 Err(violation) => {
                     // Ends the batch: replies that are ready go out before the connection closes.
-                    self.settle(SocketNews { has_room: room, alert: false });
+                    self.settle(SocketNews { has_room: room, should_wake: false });
                     return End::Violation(violation);
                 }
             };
             let full = matches!(pause, Pause::Full) || !self.may_receive();
             let standing =
-                self.settle(SocketNews { has_room: std::mem::take(&mut room), alert: full });
+                self.settle(SocketNews { has_room: std::mem::take(&mut room), should_wake: full });
             if standing.closed {
                 return if self.link.is_stopping() {
                     End::Stopping
@@ -175,7 +176,7 @@ impl Connection {
             if self.is_stalled(&standing) {
                 return End::Stalled;
             }
-            let wanted = match pause {
+            let wanted_bytes = match pause {
                 Pause::Disconnect => return End::Disconnect,
                 _ if full && self.link.is_stopping() => return End::Stopping,
                 _ if full && self.may_go_on() => continue,
@@ -185,7 +186,7 @@ impl Connection {
                         .write;
                     continue;
                 }
-                Pause::Hungry(wanted) => wanted,
+                Pause::Hungry(wanted_bytes) => wanted_bytes,
                 Pause::Full => continue,
             };
             if self.link.is_stopping() {
@@ -199,10 +200,10 @@ impl Connection {
                     continue;
                 }
             }
-            match self.receive(wanted, standing.idle) {
+            match self.receive(wanted_bytes, standing.is_idle) {
                 ReceiveOutcome::Bytes => (),
                 ReceiveOutcome::Nothing => {
-                    if standing.idle {
+                    if standing.is_idle {
                         self.rest_memory();
                     }
                     room = self
@@ -228,7 +229,7 @@ impl Connection {
                 }
                 continue;
             }
-            let standing = self.settle(SocketNews { has_room: room, alert: true });
+            let standing = self.settle(SocketNews { has_room: room, should_wake: true });
             if self.link.is_stopping() {
                 return Some(End::Stopping);
             }
@@ -237,7 +238,7 @@ impl Connection {
             }
             // Still is enough, idle is not needed: replies that the client does not read go with
             // the connection to the process that takes over (P57).
-            if standing.still {
+            if standing.is_still {
                 self.shared.hold(self.id, &self.link, self.held());
                 room = false;
             } else {
@@ -275,8 +276,8 @@ impl Connection {
             if self.shared.is_pausing() && matches!(self.rest(), Some(End::LetGo)) {
                 return true;
             }
-            let standing = self.settle(SocketNews { has_room: room, alert: true });
-            if standing.closed || standing.idle || self.is_stalled(&standing) {
+            let standing = self.settle(SocketNews { has_room: room, should_wake: true });
+            if standing.closed || standing.is_idle || self.is_stalled(&standing) {
                 return false;
             }
             let mut patience = None;
@@ -286,8 +287,8 @@ impl Connection {
                 if standing.queued_bytes != last.0 {
                     last = (standing.queued_bytes, Instant::now());
                 }
-                let left = linger_time_max.saturating_sub(last.1.elapsed());
-                if left.is_zero() {
+                let remaining_time = linger_time_max.saturating_sub(last.1.elapsed());
+                if remaining_time.is_zero() {
                     let bytes = standing.queued_bytes;
                     self.shared.complaints.log(|left_out| {
                         tracing::warn!(
@@ -298,7 +299,7 @@ impl Connection {
                     });
                     return false;
                 }
-                patience = Some(left);
+                patience = Some(remaining_time);
             }
             room =
                 self.wait(Directions { read: false, write: standing.socket_full }, patience).write;
@@ -322,7 +323,7 @@ impl Connection {
     /// Sleeps until the client has sent something (if `read`), the socket accepts more (if
     /// `write`), or another thread wakes this one. Returns whether the socket is readable and
     /// whether it is writable.
-    fn wait(&mut self, wanted: Directions, time_max: Option<Duration>) -> Directions {
+    fn wait(&mut self, directions: Directions, time_max: Option<Duration>) -> Directions {
         let mut time_max = time_max;
         // The budget wakes those to which it grants memory, not those who have it: a holder has to
         // look from time to time whether others wait.
@@ -330,38 +331,38 @@ impl Connection {
             time_max = Some(time_max.map_or(LOOK_EVERY, |time| time.min(LOOK_EVERY)));
         }
         let mut interest = PollFlags::empty();
-        interest.set(PollFlags::IN, wanted.read);
-        interest.set(PollFlags::OUT, wanted.write);
+        interest.set(PollFlags::IN, directions.read);
+        interest.set(PollFlags::OUT, directions.write);
         let mut fds = [
             PollFd::new(&self.link.waker, PollFlags::IN),
             PollFd::new(&self.link.socket, interest),
         ];
         // A socket with no requested events would still report a hang-up, again and again.
-        let asked = if interest.is_empty() { 1 } else { 2 };
+        let fd_count = if interest.is_empty() { 1 } else { 2 };
         let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
-        if poll(&mut fds[..asked], timeout.as_ref()).is_err() {
+        if poll(&mut fds[..fd_count], timeout.as_ref()).is_err() {
             return Directions::default();
         }
-        let (woken, ready) = (fds[0].revents(), fds[1].revents());
-        if woken.contains(PollFlags::IN) {
+        let (wake_events, socket_events) = (fds[0].revents(), fds[1].revents());
+        if wake_events.contains(PollFlags::IN) {
             // The waker carries no data: it only signals.
             self.link.waker.clear();
         }
-        let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
+        let has_hung_up = socket_events.intersects(PollFlags::ERR | PollFlags::HUP);
         Directions {
-            read: wanted.read && (gone || ready.contains(PollFlags::IN)),
-            write: wanted.write && (gone || ready.contains(PollFlags::OUT)),
+            read: directions.read && (has_hung_up || socket_events.contains(PollFlags::IN)),
+            write: directions.write && (has_hung_up || socket_events.contains(PollFlags::OUT)),
         }
     }
 
-    /// Receives once; with `patient`, waits a little for bytes.
-    fn receive(&mut self, wanted: usize, patient: bool) -> ReceiveOutcome {
+    /// Receives once; with `is_patient`, waits a little for bytes.
+    fn receive(&mut self, wanted_bytes: usize, is_patient: bool) -> ReceiveOutcome {
         // With a header there, its payload is on its way. Without one, the client may be silent for
         // hours, and turning the CPU would be for nothing.
-        let inside_request = wanted > self.session.style.request_bytes();
-        let tries = if patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
+        let inside_request = wanted_bytes > self.session.style.request_bytes();
+        let tries = if is_patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
         let socket = &self.link.socket;
-        let space = self.intake.space(wanted);
+        let space = self.intake.space(wanted_bytes);
         let mut received = Err(OsError::AGAIN);
         for _ in 0..tries {
             received = recv(socket, &mut *space, RecvFlags::DONTWAIT);
@@ -371,8 +372,11 @@ impl Connection {
             (0..16).for_each(|_| std::hint::spin_loop());
         }
         if received.is_err() {
-            let flags =
-                if patient && self.timed { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+            let flags = if is_patient && self.has_timeout {
+                RecvFlags::empty()
+            } else {
+                RecvFlags::DONTWAIT
+            };
             received = recv(socket, space, flags);
         }
         match received {
@@ -437,7 +441,8 @@ impl Connection {
                     self.link.counters.request(command);
                     self.intake.consume(head_bytes);
                     let (cookie, offset) = (header.cookie, header.offset);
-                    self.draining = Some(Drain { left: payload_bytes, cookie, offset, refusal });
+                    self.draining =
+                        Some(Drain { left_bytes: payload_bytes, cookie, offset, refusal });
                 }
                 Ok(Operation::Write) => {
                     if let Some(missing) = self.take_write(header) {
@@ -479,10 +484,11 @@ impl Connection {
     /// queued.
     fn drain(&mut self) -> bool {
         let Some(drain) = &mut self.draining else { return true };
-        let here = self.intake.bytes().len().min(usize::try_from(drain.left).unwrap_or(usize::MAX));
-        self.intake.consume(here);
-        drain.left -= here as u64;
-        if drain.left > 0 {
+        let dropped_bytes =
+            self.intake.bytes().len().min(usize::try_from(drain.left_bytes).unwrap_or(usize::MAX));
+        self.intake.consume(dropped_bytes);
+        drain.left_bytes -= dropped_bytes as u64;
+        if drain.left_bytes > 0 {
             return false;
         }
         if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) =

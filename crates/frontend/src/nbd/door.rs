@@ -3,7 +3,7 @@
 //! Invariant: of two processes with the same sockets, only one reads and writes them. A server that
 //! took over stays quiet until it is resumed (until then it is *on trial*), and one that was
 //! released never touches them again. Not here: how threads pause (`pause`), and the facts
-//! (`handover`).
+//! (`hand_over`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,14 +12,14 @@ use std::time::Duration;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::budget::{BudgetBuffer, ConnectionBudget};
-use super::handover::HandedConnection;
+use super::hand_over::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
 use super::outbox::Link;
 use super::server::{Client, Entry, Export, NbdServer, NbdState};
 use super::session::{InputBacklog, Session};
-use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
+use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 
 /// Time for a thread from the end of a handshake to its pause.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
@@ -38,8 +38,8 @@ impl NbdServer {
         exports: Vec<Export>,
         pieces: Vec<DoorPiece>,
     ) -> Result<Self> {
-        let (server, quiet) = Self::take_over_quiet(options, exports, pieces)?;
-        quiet.resume();
+        let (server, quiet_door) = Self::take_over_quiet(options, exports, pieces)?;
+        quiet_door.resume();
         Ok(server)
     }
 
@@ -59,25 +59,26 @@ impl NbdServer {
                 other => return Err(invalid(format!("a second or unknown piece {other:?}"))),
             }
         }
-        let (listener, counted) =
+        let (listener, metrics) =
             listener.ok_or_else(|| invalid("the listener is missing".into()))?;
         // Everything that can be wrong with the pieces is found before the server exists: the
         // caller goes back to the other process, which has not let go of anything.
         options.check()?;
-        let server = NbdServer::new(options, listener, counted, true)?;
+        let server = NbdServer::new(options, listener, metrics, true)?;
         for export in exports {
             server.add_export(export)?;
         }
         for connection in connections {
             server.adopt(connection);
         }
-        let quiet = Box::new(Quiet(Arc::clone(&server.shared)));
-        Ok((server, quiet))
+        let quiet_door = Box::new(Quiet(Arc::clone(&server.shared)));
+        Ok((server, quiet_door))
     }
 
     /// Takes over one connection, or logs why not.
     fn adopt(&self, connection: HandedConnection) {
-        let HandedConnection { export: name, peer, connection: held, unsent, socket } = connection;
+        let HandedConnection { export: name, peer, connection: paused_connection, unsent, socket } =
+            connection;
         let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
         let Some(export) = export else {
             tracing::warn!(
@@ -89,8 +90,11 @@ impl NbdServer {
         };
         // The client was shown a size and abilities once and keeps relying on them; NBD has no
         // message that takes one back.
-        let geometry = match held.facts.on(&export.device.geometry(), held.style, held.block_status)
-        {
+        let geometry = match paused_connection.facts.on(
+            &export.device.geometry(),
+            paused_connection.style,
+            paused_connection.block_status,
+        ) {
             Ok(geometry) => geometry,
             Err(reason) => {
                 tracing::warn!(
@@ -105,8 +109,8 @@ impl NbdServer {
         let session = Session {
             device: export.device.clone(),
             geometry,
-            style: held.style,
-            block_status: held.block_status,
+            style: paused_connection.style,
+            block_status: paused_connection.block_status,
         };
         let link = match Link::new(socket) {
             Ok(link) => Arc::new(link),
@@ -127,7 +131,12 @@ impl NbdServer {
             connection: None,
         };
         let id = self.shared.registry.lock().enter(entry);
-        self.shared.spawn(id, peer, link, Some((session, held.backlog, connection_budget)));
+        self.shared.spawn(
+            id,
+            peer,
+            link,
+            Some((session, paused_connection.backlog, connection_budget)),
+        );
     }
 }
 
@@ -147,10 +156,10 @@ impl Door for NbdServer {
         self.shared.listener.address.to_string()
     }
 
-    fn export(&self, name: &str) -> ExportSeen {
+    fn export(&self, name: &str) -> ExportStatus {
         let has_it = |client: &Client| client.export.as_deref() == Some(name);
         let clients = self.clients().into_iter().filter(has_it);
-        ExportSeen { address: self.uri(name), peers: clients.map(|client| client.peer).collect() }
+        ExportStatus { address: self.uri(name), peers: clients.map(|client| client.peer).collect() }
     }
 
     fn counts(&self) -> DoorCounts {
@@ -205,18 +214,20 @@ impl QuietDoor for Quiet {
     /// their facts are described. Returns `Invalid` if the door is not quiet.
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         let shared = &self.0;
-        let counted = shared.metrics();
+        let metrics = shared.metrics();
         let registry = shared.registry.lock();
         if !shared.is_pausing() || !registry.is_quiet() {
             return Err(invalid("the door is not quiet; quiesce it first".into()));
         }
-        let mut pieces = vec![shared.listener.piece(&counted)?];
-        for Entry { link, peer, export, connection: held, .. } in registry.entries.values() {
-            if let (Some(export), Some(held)) = (export, held) {
+        let mut pieces = vec![shared.listener.piece(&metrics)?];
+        for Entry { link, peer, export, connection: paused_connection, .. } in
+            registry.entries.values()
+        {
+            if let (Some(export), Some(paused_connection)) = (export, paused_connection) {
                 pieces.push(HandedConnection::piece(
                     &export.name,
                     peer,
-                    held,
+                    paused_connection,
                     &link.unsent(),
                     &link.socket,
                 )?);
@@ -248,9 +259,9 @@ impl NbdState {
                     break;
                 }
             }
-            let quiet = self.is_pausing() && registry.is_quiet();
+            let is_quiet = self.is_pausing() && registry.is_quiet();
             // On trial, nothing was taken yet, whether the threads know that or not.
-            if !quiet && !self.on_trial.load(Relaxed) {
+            if !is_quiet && !self.on_trial.load(Relaxed) {
                 tracing::error!("nbd: cannot hand over a door that is not quiet; it resumes");
                 return;
             }

@@ -96,11 +96,11 @@ impl Handshake<'_> {
             let (number, length) = parse_option_header(&header).map_err(End::Violation)?;
             // Before the allocation: the length is the claim of a peer that nobody has
             // authenticated.
-            let Some(left) = bytes_left.checked_sub(length) else {
+            let Some(remaining_bytes) = bytes_left.checked_sub(length) else {
                 let text = format!("more than {HANDSHAKE_BYTES_MAX} bytes of options");
                 return Err(violation(text));
             };
-            bytes_left = left;
+            bytes_left = remaining_bytes;
             let mut data = vec![0; length as usize];
             self.receive(&mut data)?;
             match self.answer(number, &data)? {
@@ -206,7 +206,7 @@ impl Handshake<'_> {
 
     /// Appends the replies to `INFO` or `GO`; returns the export if it was found.
     fn push_info(&self, out: &mut Vec<u8>, number: u32, data: &[u8]) -> Option<Arc<Export>> {
-        let Some((name, wanted)) = parse_info_request(data) else {
+        let Some((name, info_kinds)) = parse_info_request(data) else {
             push_option_reply(out, number, reply::ERR_INVALID, b"the option's data is malformed");
             return None;
         };
@@ -227,10 +227,10 @@ impl Handshake<'_> {
         );
         let sizes = block_sizes(&geometry).map(u32::to_be_bytes);
         push(info::BLOCK_SIZE, sizes.as_flattened());
-        if wanted.contains(&info::NAME) {
+        if info_kinds.contains(&info::NAME) {
             push(info::NAME, export.name.as_bytes());
         }
-        if wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
+        if info_kinds.contains(&info::DESCRIPTION) && !export.description.is_empty() {
             push(info::DESCRIPTION, export.description.as_bytes());
         }
         push_option_reply(out, number, reply::ACK, &[]);
@@ -239,8 +239,8 @@ impl Handshake<'_> {
 
     /// Appends the replies to `LIST_META_CONTEXT` or `SET_META_CONTEXT`.
     fn push_contexts(&mut self, out: &mut Vec<u8>, number: u32, data: &[u8]) {
-        let set = number == option::SET_META_CONTEXT;
-        if set {
+        let is_set = number == option::SET_META_CONTEXT;
+        if is_set {
             // A failed choice also cancels the previous one.
             self.context = None;
         }
@@ -260,15 +260,15 @@ impl Handshake<'_> {
             let text = format!("no export is named {name:?}");
             return push_option_reply(out, number, reply::ERR_UNKNOWN, text.as_bytes());
         };
-        let all = !set && (queries.is_empty() || queries.contains(&"base:"));
-        let named = all || queries.contains(&BASE_ALLOCATION);
-        if named && export.device.geometry().operations.allocation {
+        let is_wildcard = !is_set && (queries.is_empty() || queries.contains(&"base:"));
+        let is_named = is_wildcard || queries.contains(&BASE_ALLOCATION);
+        if is_named && export.device.geometry().operations.allocation {
             // In a list, the field is reserved: no context is chosen yet that the id could stand
             // for.
-            let id = if set { BASE_ALLOCATION_ID } else { 0 };
+            let id = if is_set { BASE_ALLOCATION_ID } else { 0 };
             let context = [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat();
             push_option_reply(out, number, reply::META_CONTEXT, &context);
-            if set {
+            if is_set {
                 self.context = Some(export);
             }
         }
@@ -277,12 +277,12 @@ impl Handshake<'_> {
 
     /// Receives exactly `into`.
     fn receive(&self, into: &mut [u8]) -> Result<(), End> {
-        let mut filled = 0;
-        while filled < into.len() {
-            match recv(&self.link.socket, &mut into[filled..], RecvFlags::DONTWAIT) {
+        let mut filled_bytes = 0;
+        while filled_bytes < into.len() {
+            match recv(&self.link.socket, &mut into[filled_bytes..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) if self.link.is_stopping() => return Err(End::Stopping),
                 Ok((_, 0)) => return Err(End::Closed),
-                Ok((_, length)) => filled += length,
+                Ok((_, length)) => filled_bytes += length,
                 Err(OsError::AGAIN) => self.wait(PollFlags::IN)?,
                 Err(OsError::INTR) => (),
                 Err(error) => return Err(End::Broken(error)),
@@ -308,11 +308,11 @@ impl Handshake<'_> {
 
     /// Waits for the socket, the server's stop or the deadline.
     fn wait(&self, interest: PollFlags) -> Result<(), End> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let remaining_time = self.deadline.saturating_duration_since(Instant::now());
         if self.link.is_stopping() {
             return Err(End::Stopping);
         }
-        if left.is_zero() {
+        if remaining_time.is_zero() {
             return Err(violation(format!("the handshake took longer than {:?}", self.time_max)));
         }
         let mut fds = [
@@ -320,7 +320,7 @@ impl Handshake<'_> {
             PollFd::new(&self.link.waker, PollFlags::IN),
         ];
         // Whatever ended the wait, the caller retries and finds out.
-        let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        let _ = poll(&mut fds, Timespec::try_from(remaining_time).ok().as_ref());
         Ok(())
     }
 }

@@ -36,8 +36,8 @@ impl Spares {
     /// A buffer of at least `length` bytes with no other holder, reused if possible.
     fn take(&mut self, length: usize) -> Buffer {
         match self.find(length) {
-            Some(found) => {
-                let buffer = self.buffers.remove(found);
+            Some(index) => {
+                let buffer = self.buffers.remove(index);
                 self.bytes -= buffer.len();
                 buffer
             }
@@ -117,12 +117,13 @@ impl Intake {
         let mut buffer = self.spares.take(length);
         // The rest of the receive buffer is the beginning of this payload, and behind it perhaps of
         // the next request, which stays.
-        let here = (self.end - self.start).min(length);
+        let copied_bytes = (self.end - self.start).min(length);
         if let Some(into) = Arc::get_mut(&mut buffer) {
-            into[..here].copy_from_slice(&self.current[self.start..self.start + here]);
+            into[..copied_bytes]
+                .copy_from_slice(&self.current[self.start..self.start + copied_bytes]);
         }
-        self.consume(here);
-        self.payload = Some(LongPayload { buffer, filled: here, length });
+        self.consume(copied_bytes);
+        self.payload = Some(LongPayload { buffer, filled: copied_bytes, length });
     }
 
     /// The payload started by `fill_apart`, once it is complete.
@@ -140,9 +141,9 @@ impl Intake {
     }
 
     /// Where to receive next: the payload that is being filled, or the receive buffer with room for
-    /// a request whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES_MAX`]).
+    /// a request whose header and payload have `wanted_bytes` (at most [`RECEIVE_BYTES_MAX`]).
     /// Never empty.
-    pub(super) fn space(&mut self, wanted: usize) -> &mut [u8] {
+    pub(super) fn space(&mut self, wanted_bytes: usize) -> &mut [u8] {
         if self.payload.is_some() {
             return self.filling_space();
         }
@@ -155,14 +156,14 @@ impl Intake {
                 into[..partial.len()].copy_from_slice(&self.current[partial.clone()]);
             }
             (self.start, self.end) = (0, partial.len());
-            let held = std::mem::replace(&mut self.current, fresh);
-            self.spares.put(held);
+            let old_buffer = std::mem::replace(&mut self.current, fresh);
+            self.spares.put(old_buffer);
         }
         let (start, end) = (self.start, self.end);
         let Some(buffer) = Arc::get_mut(&mut self.current) else { return &mut [] };
         if start == end {
             (self.start, self.end) = (0, 0);
-        } else if end == buffer.len() || buffer.len() - start < wanted {
+        } else if end == buffer.len() || buffer.len() - start < wanted_bytes {
             // Only a partial request is ever moved: whole ones were submitted where they lie.
             buffer.copy_within(start..end, 0);
             (self.start, self.end) = (0, end - start);
@@ -173,16 +174,16 @@ impl Intake {
     /// Whether the receive buffer must be replaced: requests hold it, it was released, or it is
     /// larger than usual because it holds what another process received.
     fn is_worn(&mut self) -> bool {
-        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES_MAX;
-        outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
+        let is_outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES_MAX;
+        is_outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
     }
 
     /// Bytes that the next [`Self::space`] allocates.
     pub(super) fn space_bytes(&mut self) -> usize {
-        let fresh = self.payload.is_none()
+        let needs_buffer = self.payload.is_none()
             && self.is_worn()
             && self.spares.find(RECEIVE_BYTES_MAX).is_none();
-        if fresh { RECEIVE_BYTES_MAX } else { 0 }
+        if needs_buffer { RECEIVE_BYTES_MAX } else { 0 }
     }
 
     /// Bytes that [`Self::fill_apart`] allocates.

@@ -89,7 +89,7 @@ fn tcp(address: SocketAddr, insecure: bool) -> Result<Listener> {
     let listener = TcpListener::bind(address).map_err(failed)?;
     // A client may be gone between `poll` and `accept`. A blocking `accept` would then keep the
     // thread from seeing a stop.
-    let ready = listener.set_nonblocking(true).and_then(|()| listener.local_addr());
-    let bound = ready.map_err(failed)?;
-    Ok(Listener { socket: Socket::Tcp(listener.into()), address: Listen::Tcp(bound) })
+    let local_address = listener.set_nonblocking(true).and_then(|()| listener.local_addr());
+    let bound_address = local_address.map_err(failed)?;
+    Ok(Listener { socket: Socket::Tcp(listener.into()), address: Listen::Tcp(bound_address) })
 }

@@ -6,7 +6,7 @@
 //! `connection` (the loop of one client), `budget` (memory of all clients), `intake` (received
 //! bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the codec,
 //! pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause` (quiescing),
-//! `handover` (pieces as facts).
+//! `hand_over` (pieces as facts).
 //!
 //! There is one thread per connection. It receives many requests with one system call, submits them
 //! all, and sends the replies of those that completed immediately with another one. A request that
@@ -18,7 +18,7 @@ mod budget;
 mod complaints;
 mod connection;
 mod door;
-mod handover;
+mod hand_over;
 mod handshake;
 mod intake;
 mod limits;

@@ -57,7 +57,7 @@ struct Sender {
     /// Bounded by what the outbox held.
     queue: VecDeque<OutputPiece>,
     /// Sent bytes of the first in the queue.
-    gone: usize,
+    sent_bytes: usize,
     spent: Vec<OutputPiece>,
 }
 
@@ -89,10 +89,10 @@ impl Sender {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let mut count = 0;
-        let mut gone = self.gone;
+        let mut sent_bytes = self.sent_bytes;
         for (piece, outgoing) in pieces.iter_mut().zip(&self.queue) {
-            *piece = IoSlice::new(&outgoing.bytes()[gone..]);
-            gone = 0;
+            *piece = IoSlice::new(&outgoing.bytes()[sent_bytes..]);
+            sent_bytes = 0;
             count += 1;
         }
         match &pieces[..count] {
@@ -102,13 +102,13 @@ impl Sender {
     }
 
     fn advance(&mut self, length: usize) {
-        self.gone += length;
+        self.sent_bytes += length;
         while let Some(first) = self.queue.front() {
             let length = first.bytes().len();
-            if self.gone < length {
+            if self.sent_bytes < length {
                 break;
             }
-            self.gone -= length;
+            self.sent_bytes -= length;
             self.spent.extend(self.queue.pop_front());
         }
     }
@@ -129,7 +129,7 @@ struct Outbox {
     /// Nothing can be sent any more.
     closed: bool,
     /// The connection's thread wants to be woken by the next reply.
-    alert: bool,
+    should_wake: bool,
     completed: u64,
     completed_bytes: u64,
     /// Allocated for small replies, queued and spare.
@@ -189,16 +189,16 @@ pub(super) struct SocketNews {
     /// The socket has room again.
     pub(super) has_room: bool,
     /// The next reply wakes the thread, and so does the end of a send by another thread.
-    pub(super) alert: bool,
+    pub(super) should_wake: bool,
 }
 
 /// The state after the connection's thread has sent what it could.
 pub(super) struct OutboxState {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
-    pub(super) idle: bool,
+    pub(super) is_idle: bool,
     /// Nothing is in flight and no thread is sending: no other thread will act, though the client
     /// may have to read replies.
-    pub(super) still: bool,
+    pub(super) is_still: bool,
     pub(super) in_flight: u64,
     /// Payload bytes in flight and bytes queued.
     pub(super) held_bytes: u64,
@@ -246,7 +246,7 @@ impl Link {
         let mut bytes = Vec::with_capacity(outbox.queued_bytes as usize);
         if let Some(sender) = &outbox.sender {
             sender.queue.iter().for_each(|outgoing| bytes.extend_from_slice(outgoing.bytes()));
-            bytes.drain(..sender.gone);
+            bytes.drain(..sender.sent_bytes);
         }
         outbox.queue.iter().for_each(|outgoing| bytes.extend_from_slice(outgoing.bytes()));
         bytes
@@ -279,11 +279,11 @@ impl Link {
         let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
         // A completing thread belongs to the device: after a few rounds, or at a full socket, it
         // leaves the rest to the connection's thread and never waits for a client.
-        let unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
+        let has_unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
         // After sending: a thread that started to wait during it waits for its end.
-        let alert = std::mem::take(&mut outbox.alert);
+        let should_wake = std::mem::take(&mut outbox.should_wake);
         drop(outbox);
-        if alert || unsent {
+        if should_wake || has_unsent {
             self.waker.wake();
         }
     }
@@ -293,36 +293,36 @@ impl Link {
     fn send_some(&self, outbox: &mut MutexGuard<'_, Outbox>, rounds_max: u32) -> bool {
         let Some(mut sender) = outbox.sender.take() else { return false };
         let mut rounds = 0;
-        let mut unsent = false;
+        let mut has_unsent = false;
         while !outbox.closed {
             sender.queue.append(&mut outbox.queue);
             if sender.queue.is_empty() {
                 break;
             }
             if rounds == rounds_max {
-                unsent = true;
+                has_unsent = true;
                 break;
             }
             rounds += 1;
             // The lock is free during the system call: other replies are queued meanwhile. The
             // sender is not in the outbox, so no second thread sends and no reply overtakes
             // another.
-            let (length, sent) = MutexGuard::unlocked(outbox, || sender.send(&self.socket));
+            let (length, outcome) = MutexGuard::unlocked(outbox, || sender.send(&self.socket));
             self.counters.bytes_out.fetch_add(length, Relaxed);
             // `abandon` may have set the count to zero during the system call.
             outbox.queued_bytes -= length.min(outbox.queued_bytes);
             outbox.recycle(&mut sender.spent);
-            match sent {
+            match outcome {
                 SendOutcome::All if outbox.in_batch => break,
                 SendOutcome::All => (),
                 SendOutcome::SocketFull => {
                     outbox.socket_full = true;
-                    unsent = true;
+                    has_unsent = true;
                     break;
                 }
                 SendOutcome::Broken => {
                     self.abandon(outbox);
-                    unsent = true;
+                    has_unsent = true;
                 }
             }
         }
@@ -331,7 +331,7 @@ impl Link {
             sender.queue.clear();
         }
         outbox.sender = Some(sender);
-        unsent
+        has_unsent
     }
 
     fn abandon(&self, outbox: &mut Outbox) {
@@ -363,15 +363,15 @@ impl Link {
         outbox.socket_full &= !news.has_room;
         // Before sending: a reply that comes while the lock is free for the system call must wake
         // the thread, too.
-        outbox.alert = news.alert;
+        outbox.should_wake = news.should_wake;
         if !outbox.socket_full {
             self.send_some(&mut outbox, u32::MAX);
         }
         let in_flight = submitted - outbox.completed;
-        let still = in_flight == 0 && outbox.sender.is_some();
+        let is_still = in_flight == 0 && outbox.sender.is_some();
         OutboxState {
-            idle: still && outbox.queued_bytes == 0,
-            still,
+            is_idle: is_still && outbox.queued_bytes == 0,
+            is_still,
             in_flight,
             held_bytes: submitted_bytes - outbox.completed_bytes + outbox.queued_bytes,
             queued_bytes: outbox.queued_bytes,

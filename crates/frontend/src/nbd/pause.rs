@@ -99,25 +99,25 @@ impl NbdState {
         // would otherwise miss the end of the pause.
         self.pausing.store(true, Relaxed);
         self.waker.wake();
-        let mut woken = false;
+        let mut was_woken = false;
         loop {
             if self.stopping.load(Relaxed) {
                 return Err(Error::new(ErrorKind::Closed, "nbd: the server is stopping"));
             }
             // Until then another connection may arrive; its thread checks before its first request.
-            if registry.accepting_held && !woken {
+            if registry.accepting_held && !was_woken {
                 registry.entries.values().for_each(|entry| entry.link.waker.wake());
-                woken = true;
+                was_woken = true;
             }
-            let quiet = registry.is_quiet();
+            let is_quiet = registry.is_quiet();
             // A client in its handshake has no request in flight, so the door is quiet without it.
             // It gets a little time, because it must reconnect if it is not included.
-            let until = if quiet { deadline.min(start + HANDSHAKE_GRACE) } else { deadline };
-            if registry.is_settled() || (quiet && Instant::now() >= until) {
+            let until = if is_quiet { deadline.min(start + HANDSHAKE_GRACE) } else { deadline };
+            if registry.is_settled() || (is_quiet && Instant::now() >= until) {
                 return Ok(());
             }
             if self.changed.wait_until(&mut registry, until).timed_out()
-                && !quiet
+                && !is_quiet
                 && !registry.is_quiet()
             {
                 break;

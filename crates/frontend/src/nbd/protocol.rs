@@ -149,20 +149,20 @@ impl RequestIdentity {
     /// ends at the limit or, with `one`, after its first run. Empty runs are omitted.
     pub(super) fn push_block_status(self, out: &mut Vec<u8>, runs: &[Allocation], one: bool) {
         let limit = if one { 1 } else { EXTENTS_MAX };
-        let mut joined: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
+        let mut merged_runs: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
         for run in runs.iter().filter(|run| run.length > 0) {
             // A run that only continues the last one is still taken when the list is full: the
             // longer the answer reaches, the fewer queries follow.
-            let full = joined.len() == limit;
-            match joined.last_mut() {
+            let full = merged_runs.len() == limit;
+            match merged_runs.last_mut() {
                 Some(last) if last.data == run.data => {
                     last.length = last.length.saturating_add(run.length)
                 }
                 _ if full => break,
-                _ => joined.push(*run),
+                _ => merged_runs.push(*run),
             }
         }
-        let count = joined.len() as u32;
+        let count = merged_runs.len() as u32;
         let extended = self.style == Style::Extended;
         if extended {
             self.push_chunk(out, chunk::BLOCK_STATUS_EXT, 8 + 16 * count);
@@ -172,7 +172,7 @@ impl RequestIdentity {
             self.push_chunk(out, chunk::BLOCK_STATUS, 4 + 8 * count);
             out.extend_from_slice(&BASE_ALLOCATION_ID.to_be_bytes());
         }
-        for run in joined {
+        for run in merged_runs {
             let state = if run.data { 0 } else { STATE_HOLE_AND_ZERO };
             if extended {
                 out.extend_from_slice(&run.length.to_be_bytes());

@@ -45,11 +45,11 @@ impl NbdState {
             ];
             // While the system has no room for another connection, retrying immediately would only
             // spin.
-            let asked = if pause.is_some() { 1 } else { 2 };
-            let _ = poll(&mut fds[..asked], pause.as_ref());
-            let woken = fds[0].revents().contains(PollFlags::IN);
+            let fd_count = if pause.is_some() { 1 } else { 2 };
+            let _ = poll(&mut fds[..fd_count], pause.as_ref());
+            let is_woken = fds[0].revents().contains(PollFlags::IN);
             pause = None;
-            if woken {
+            if is_woken {
                 // The waker carries no data: it only signals.
                 self.waker.clear();
                 continue;
@@ -145,7 +145,7 @@ impl NbdState {
     /// The life of one connection, on its own thread.
     fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: ResumeState) -> End {
         let (session, unread, connection_budget) = match opening {
-            Some(begun) => begun,
+            Some(resume_state) => resume_state,
             None => match self.begin(id, peer, &link) {
                 Ok((session, connection_budget)) => {
                     (session, InputBacklog::default(), connection_budget)

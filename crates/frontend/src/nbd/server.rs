@@ -138,7 +138,7 @@ impl NbdServer {
     pub(super) fn new(
         options: NbdOptions,
         listener: Listener,
-        counted: NbdMetrics,
+        metrics: NbdMetrics,
         on_trial: bool,
     ) -> Result<Self> {
         let system = |error: std::io::Error| {
@@ -155,7 +155,7 @@ impl NbdServer {
             options,
             listener,
             exports: Exports::default(),
-            registry: Mutex::new(Registry { past: counted, ..Registry::default() }),
+            registry: Mutex::new(Registry { past: metrics, ..Registry::default() }),
             changed: Condvar::new(),
             stopping: AtomicBool::new(false),
             pausing: AtomicBool::new(on_trial),

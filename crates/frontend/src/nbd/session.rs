@@ -4,7 +4,7 @@
 //! Invariant: a connection keeps the size, the longest request and the flags that its client was
 //! shown. [`ExportFacts::on`] refuses a device that no longer supports them, and never shows more.
 //!
-//! Not here: the loop of requests (`connection`), and the hand-over of a session (`handover`).
+//! Not here: the loop of requests (`connection`), and the hand-over of a session (`hand_over`).
 
 use std::sync::Arc;
 
@@ -73,15 +73,15 @@ impl ExportFacts {
         style: Style,
         block_status: bool,
     ) -> Result<Geometry, String> {
-        let able = ExportFacts::of(now, style);
-        if able.size_bytes < self.size_bytes {
+        let current_facts = ExportFacts::of(now, style);
+        if current_facts.size_bytes < self.size_bytes {
             return Err(format!(
                 "its size is {} bytes and was {}",
-                able.size_bytes, self.size_bytes
+                current_facts.size_bytes, self.size_bytes
             ));
         }
-        if able.request_bytes_max < self.request_bytes_max {
-            let (now, before) = (able.request_bytes_max, self.request_bytes_max);
+        if current_facts.request_bytes_max < self.request_bytes_max {
+            let (now, before) = (current_facts.request_bytes_max, self.request_bytes_max);
             return Err(format!("its longest request is {now} bytes and was {before}"));
         }
         let read_only = self.flags & transmission::READ_ONLY != 0;
@@ -90,9 +90,9 @@ impl ExportFacts {
         }
         // READ_ONLY takes abilities away. A device that has become writable still does all that was
         // shown.
-        let lost = self.flags & !transmission::READ_ONLY & !able.flags;
-        if lost != 0 {
-            return Err(format!("it no longer supports the transmission flags {lost:#x}"));
+        let lost_flags = self.flags & !transmission::READ_ONLY & !current_facts.flags;
+        if lost_flags != 0 {
+            return Err(format!("it no longer supports the transmission flags {lost_flags:#x}"));
         }
         if block_status && !now.operations.allocation {
             return Err("it no longer reports its allocation".into());
@@ -121,7 +121,7 @@ pub(super) struct Refusal(pub(super) Errno, pub(super) String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
     /// Bytes of payload still to come.
-    pub(super) left: u64,
+    pub(super) left_bytes: u64,
     pub(super) cookie: u64,
     pub(super) offset: u64,
     pub(super) refusal: Refusal,

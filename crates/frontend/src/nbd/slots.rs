@@ -38,12 +38,12 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
         haggling.iter().filter(|(_, other)| *other == origin).count()
             + usize::from(origin == newcomer)
     };
-    let most = haggling.iter().map(|(_, origin)| count(*origin)).max()?;
+    let max_count = haggling.iter().map(|(_, origin)| count(*origin)).max()?;
     // If the newcomer would have most, its own oldest handshake is evicted.
-    let own = count(newcomer) >= most;
+    let is_own = count(newcomer) >= max_count;
     haggling
         .iter()
-        .find(|(_, origin)| if own { *origin == newcomer } else { count(*origin) == most })
+        .find(|(_, origin)| if is_own { *origin == newcomer } else { count(*origin) == max_count })
         // A newcomer without a handshake in the list may count as the one with most, if all have
         // one each. Then the oldest of all goes.
         .or(haggling.first())
@@ -54,29 +54,29 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
 mod tests {
     use super::*;
 
-    fn admitted(taken: &mut Vec<Origin>, origin: Origin, slots: usize) -> bool {
-        let fits = has_slot(origin, taken.iter().copied(), slots);
-        if fits {
-            taken.push(origin);
+    fn admitted(origins: &mut Vec<Origin>, origin: Origin, slots: usize) -> bool {
+        let has_slot = has_slot(origin, origins.iter().copied(), slots);
+        if has_slot {
+            origins.push(origin);
         }
-        fits
+        has_slot
     }
 
     #[test]
     fn no_peer_takes_all_places_and_the_last_are_for_peers_that_have_none() {
-        let mut taken = Vec::new();
+        let mut origins = Vec::new();
         let mut counts = Vec::new();
         for user in 0..20 {
             let origin = Origin::User(user);
-            while admitted(&mut taken, origin, 256) {}
-            counts.push(taken.iter().filter(|other| **other == origin).count());
+            while admitted(&mut origins, origin, 256) {}
+            counts.push(origins.iter().filter(|other| **other == origin).count());
         }
         assert_eq!(counts[..4], [192, 48, 12, 3], "{counts:?}");
-        assert_eq!(taken.len(), 256, "the last slots are not wasted");
+        assert_eq!(origins.len(), 256, "the last slots are not wasted");
         for slots in [1, 2] {
-            let mut taken = Vec::new();
-            while admitted(&mut taken, Origin::Unknown, slots) {}
-            assert_eq!(taken.len(), slots, "few slots are not shared");
+            let mut origins = Vec::new();
+            while admitted(&mut origins, Origin::Unknown, slots) {}
+            assert_eq!(origins.len(), slots, "few slots are not shared");
         }
     }
 

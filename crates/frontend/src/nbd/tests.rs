@@ -74,20 +74,20 @@ proptest! {
 
     #[test]
     fn option_data_survives_encoding_and_every_cut_of_it_is_refused(
-        name in "[a-zA-Zäß/ ]{0,20}", wanted in vec(any::<u16>(), 0..8),
+        name in "[a-zA-Zäß/ ]{0,20}", info_kinds in vec(any::<u16>(), 0..8),
         queries in vec("[a-z:]{0,12}", 0..5),
     ) {
         let mut info = (name.len() as u32).to_be_bytes().to_vec();
         info.extend(name.as_bytes());
         let mut meta = info.clone();
-        info.extend((wanted.len() as u16).to_be_bytes());
-        info.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
+        info.extend((info_kinds.len() as u16).to_be_bytes());
+        info.extend(info_kinds.iter().flat_map(|kind| kind.to_be_bytes()));
         meta.extend((queries.len() as u32).to_be_bytes());
         for query in &queries {
             meta.extend((query.len() as u32).to_be_bytes());
             meta.extend(query.as_bytes());
         }
-        prop_assert_eq!(parse_info_request(&info), Some((name.as_str(), wanted)));
+        prop_assert_eq!(parse_info_request(&info), Some((name.as_str(), info_kinds)));
         let queries: Vec<&str> = queries.iter().map(String::as_str).collect();
         prop_assert_eq!(parse_meta_request(&meta), Some((name.as_str(), queries)));
         for cut in 0..info.len() {
@@ -109,30 +109,32 @@ proptest! {
         let mut out = Vec::new();
         RequestIdentity { style, cookie: 7, offset: 9 }.push_block_status(&mut out, &runs, one);
         let (head, width) = if style == Style::Extended { (32 + 8, 16) } else { (20 + 4, 8) };
-        let found: Vec<(u64, u64)> = out[head..].chunks_exact(width).map(|run| {
+        let decoded_runs: Vec<(u64, u64)> = out[head..].chunks_exact(width).map(|run| {
             let (length, state) = run.split_at(width / 2);
             let number =
                 |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
             (number(length), number(state))
         }).collect();
         prop_assert!(
-            found.iter().all(|(length, state)| *length > 0 && (*state == 0 || *state == 3))
+            decoded_runs.iter().all(|(length, state)| *length > 0 && (*state == 0 || *state == 3))
         );
-        prop_assert!(found.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbors alike are \
-            joined");
+        prop_assert!(
+            decoded_runs.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbors alike are \
+            joined"
+        );
         let expected = |at: u64| {
             let mut end = 0;
             let run = runs.iter().find(|run| { end += run.length; at < end });
             run.map(|run| if run.data { 0 } else { 3 })
         };
         let mut start = 0;
-        for (length, state) in &found {
+        for (length, state) in &decoded_runs {
             prop_assert_eq!(expected(start), Some(*state));
             prop_assert_eq!(expected(start + length - 1), Some(*state));
             start += length;
         }
         if one {
-            prop_assert_eq!(found.len(), 1);
+            prop_assert_eq!(decoded_runs.len(), 1);
         } else {
             prop_assert_eq!(start, runs.iter().map(|run| run.length).sum::<u64>());
         }
@@ -173,32 +175,32 @@ proptest! {
         steps in vec((1usize..50_000, 1usize..60_000, any::<bool>()), 1..60),
     ) {
         let mut intake = Intake::with(&[], &connection_budget());
-        let (mut sent, mut taken) = (0u64, 0u64);
-        let mut held = Vec::new();
+        let (mut sent_bytes, mut taken_bytes) = (0u64, 0u64);
+        let mut held_payloads = Vec::new();
         let pattern = |at: u64| (at.wrapping_mul(31) >> 3) as u8;
         for (arrive, take, hold) in steps {
             let space = intake.space(take);
             prop_assert!(!space.is_empty());
             let length = arrive.min(space.len());
             for byte in &mut space[..length] {
-                *byte = pattern(sent);
-                sent += 1;
+                *byte = pattern(sent_bytes);
+                sent_bytes += 1;
             }
             intake.received(length);
             if intake.bytes().len() >= take {
-                held.push((taken, intake.take_payload(take)));
-                taken += take as u64;
+                held_payloads.push((taken_bytes, intake.take_payload(take)));
+                taken_bytes += take as u64;
             }
             if !hold {
-                held.clear();
+                held_payloads.clear();
             }
-            for (start, payload) in &held {
+            for (start, payload) in &held_payloads {
                 for (at, byte) in (*start..).zip(payload.bytes()) {
                     prop_assert_eq!(*byte, pattern(at));
                 }
             }
         }
-        prop_assert_eq!(intake.bytes().len() as u64, sent - taken);
+        prop_assert_eq!(intake.bytes().len() as u64, sent_bytes - taken_bytes);
     }
 }
 
@@ -284,9 +286,9 @@ fn error_texts_are_cut_between_characters_at_the_limit_of_the_protocol() {
         Errno::Io,
         &text,
     );
-    let sent = std::str::from_utf8(&out[20 + 6..]).expect("whole characters");
-    assert_eq!(sent.len(), 4096);
-    assert!(text.starts_with(sent));
+    let sent_text = std::str::from_utf8(&out[20 + 6..]).expect("whole characters");
+    assert_eq!(sent_text.len(), 4096);
+    assert!(text.starts_with(sent_text));
 }
 
 #[test]

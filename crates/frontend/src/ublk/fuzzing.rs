@@ -12,10 +12,10 @@ const BYTES_MAX: u32 = 1 << 20;
 
 /// Parses a descriptor as a request of a device; panics if the result exceeds that, or the buffer.
 pub(crate) fn request(descriptor: &IoDescriptor, geometry: &Geometry) {
-    if let Ok(asked) = BlockRequest::from_descriptor(descriptor, geometry, BYTES_MAX) {
-        let end = asked.address.checked_add(asked.length).expect("no overflow");
+    if let Ok(block_request) = BlockRequest::from_descriptor(descriptor, geometry, BYTES_MAX) {
+        let end = block_request.address.checked_add(block_request.length).expect("no overflow");
         assert!(end <= geometry.size_bytes, "within the device");
-        let moves = matches!(asked.operation, Read | Write);
-        assert!(!moves || asked.length <= BYTES_MAX.into(), "within the buffer");
+        let moves = matches!(block_request.operation, Read | Write);
+        assert!(!moves || block_request.length <= BYTES_MAX.into(), "within the buffer");
     }
 }

@@ -110,8 +110,8 @@ pub(super) enum Message {
 struct LinkQueue {
     done: Vec<Completion>,
     messages: Vec<Message>,
-    asleep: bool,
-    closed: bool,
+    is_asleep: bool,
+    is_closed: bool,
 }
 
 pub(super) struct Inbox {
@@ -130,27 +130,27 @@ impl Inbox {
     }
 
     pub(super) fn done(&self, done: Completion) {
-        self.put(|waiting| waiting.done.push(done));
+        self.put(|link_queue| link_queue.done.push(done));
     }
 
     /// Returns whether there still is a thread to execute the message.
     pub(super) fn send(&self, message: Message) -> bool {
-        self.put(|waiting| {
+        self.put(|link_queue| {
             // An attach would never be answered by a thread that has ended, and its caller waits
             // for the answer.
-            if !waiting.closed {
-                waiting.messages.push(message)
+            if !link_queue.is_closed {
+                link_queue.messages.push(message)
             }
         })
     }
 
-    fn put(&self, put: impl FnOnce(&mut LinkQueue)) -> bool {
+    fn put(&self, change: impl FnOnce(&mut LinkQueue)) -> bool {
         let (wake, open) = {
-            let mut waiting = self.queue.lock();
-            put(&mut waiting);
+            let mut link_queue = self.queue.lock();
+            change(&mut link_queue);
             // Only the first entry for a sleeping thread makes a system call. The thread takes all
             // entries when it wakes.
-            (std::mem::take(&mut waiting.asleep), !waiting.closed)
+            (std::mem::take(&mut link_queue.is_asleep), !link_queue.is_closed)
         };
         if wake {
             self.waker.wake();
@@ -160,29 +160,29 @@ impl Inbox {
 
     /// Moves everything that waits into these lists.
     pub(super) fn take(&self, done: &mut Vec<Completion>, messages: &mut Vec<Message>) {
-        let mut waiting = self.queue.lock();
-        waiting.asleep = false;
-        done.append(&mut waiting.done);
-        messages.append(&mut waiting.messages);
+        let mut link_queue = self.queue.lock();
+        link_queue.is_asleep = false;
+        done.append(&mut link_queue.done);
+        messages.append(&mut link_queue.messages);
     }
 
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
-        let mut waiting = self.queue.lock();
+        let mut link_queue = self.queue.lock();
         // Under the lock with the check: an entry that comes in between would not wake the thread.
-        waiting.asleep = waiting.done.is_empty() && waiting.messages.is_empty();
-        waiting.asleep
+        link_queue.is_asleep = link_queue.done.is_empty() && link_queue.messages.is_empty();
+        link_queue.is_asleep
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.queue.lock().closed
+        self.queue.lock().is_closed
     }
 
     /// The thread is ending: no message is accepted any more. Returns the messages that were not
     /// executed.
     pub(super) fn close(&self) -> Vec<Message> {
-        let mut waiting = self.queue.lock();
-        waiting.closed = true;
-        std::mem::take(&mut waiting.messages)
+        let mut link_queue = self.queue.lock();
+        link_queue.is_closed = true;
+        std::mem::take(&mut link_queue.messages)
     }
 }

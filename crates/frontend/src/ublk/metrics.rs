@@ -26,8 +26,8 @@ pub(super) struct Counters {
 }
 
 /// Adds with a plain store, because only the queue's own thread counts.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed).wrapping_add(more), Relaxed);
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
 impl Counters {

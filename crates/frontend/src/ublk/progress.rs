@@ -25,17 +25,17 @@ pub(super) struct Progress {
 impl Progress {
     /// Starts a round of quiescing. Returns its number. Reports of earlier rounds no longer count.
     pub(super) fn begin_round(&self) -> u64 {
-        let mut counted = self.sample.lock();
-        counted.round += 1;
-        counted.quiet = 0;
-        counted.round
+        let mut sample = self.sample.lock();
+        sample.round += 1;
+        sample.quiet = 0;
+        sample.round
     }
 
     /// A queue is quiet in this round.
     pub(super) fn quiet(&self, round: u64) {
-        let mut counted = self.sample.lock();
-        if counted.round == round {
-            counted.quiet += 1;
+        let mut sample = self.sample.lock();
+        if sample.round == round {
+            sample.quiet += 1;
             self.changed.notify_all();
         }
     }
@@ -49,21 +49,21 @@ impl Progress {
     /// Waits until this many queues are quiet, or gone. Returns whether they are.
     pub(super) fn wait_quiet(&self, queues: usize, patience: Duration) -> bool {
         let began = Instant::now();
-        let mut counted = self.sample.lock();
-        while counted.quiet + counted.gone < queues {
-            let left = patience.saturating_sub(began.elapsed());
-            if self.changed.wait_for(&mut counted, left).timed_out() {
+        let mut sample = self.sample.lock();
+        while sample.quiet + sample.gone < queues {
+            let remaining_time = patience.saturating_sub(began.elapsed());
+            if self.changed.wait_for(&mut sample, remaining_time).timed_out() {
                 break;
             }
         }
-        counted.quiet + counted.gone >= queues
+        sample.quiet + sample.gone >= queues
     }
 
     /// Waits until this many queues are gone.
     pub(super) fn wait_gone(&self, queues: usize) {
-        let mut counted = self.sample.lock();
-        while counted.gone < queues {
-            self.changed.wait(&mut counted);
+        let mut sample = self.sample.lock();
+        while sample.gone < queues {
+            self.changed.wait(&mut sample);
         }
     }
 }

@@ -36,11 +36,11 @@ pub(super) struct QueueState {
     /// Requests that arrived while the queue was quiet.
     held: Vec<(u16, Vec<u8>)>,
     /// Whether it accepts nothing.
-    quiet: bool,
+    is_quiet: bool,
     /// The door waits, in this round, until nothing is in flight.
     to_tell: Option<u64>,
     /// Tags whose command the kernel has returned for good.
-    gone: u16,
+    returned_tags: u16,
     pub(super) released: bool,
 }
 
@@ -60,7 +60,7 @@ impl Queue {
 
     /// A request has arrived, with its buffer (empty with user copy).
     pub(super) fn take(&mut self, tag: u16, buffer: Vec<u8>, spares: &mut Spares) {
-        if self.state.quiet {
+        if self.state.is_quiet {
             // The kernel has handed it out already. If the device goes to the next server, the
             // kernel gives it to that one again.
             self.state.held.push((tag, buffer));
@@ -70,14 +70,14 @@ impl Queue {
         // subtracts it.
         self.state.in_flight += 1;
         let geometry = self.device.geometry();
-        let asked = match self.descriptors.get(tag) {
+        let block_request = match self.descriptors.get(tag) {
             Some(descriptor) => {
                 BlockRequest::from_descriptor(&descriptor, &geometry, self.bytes_max)
             }
             None => Err(Refusal::unknown_tag(tag)),
         };
-        let asked = match asked {
-            Ok(asked) => asked,
+        let block_request = match block_request {
+            Ok(block_request) => block_request,
             Err(Refusal { errno, reason }) => {
                 let queue = self.link.queue;
                 tracing::warn!(queue, tag, reason = &*reason, "ublk: refused a request");
@@ -85,19 +85,19 @@ impl Queue {
                 return self.link.answer(tag, -errno, Body::Empty, buffer);
             }
         };
-        self.link.counters.taken(asked.operation, asked.length);
-        let body = match asked.operation {
+        self.link.counters.taken(block_request.operation, block_request.length);
+        let body = match block_request.operation {
             // Lengths of reads and writes were checked against `bytes_max`.
-            Operation::Read => Body::Read(asked.length as u32),
-            Operation::Write => Body::Write(asked.length as u32),
+            Operation::Read => Body::Read(block_request.length as u32),
+            Operation::Write => Body::Write(block_request.length as u32),
             _ => Body::Empty,
         };
         // With user copy, the device itself fetches the bytes of a write, straight into their place
         // (decision 0018): only a read needs a buffer.
-        let lends = self.link.user_copy && asked.operation == Operation::Read;
-        let buffer = if lends { spares.take(asked.length as usize) } else { buffer };
+        let needs_buffer = self.link.user_copy && block_request.operation == Operation::Read;
+        let buffer = if needs_buffer { spares.take(block_request.length as usize) } else { buffer };
         let ticket = Ticket { link: self.link.clone(), tag, body, buffer };
-        let BlockRequest { operation, address, length, flags } = asked;
+        let BlockRequest { operation, address, length, flags } = block_request;
         self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
     }
 
@@ -113,19 +113,19 @@ impl Queue {
         let Completion { slot, tag, result, body, buffer } = done;
         let read_bytes = if matches!(body, Body::Read(_)) { result.max(0) as u64 } else { 0 };
         self.link.counters.answered(result, read_bytes);
-        let lent = if self.link.user_copy {
+        let lent_buffer = if self.link.user_copy {
             spares.keep(buffer);
             None
         } else {
             Some(buffer)
         };
-        ring.commit_and_fetch(slot, self.link.queue, tag, result, lent)
+        ring.commit_and_fetch(slot, self.link.queue, tag, result, lent_buffer)
     }
 
     /// The kernel accepts no more commands with this tag.
     pub(super) fn lose(&mut self, tag: u16, errno: i32) {
         // Counted also after an error: the queue could otherwise never be released.
-        self.state.gone += 1;
+        self.state.returned_tags += 1;
         if errno != ENODEV {
             let (queue, slot) = (self.link.queue, self.link.slot());
             tracing::error!(
@@ -140,18 +140,18 @@ impl Queue {
 
     /// Whether nothing more arrives, and nothing is in flight.
     pub(super) fn is_gone(&self) -> bool {
-        self.state.gone >= self.tags && self.state.in_flight == 0
+        self.state.returned_tags >= self.tags && self.state.in_flight == 0
     }
 
     /// Holds back requests from now on, and notifies the door when nothing is in flight.
     pub(super) fn quiesce(&mut self, round: u64) {
-        self.state.quiet = true;
+        self.state.is_quiet = true;
         self.state.to_tell = Some(round);
     }
 
     /// Accepts the held requests, and new ones.
     pub(super) fn resume(&mut self, spares: &mut Spares) {
-        self.state.quiet = false;
+        self.state.is_quiet = false;
         self.state.to_tell = None;
         for (tag, buffer) in std::mem::take(&mut self.state.held) {
             self.take(tag, buffer, spares);

@@ -113,16 +113,16 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     let mut ids: Vec<u32> =
         listed.flatten().filter_map(|entry| number(entry.file_name())).collect();
     ids.sort_unstable();
-    let mut found = Vec::new();
+    let mut devices = Vec::new();
     for id in ids {
         match device(&mut control, run_folder, id) {
-            Ok(device) => found.push(device),
+            Ok(device) => devices.push(device),
             // Gone between the list and the question.
             Err(error) if error.kind() == ErrorKind::NotFound => (),
             Err(error) => return Err(error),
         }
     }
-    Ok(found)
+    Ok(devices)
 }
 
 /// One ublk device. Errors: `NotFound`.
@@ -176,20 +176,21 @@ pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) ->
 /// server.
 pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
-    let known = device(&mut control, run_folder, id)?;
-    if !known.ours {
+    let device_info = device(&mut control, run_folder, id)?;
+    if !device_info.ours {
         let text = format!("ublk: device {id} belongs to another program and was not changed");
         return Err(Error::new(ErrorKind::Refused, text));
     }
     let in_use = || {
-        let server =
-            known.server_pid.map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
+        let server = device_info
+            .server_pid
+            .map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
         Error::new(
             ErrorKind::InUse,
             format!("ublk: device {id} is served by {server}; stop that server first"),
         )
     };
-    if known.alive {
+    if device_info.alive {
         return Err(in_use());
     }
     // With the lock, no process takes the device over during the removal.
@@ -198,12 +199,12 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
         _ => error,
     })?;
     // Before the lock, it may have been replaced by another device that has no claim yet.
-    let now = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
-    let has_process = u32::try_from(now.server_pid).is_ok_and(lives);
-    if now.server_mark != known.mark || is_alive(now.state(), has_process, Some(false)) {
+    let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
+    let has_process = u32::try_from(info.server_pid).is_ok_and(lives);
+    if info.server_mark != device_info.mark || is_alive(info.state(), has_process, Some(false)) {
         return Err(in_use());
     }
-    remove_link(link_folder, known.link.as_deref(), id);
+    remove_link(link_folder, device_info.link.as_deref(), id);
     control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), error))?;
     // The file goes while the number is still taken. After the delete, the number may belong to a
     // new device, whose file this would be.
@@ -331,7 +332,7 @@ impl Claim {
                 {
                     std::thread::sleep(CHECK_EVERY);
                 }
-                taken => return taken,
+                outcome => return outcome,
             }
         }
     }

@@ -21,7 +21,7 @@ use super::options::UblkOptions;
 use super::protocol;
 use super::registry::{self, Claim, Facts, failed};
 use super::serving::{ServiceState, Source};
-use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
+use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -40,7 +40,7 @@ struct UblkState {
     serving: Mutex<Option<ServiceState>>,
     /// The counters from before the device was gone.
     past: Mutex<DoorCounts>,
-    quiet: Mutex<bool>,
+    is_quiet: Mutex<bool>,
 }
 
 /// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`].
@@ -121,29 +121,29 @@ impl UblkDoor {
         }
         let mut control = registry::control()?;
         let features = features_of(&mut control)?;
-        let known = registry::device(&mut control, &options.run_folder, id)?;
+        let device_info = registry::device(&mut control, &options.run_folder, id)?;
         let refuse =
             |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
-        if !known.ours {
+        if !device_info.ours {
             return refuse("belongs to another program and was not changed".into());
         }
-        if !known.is_for(&options.volume) {
-            let made_for = known.volume.unwrap_or_else(|| "another volume".into());
+        if !device_info.is_for(&options.volume) {
+            let made_for = device_info.volume.unwrap_or_else(|| "another volume".into());
             return refuse(format!(
                 "was made for {made_for}, not for {}; its users would see other data",
                 options.volume
             ));
         }
-        if known.state == DeviceState::Dead {
+        if device_info.state == DeviceState::Dead {
             return refuse("is stopped; delete it and start a new one".into());
         }
         let size_bytes = device.geometry().size_bytes;
         // The kernel keeps the size it knows, and requests beyond the end of a smaller volume would
         // fail under a file system.
-        if known.size_bytes > size_bytes {
+        if device_info.size_bytes > size_bytes {
             return refuse(format!(
                 "has {} bytes, more than the volume's {size_bytes}",
-                known.size_bytes
+                device_info.size_bytes
             ));
         }
         let claim = Claim::wait(&options.run_folder, id)?;
@@ -159,19 +159,19 @@ impl UblkDoor {
         // it.
         claim.write(&facts(&options, true))?;
         let mut serving = ServiceState::new(claim);
-        let served = open_char_device(id).and_then(|char_device| {
+        let outcome = open_char_device(id).and_then(|char_device| {
             let (info, options, device) = (&info, &options, &device);
             let char_device = Arc::new(char_device);
             let source = Source { info, options, device, char_device };
             serving.serve_all(&mut control, &source)
         });
-        let served = served.and_then(|()| {
+        let outcome = outcome.and_then(|()| {
             // Last: from here on the kernel sends requests, and every queue needs a thread by then.
             let ended = control.end_recovery(id, std::process::id());
             ended.map_err(|error| failed(&format!("cannot take over device {id}"), error))?;
             serving.claim.write(&facts(&options, false))
         });
-        if let Err(error) = served {
+        if let Err(error) = outcome {
             // Its users continue to wait: the next attempt may succeed.
             serving.leave();
             return Err(error);
@@ -189,9 +189,9 @@ impl UblkDoor {
         serving: ServiceState,
     ) -> Self {
         let (serving, past) = (Mutex::new(Some(serving)), Mutex::default());
-        let quiet = Mutex::new(false);
+        let is_quiet = Mutex::new(false);
         UblkDoor {
-            shared: Arc::new(UblkState { id, options, device, features, serving, past, quiet }),
+            shared: Arc::new(UblkState { id, options, device, features, serving, past, is_quiet }),
         }
     }
 
@@ -270,12 +270,12 @@ fn start_added(
         .map_err(|error| step("the kernel refused its parameters", error))?;
     let mut serving = ServiceState::new(claim);
     let source = Source { info, options, device, char_device };
-    let served = serving.serve_all(control, &source).and_then(|()| {
+    let outcome = serving.serve_all(control, &source).and_then(|()| {
         let started = control.start(id, std::process::id());
         started.map_err(|error| step("cannot start it", error))
     });
     drop(source);
-    match served {
+    match outcome {
         Ok(()) => Ok(serving),
         Err(error) => {
             serving.abandon(control, id);
@@ -325,9 +325,9 @@ fn facts(options: &UblkOptions, recovering: bool) -> Facts {
 fn keep_one_tag_back(id: u32, requests: u16) {
     let queue = PathBuf::from(format!("/sys/block/ublkb{id}/queue"));
     // An I/O scheduler would have tags of its own, and use all of ours.
-    let told = std::fs::write(queue.join("scheduler"), "none")
+    let outcome = std::fs::write(queue.join("scheduler"), "none")
         .and_then(|()| std::fs::write(queue.join("nr_requests"), requests.to_string()));
-    if let Err(error) = told {
+    if let Err(error) = outcome {
         tracing::warn!(
             %error, id, "ublk: no tag is reserved; recovery after a crash may take 30 s longer"
         );
@@ -346,9 +346,12 @@ impl UblkState {
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
-        let waiting =
-            self.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
-        let Some((queues, progress)) = waiting else {
+        let service = self
+            .serving
+            .lock()
+            .as_ref()
+            .map(|service_state| (service_state.links.len(), service_state.progress.clone()));
+        let Some((queues, progress)) = service else {
             return Err(Error::new(
                 ErrorKind::Closed,
                 format!("ublk: device {} is not served", self.id),
@@ -357,7 +360,7 @@ impl UblkState {
         let round = progress.begin_round();
         self.send_all(|link| Message::Quiesce(link, round));
         if progress.wait_quiet(queues, patience) {
-            *self.quiet.lock() = true;
+            *self.is_quiet.lock() = true;
             return Ok(());
         }
         self.resume();
@@ -367,7 +370,7 @@ impl UblkState {
     }
 
     fn resume(&self) {
-        *self.quiet.lock() = false;
+        *self.is_quiet.lock() = false;
         self.send_all(Message::Resume);
     }
 
@@ -422,8 +425,8 @@ impl Door for UblkDoor {
         self.node().display().to_string()
     }
 
-    fn export(&self, _name: &str) -> ExportSeen {
-        ExportSeen { address: self.address(), peers: Vec::new() }
+    fn export(&self, _name: &str) -> ExportStatus {
+        ExportStatus { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {
@@ -472,7 +475,7 @@ impl QuietDoor for Quiet {
     /// descriptors, because the kernel keeps the device.
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         let UblkState { id, options, .. } = &*self.0;
-        if !*self.0.quiet.lock() {
+        if !*self.0.is_quiet.lock() {
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} is not quiet")));
         }
         if options.unprivileged {
@@ -490,7 +493,7 @@ impl QuietDoor for Quiet {
     /// this process has exited.
     fn release(self: Box<Self>) {
         let id = self.0.id;
-        if !*self.0.quiet.lock() {
+        if !*self.0.is_quiet.lock() {
             tracing::warn!(id, "ublk: releasing a device that is not quiet; waiting for it");
             let _ = self.0.quiesce(Duration::MAX);
         }

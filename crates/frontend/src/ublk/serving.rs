@@ -93,7 +93,7 @@ impl ServiceState {
         let device = Arc::clone(device);
         let queue =
             NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
-        let (answer, answered) = sync_channel(1);
+        let (answer, receiver) = sync_channel(1);
         if !inbox.send(Message::Attach(queue, answer)) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -103,7 +103,7 @@ impl ServiceState {
         // Also for a queue that fails below: its thread reports it as gone, and `wait_gone` counts
         // the links.
         self.links.push(link);
-        answered.recv().unwrap_or_else(|_| {
+        receiver.recv().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
         })
     }

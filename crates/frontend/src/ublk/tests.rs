@@ -33,25 +33,31 @@ fn understood(op_flags: u32, start_sector: u64, sectors: u32) -> Result<BlockReq
 
 #[test]
 fn every_operation_of_the_kernel_is_understood() {
-    let asked = |operation, address, length, fua, no_unmap| {
+    let block_request = |operation, address, length, fua, no_unmap| {
         Ok(BlockRequest { operation, address, length, flags: Flags { fua, no_unmap } })
     };
     let (fua, keep) = (operation_flag::FUA, operation_flag::NO_UNMAP);
     let table = [
-        (operation::READ.into(), asked(Operation::Read, 4096, 1024, false, false)),
-        (operation::WRITE.into(), asked(Operation::Write, 4096, 1024, false, false)),
-        (u32::from(operation::WRITE) | fua, asked(Operation::Write, 4096, 1024, true, false)),
-        (operation::FLUSH.into(), asked(Operation::Flush, 0, 0, false, false)),
-        (operation::DISCARD.into(), asked(Operation::Discard, 4096, 1024, false, false)),
-        (operation::WRITE_ZEROES.into(), asked(Operation::WriteZeroes, 4096, 1024, false, false)),
+        (operation::READ.into(), block_request(Operation::Read, 4096, 1024, false, false)),
+        (operation::WRITE.into(), block_request(Operation::Write, 4096, 1024, false, false)),
+        (
+            u32::from(operation::WRITE) | fua,
+            block_request(Operation::Write, 4096, 1024, true, false),
+        ),
+        (operation::FLUSH.into(), block_request(Operation::Flush, 0, 0, false, false)),
+        (operation::DISCARD.into(), block_request(Operation::Discard, 4096, 1024, false, false)),
+        (
+            operation::WRITE_ZEROES.into(),
+            block_request(Operation::WriteZeroes, 4096, 1024, false, false),
+        ),
         (
             u32::from(operation::WRITE_ZEROES) | keep,
-            asked(Operation::WriteZeroes, 4096, 1024, false, true),
+            block_request(Operation::WriteZeroes, 4096, 1024, false, true),
         ),
         // Hints of the block layer change nothing: fail-fast, metadata, swap.
         (
             u32::from(operation::READ) | 0b111 << 8 | 1 << 11 | 1 << 16,
-            asked(Operation::Read, 4096, 1024, false, false),
+            block_request(Operation::Read, 4096, 1024, false, false),
         ),
     ];
     for (op_flags, expected) in table {
@@ -95,13 +101,18 @@ proptest! {
             true => descriptor(op_flags, start_sector, sectors),
             false => descriptor(op_flags & !0xFF | small, near, length),
         };
-        if let Ok(asked) = BlockRequest::from_descriptor(&descriptor, &geometry(), BYTES_MAX) {
+        if let Ok(block_request) =
+            BlockRequest::from_descriptor(&descriptor, &geometry(), BYTES_MAX)
+        {
             prop_assert!(
-                asked.address.checked_add(asked.length).is_some_and(|end| end <= DEVICE_BYTES)
+                block_request
+                    .address
+                    .checked_add(block_request.length)
+                    .is_some_and(|end| end <= DEVICE_BYTES)
             );
-            prop_assert_eq!(asked.length == 0, asked.operation == Operation::Flush);
-            if matches!(asked.operation, Operation::Read | Operation::Write) {
-                prop_assert!(asked.length <= BYTES_MAX.into());
+            prop_assert_eq!(block_request.length == 0, block_request.operation == Operation::Flush);
+            if matches!(block_request.operation, Operation::Read | Operation::Write) {
+                prop_assert!(block_request.length <= BYTES_MAX.into());
             }
         }
     }
@@ -130,29 +141,29 @@ fn no_error_asks_the_kernel_to_try_again() {
 
 #[test]
 fn parameters_say_what_the_device_can() {
-    let shown = protocol::parameters(&geometry(), BYTES_MAX);
-    assert_eq!(shown.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
-    assert_eq!((shown.logical_block_shift, shown.physical_block_shift), (9, 12));
-    assert_eq!((shown.io_min_shift, shown.io_opt_shift), (12, 16));
-    assert_eq!(shown.request_sectors_max, 2048);
-    assert_eq!(shown.device_sectors, DEVICE_BYTES / 512);
+    let parameters = protocol::parameters(&geometry(), BYTES_MAX);
+    assert_eq!(parameters.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
+    assert_eq!((parameters.logical_block_shift, parameters.physical_block_shift), (9, 12));
+    assert_eq!((parameters.io_min_shift, parameters.io_opt_shift), (12, 16));
+    assert_eq!(parameters.request_sectors_max, 2048);
+    assert_eq!(parameters.device_sectors, DEVICE_BYTES / 512);
     // The kernel counts a discard's bytes in 32 bits.
-    assert!(u64::from(shown.discard_sectors_max) * 512 <= u64::from(u32::MAX));
-    assert_eq!((shown.discard_segments_max, shown.discard_granularity), (1, 4096));
-    assert_eq!(shown.write_zeroes_sectors_max, shown.discard_sectors_max);
+    assert!(u64::from(parameters.discard_sectors_max) * 512 <= u64::from(u32::MAX));
+    assert_eq!((parameters.discard_segments_max, parameters.discard_granularity), (1, 4096));
+    assert_eq!(parameters.write_zeroes_sectors_max, parameters.discard_sectors_max);
 
     let operations = Operations { discard: false, write_zeroes: false, allocation: false };
     let plain = Geometry { operations, block_bytes: 4096, read_only: true, ..geometry() };
-    let shown = protocol::parameters(&Geometry { size_bytes: 10_000, ..plain }, BYTES_MAX);
-    assert_eq!(shown.attributes & attribute::READ_ONLY, attribute::READ_ONLY);
+    let parameters = protocol::parameters(&Geometry { size_bytes: 10_000, ..plain }, BYTES_MAX);
+    assert_eq!(parameters.attributes & attribute::READ_ONLY, attribute::READ_ONLY);
     assert_eq!(
-        (shown.logical_block_shift, shown.device_sectors),
+        (parameters.logical_block_shift, parameters.device_sectors),
         (12, 16),
         "a rest of a block is not shown"
     );
-    assert_eq!((shown.discard_sectors_max, shown.discard_segments_max), (0, 0));
-    assert_eq!(shown.write_zeroes_sectors_max, 0);
-    assert!(shown.discard_granularity > 0, "the kernel insists");
+    assert_eq!((parameters.discard_sectors_max, parameters.discard_segments_max), (0, 0));
+    assert_eq!(parameters.write_zeroes_sectors_max, 0);
+    assert!(parameters.discard_granularity > 0, "the kernel insists");
 }
 
 #[test]
@@ -240,19 +251,19 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
 fn a_link_is_made_and_removed_and_a_foreign_file_there_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let links = folder.path().join("links");
-    let there = links.join("disk1");
+    let link = links.join("disk1");
     super::registry::make_link(&links, Some("disk1"), 5);
-    assert_eq!(std::fs::read_link(&there).unwrap().to_str(), Some("/dev/ublkb5"));
+    assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some("/dev/ublkb5"));
     super::registry::remove_link(&links, Some("disk1"), 6);
-    assert!(there.is_symlink(), "it leads to another device");
+    assert!(link.is_symlink(), "it leads to another device");
     super::registry::make_link(&links, Some("disk1"), 6);
-    assert_eq!(std::fs::read_link(&there).unwrap().to_str(), Some("/dev/ublkb6"));
+    assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some("/dev/ublkb6"));
     super::registry::remove_link(&links, Some("disk1"), 6);
-    assert!(!there.is_symlink());
-    std::fs::write(&there, "a file of another program").unwrap();
+    assert!(!link.is_symlink());
+    std::fs::write(&link, "a file of another program").unwrap();
     super::registry::make_link(&links, Some("disk1"), 6);
     super::registry::remove_link(&links, Some("disk1"), 6);
-    assert_eq!(std::fs::read_to_string(&there).unwrap(), "a file of another program");
+    assert_eq!(std::fs::read_to_string(&link).unwrap(), "a file of another program");
 }
 
 #[test]
@@ -291,9 +302,9 @@ fn a_door_waits_until_all_its_queues_are_quiet_by_this_very_wish() {
     progress.quiet(first);
     assert!(!progress.wait_quiet(2, Duration::ZERO));
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| progress.wait_quiet(2, Duration::MAX));
+        let waiter = scope.spawn(|| progress.wait_quiet(2, Duration::MAX));
         progress.quiet(first);
-        assert!(waiting.join().unwrap());
+        assert!(waiter.join().unwrap());
     });
     let second = progress.begin_round();
     progress.quiet(first);

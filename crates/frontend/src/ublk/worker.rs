@@ -39,7 +39,7 @@ impl Worker {
                 .map_err(|error| system("cannot create an event to wake a thread", error))?,
         );
         let (ready, is_ready) = sync_channel(1);
-        let served = inbox.clone();
+        let worker_inbox = inbox.clone();
         let run = move || {
             tie_to(&cores);
             // Without the privilege, there is no device whose memory could wait for itself: see the
@@ -49,13 +49,13 @@ impl Worker {
             }
             // On the thread itself: the driver accepts the commands of a queue from one thread
             // only, and remembers it as its server.
-            match Loop::new(served.clone(), slots) {
+            match Loop::new(worker_inbox.clone(), slots) {
                 Ok(serving) => {
                     let _ = ready.send(Ok(()));
                     close_after_end(serving.run());
                 }
                 Err(error) => {
-                    served.close();
+                    worker_inbox.close();
                     let _ = ready.send(Err(system("cannot set up io_uring", error)));
                 }
             }
@@ -187,16 +187,16 @@ struct Loop {
     queues: WorkerQueues,
     spares: Spares,
     /// A queue was told to be quiet, and its door may not have been notified yet.
-    quieting: bool,
-    stop: bool,
+    is_quieting: bool,
+    is_stopping: bool,
 }
 
 impl Loop {
     fn new(inbox: Arc<Inbox>, slots: u32) -> std::io::Result<Self> {
         let mut ring = QueueRing::new(COMMANDS_PER_CALL_MAX, slots)?;
         ring.watch(inbox.descriptor())?;
-        let served = WorkerQueues { inbox, queues: Vec::new() };
-        Ok(Loop { ring, queues: served, spares: Spares::default(), quieting: false, stop: false })
+        let queues = WorkerQueues { inbox, queues: Vec::new() };
+        Ok(Loop { ring, queues, spares: Spares::default(), is_quieting: false, is_stopping: false })
     }
 
     /// Serves to the end. Returns the ring.
@@ -234,7 +234,7 @@ impl Loop {
             let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
             // Without sleeping, there is more to answer first: one call takes it all.
             if sleep {
-                if self.quieting {
+                if self.is_quieting {
                     self.notify_progress()?;
                 }
                 self.ring.submit_and_wait(time_max)?;
@@ -278,7 +278,7 @@ impl Loop {
             Message::Quiesce(link, round) => {
                 if let Some(queue) = self.queues.queue_of(&link) {
                     queue.quiesce(round);
-                    self.quieting = true;
+                    self.is_quieting = true;
                 }
             }
             Message::Resume(link) => {
@@ -291,7 +291,7 @@ impl Loop {
                     queue.state.released = true;
                 }
             }
-            Message::Stop => self.stop = true,
+            Message::Stop => self.is_stopping = true,
         }
         Ok(())
     }
@@ -318,14 +318,14 @@ impl Loop {
         // A command that the kernel refuses comes back at once.
         let mut events = Vec::new();
         self.ring.events(&mut events)?;
-        let refused = events.iter().find_map(|event| match event {
+        let refusal = events.iter().find_map(|event| match event {
             RingEvent::Gone { slot: of, errno, .. } if *of == slot => Some(*errno),
             _ => None,
         });
         for event in events {
             self.handle_event(event);
         }
-        let _ = answer.send(match refused {
+        let _ = answer.send(match refusal {
             None => Ok(()),
             Some(errno) => {
                 Err(system("the kernel refused a queue", std::io::Error::from_raw_os_error(errno)))
@@ -354,15 +354,15 @@ impl Loop {
         // The door may exit as soon as it is told. An answer that is still in the ring would then
         // be lost, and its request done again.
         self.queues.queues.iter_mut().flatten().for_each(Queue::notify_progress);
-        self.quieting = self.queues.queues.iter().flatten().any(Queue::is_quieting);
+        self.is_quieting = self.queues.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())
     }
 
     fn is_over(&self) -> bool {
         let mut queues = self.queues.queues.iter().flatten().peekable();
         // A thread without queues waits for the next device unless it is told to stop.
-        let left = queues.peek().is_some() && queues.all(|queue| queue.state.released);
-        left || (self.stop && self.queues.queues.iter().all(Option::is_none))
+        let is_released = queues.peek().is_some() && queues.all(|queue| queue.state.released);
+        is_released || (self.is_stopping && self.queues.queues.iter().all(Option::is_none))
     }
 }
 

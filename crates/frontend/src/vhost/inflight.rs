@@ -158,16 +158,16 @@ impl InflightQueue {
     /// and the counter for the next one. `used` is the index of the used ring as the guest sees it.
     pub(super) fn recover(&self, used: u16) -> (Vec<u16>, u64) {
         let size = self.region.shape.queue_size;
-        let known = self.region.half(self.start + USED_AT);
+        let recorded_used = self.region.half(self.start + USED_AT);
         // Answers that the guest can see but that are still recorded as in flight.
-        let behind = used.wrapping_sub(known.load(Acquire)).min(size);
+        let behind = used.wrapping_sub(recorded_used.load(Acquire)).min(size);
         let mut head = self.region.half(self.start + LAST_BATCH_HEAD_AT).load(Acquire) % size;
         for _ in 0..behind {
             self.flag(head).store(0, Release);
             // Within the ring whatever it says: the frontend can write to this memory.
             head = self.next(head).load(Relaxed) % size;
         }
-        known.store(used, Release);
+        recorded_used.store(used, Release);
         let mut waiting: Vec<(u64, u16)> = (0..size)
             .filter(|head| self.flag(*head).load(Acquire) != 0)
             .map(|head| (self.counter(head).load(Relaxed), head))

@@ -47,13 +47,13 @@ impl Memory {
     /// Maps the regions. Fails if they overlap, or a file is shorter than its mapped part.
     pub(super) fn map(mut regions: Vec<RegisteredRegion>) -> Result<Self, Violation> {
         // The map demands regions in the order of their addresses; a frontend may send them in any.
-        regions.sort_by_key(|given| given.region.guest);
-        let map = |given: &RegisteredRegion| {
-            let Region { guest, size_bytes, file_offset, .. } = given.region;
+        regions.sort_by_key(|registered_region| registered_region.region.guest);
+        let map = |registered_region: &RegisteredRegion| {
+            let Region { guest, size_bytes, file_offset, .. } = registered_region.region;
             let what = || format!("memory of {size_bytes} bytes at {guest:#x}");
             let size =
                 usize::try_from(size_bytes).map_err(|error| Violation::caused(what(), error))?;
-            let file = FileOffset::from_arc(given.file.clone(), file_offset);
+            let file = FileOffset::from_arc(registered_region.file.clone(), file_offset);
             GuestRegionMmap::from_range(GuestAddress(guest), size, Some(file))
                 .map_err(|error| Violation::caused(what(), error))
         };
@@ -63,18 +63,19 @@ impl Memory {
         Ok(Memory { mapped, regions })
     }
 
-    pub(super) fn given(&self) -> &[RegisteredRegion] {
+    pub(super) fn regions(&self) -> &[RegisteredRegion] {
         &self.regions
     }
 
     /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
         // By offset, because the end of a region may be the end of the address space.
-        let inside = |given: &&RegisteredRegion| {
-            user.checked_sub(given.region.user)
-                .is_some_and(|offset| offset < given.region.size_bytes)
+        let inside = |registered_region: &&RegisteredRegion| {
+            user.checked_sub(registered_region.region.user)
+                .is_some_and(|offset| offset < registered_region.region.size_bytes)
         };
-        let region = self.regions.iter().find(inside).map(|given| given.region);
+        let region =
+            self.regions.iter().find(inside).map(|registered_region| registered_region.region);
         let region = region
             .ok_or_else(|| Violation::new(format!("address {user:#x} is in no memory region")))?;
         Ok(region.guest + (user - region.user))
@@ -106,8 +107,8 @@ impl Memory {
 
     /// 16 bits of a ring, little-endian.
     pub(super) fn load(&self, address: u64, order: Ordering) -> Result<u16, Violation> {
-        let found: Result<u16, _> = self.mapped.load(GuestAddress(address), order);
-        found.map(u16::from_le).map_err(|_| outside(address, 2))
+        let value: Result<u16, _> = self.mapped.load(GuestAddress(address), order);
+        value.map(u16::from_le).map_err(|_| outside(address, 2))
     }
 
     pub(super) fn store(&self, address: u64, value: u16, order: Ordering) -> Result<(), Violation> {
@@ -165,16 +166,16 @@ pub(super) fn pieces(
     offset: u64,
     length: usize,
 ) -> impl Iterator<Item = GuestRange> + '_ {
-    let (mut skip, mut left) = (offset, length as u64);
+    let (mut skip, mut remaining_bytes) = (offset, length as u64);
     ranges.iter().filter_map(move |range| {
-        let whole = u64::from(range.length);
-        let here = skip.min(whole);
-        skip -= here;
-        let length = (whole - here).min(left);
-        left -= length;
+        let range_bytes = u64::from(range.length);
+        let skipped_bytes = skip.min(range_bytes);
+        skip -= skipped_bytes;
+        let length = (range_bytes - skipped_bytes).min(remaining_bytes);
+        remaining_bytes -= length;
         // A part of a range is not longer than the range.
         (length > 0).then(|| GuestRange {
-            address: range.address.wrapping_add(here),
+            address: range.address.wrapping_add(skipped_bytes),
             length: length as u32,
         })
     })

@@ -39,23 +39,23 @@ impl Counters {
     }
 
     pub(super) fn snapshot(&self) -> DoorCounts {
-        let now = |counter: &AtomicU64| counter.load(Relaxed);
+        let value = |counter: &AtomicU64| counter.load(Relaxed);
         DoorCounts {
-            connections: now(&self.connections),
-            connections_total: now(&self.connections_total),
+            connections: value(&self.connections),
+            connections_total: value(&self.connections_total),
             connections_cut: 0,
             connections_refused: 0,
-            reads: now(&self.reads),
-            writes: now(&self.writes),
-            flushes: now(&self.flushes),
-            discards: now(&self.discards),
-            write_zeroes: now(&self.write_zeroes),
-            others: now(&self.others),
-            bytes_in: now(&self.bytes_in),
-            bytes_out: now(&self.bytes_out),
-            errors: now(&self.errors),
-            in_flight: now(&self.in_flight),
-            protocol_violations: now(&self.violations),
+            reads: value(&self.reads),
+            writes: value(&self.writes),
+            flushes: value(&self.flushes),
+            discards: value(&self.discards),
+            write_zeroes: value(&self.write_zeroes),
+            others: value(&self.others),
+            bytes_in: value(&self.bytes_in),
+            bytes_out: value(&self.bytes_out),
+            errors: value(&self.errors),
+            in_flight: value(&self.in_flight),
+            protocol_violations: value(&self.violations),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! `session` (the setup of one frontend), `message` and `wire` (its messages, and their transport),
 //! `queue` (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in flight),
 //! `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory` (the guest's),
-//! `handover`, `metrics`.
+//! `hand_over`, `metrics`.
 //!
 //! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user
 //! and provides files and addresses: an invalid message ends its connection. The guest is
@@ -21,7 +21,7 @@
 //!
 //! Not here: packed rings (the crates in use have their descriptors but not their rings); an IOMMU.
 
-mod handover;
+mod hand_over;
 mod inflight;
 mod memory;
 mod message;

@@ -269,10 +269,10 @@ impl Queue {
     fn serve(self: &Arc<Self>, cursor: &mut Cursor) -> Result<(), Violation> {
         self.setup.ring.suppress_kicks()?;
         self.answers.lock().batching = true;
-        let taken = self.take_batch(cursor);
+        let taken_count = self.take_batch(cursor);
         self.settle();
         // After a full batch, more is probably there: look before asking for a kick.
-        if taken? == BATCH_MAX {
+        if taken_count? == BATCH_MAX {
             return Ok(());
         }
         let mut answers = self.answers.lock();
@@ -316,33 +316,33 @@ impl Queue {
 
     /// Takes up to [`BATCH_MAX`] requests. Returns their number.
     fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
-        let mut taken = 0;
-        while taken < BATCH_MAX && !self.is_stopping() {
+        let mut taken_count = 0;
+        while taken_count < BATCH_MAX && !self.is_stopping() {
             if self.answers.lock().in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
                 break;
             }
             if let Some(head) = cursor.again.pop() {
                 self.take(head, cursor)?;
-                taken += 1;
+                taken_count += 1;
                 continue;
             }
-            let waiting = self.setup.ring.available_index()?.wrapping_sub(cursor.next);
-            if waiting == 0 {
+            let waiting_count = self.setup.ring.available_index()?.wrapping_sub(cursor.next);
+            if waiting_count == 0 {
                 break;
             }
             // A guest cannot have more entries than the queue. The index is wrong, and following it
             // would execute old entries again.
-            if waiting > self.setup.ring.size {
+            if waiting_count > self.setup.ring.size {
                 let size = self.setup.ring.size;
                 return Err(Violation::new(format!(
-                    "{waiting} requests in a queue of {size} entries"
+                    "{waiting_count} requests in a queue of {size} entries"
                 )));
             }
             self.take(self.setup.ring.head(cursor.next)?, cursor)?;
             cursor.next = cursor.next.wrapping_add(1);
-            taken += 1;
+            taken_count += 1;
         }
-        Ok(taken)
+        Ok(taken_count)
     }
 
     /// Takes one request: it is answered, or the device has it.
@@ -362,13 +362,14 @@ impl Queue {
             let mut answers = self.answers.lock();
             // A head that is given twice would have two answers, and both would write to the same
             // place in the in-flight region (P54).
-            let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken)
+            let Some(is_taken) =
+                answers.taken.get_mut(usize::from(head)).filter(|is_taken| !**is_taken)
             else {
                 return Err(Violation::new(format!(
                     "request {head} was made available while it is in flight"
                 )));
             };
-            *taken = true;
+            *is_taken = true;
             answers.in_flight += 1;
             answers.in_flight_bytes += moved_bytes;
         }
@@ -473,15 +474,15 @@ impl Queue {
         let ring = &self.setup.ring;
         // Held while the guest's memory is written: `detach` returns only afterwards.
         let attached = self.attached.read();
-        let mut told = Ok(());
+        let mut outcome = Ok(());
         if *attached {
             let status_at = total(writable).saturating_sub(1);
-            told = ring.scatter(writable, 0, data);
-            told = told.and_then(|()| ring.scatter(writable, status_at, &[status.byte()]));
+            outcome = ring.scatter(writable, 0, data);
+            outcome = outcome.and_then(|()| ring.scatter(writable, status_at, &[status.byte()]));
         }
         let mut answers = self.answers.lock();
         if *attached && !answers.detached {
-            told = told.and_then(|()| self.use_up(&mut answers, ticket.head, written_bytes));
+            outcome = outcome.and_then(|()| self.use_up(&mut answers, ticket.head, written_bytes));
         }
         drop(attached);
         answers.in_flight -= 1;
@@ -492,7 +493,7 @@ impl Queue {
             self.settle_locked(answers);
         }
         self.changed.notify_all();
-        if let Err(violation) = told {
+        if let Err(violation) = outcome {
             // Ranges were checked before, and a mapping does not shrink.
             tracing::error!(queue = self.setup.index, %violation, "vhost-user: lost an answer");
         }
@@ -511,8 +512,8 @@ impl Queue {
         ring.put_used(answers.next_used, head, written_bytes)?;
         answers.next_used = answers.next_used.wrapping_add(1);
         // From the next line on, the guest may make the head available again.
-        if let Some(taken) = answers.taken.get_mut(usize::from(head)) {
-            *taken = false;
+        if let Some(is_taken) = answers.taken.get_mut(usize::from(head)) {
+            *is_taken = false;
         }
         ring.publish(answers.next_used)?;
         if let Some(inflight) = &self.setup.inflight {
@@ -535,8 +536,8 @@ impl Queue {
         }
         answers.called_used = to;
         // If the guest's setting is unreadable, one call too many does no harm.
-        let wanted = self.setup.ring.wants_call(from, to).unwrap_or(true);
-        let call = answers.call.clone().filter(|_| wanted);
+        let is_wanted = self.setup.ring.wants_call(from, to).unwrap_or(true);
+        let call = answers.call.clone().filter(|_| is_wanted);
         drop(answers);
         signal(call.as_deref());
     }
@@ -563,8 +564,8 @@ impl Queue {
             return;
         }
         let mut answers = self.answers.lock();
-        let kept: usize = answers.spare.iter().map(Vec::capacity).sum();
-        if kept + buffer.capacity() <= SPARE_BYTES_MAX {
+        let spare_bytes: usize = answers.spare.iter().map(Vec::capacity).sum();
+        if spare_bytes + buffer.capacity() <= SPARE_BYTES_MAX {
             answers.spare.push(buffer);
         }
     }

@@ -111,38 +111,39 @@ impl Ring {
 
     /// Follows the chain of a request from its head.
     pub(super) fn chain(&self, head: u16) -> Result<Chain, Violation> {
-        let broken = |text: String| Err(Violation::new(format!("request {head}: {text}")));
+        let refuse = |text: String| Err(Violation::new(format!("request {head}: {text}")));
         let mut chain = Chain::default();
-        let (mut table, mut entries, mut inside) = (self.descriptors, u32::from(self.size), false);
+        let (mut table, mut entries, mut is_indirect) =
+            (self.descriptors, u32::from(self.size), false);
         let (mut index, mut steps) = (head, 0);
         loop {
             if u32::from(index) >= entries {
-                return broken(format!("descriptor {index} of a table of {entries}"));
+                return refuse(format!("descriptor {index} of a table of {entries}"));
             }
             steps += 1;
             if steps > entries {
-                return broken("its descriptors form a loop".into());
+                return refuse("its descriptors form a loop".into());
             }
             let descriptor = self.descriptor(table, index)?;
             let Descriptor { address, length, flags, next } = descriptor;
             if flags & INDIRECT != 0 {
                 // virtio allows no table inside a table, and none with descriptors after it.
                 // Without this, a chain could be longer than any limit.
-                if inside || !self.indirect || flags & NEXT != 0 {
-                    return broken("an indirect table where none is allowed".into());
+                if is_indirect || !self.indirect || flags & NEXT != 0 {
+                    return refuse("an indirect table where none is allowed".into());
                 }
                 entries = length / DESCRIPTOR_BYTES as u32;
                 let whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
                 if !whole || entries == 0 || entries > INDIRECT_MAX {
-                    return broken(format!("an indirect table of {length} bytes"));
+                    return refuse(format!("an indirect table of {length} bytes"));
                 }
-                (table, inside, index, steps) = (address, true, 0, 0);
+                (table, is_indirect, index, steps) = (address, true, 0, 0);
                 continue;
             }
             // Checked here for the whole life of the request: the threads that copy later cannot
             // refuse it any more.
             if length == 0 || !self.memory.holds(address, length.into()) {
-                return broken(format!(
+                return refuse(format!(
                     "{length} bytes at {address:#x} are not in the guest's memory"
                 ));
             }
@@ -152,7 +153,7 @@ impl Ring {
             } else if chain.writable.is_empty() {
                 chain.readable.push(range);
             } else {
-                return broken("a readable descriptor follows a writable one".into());
+                return refuse("a readable descriptor follows a writable one".into());
             }
             if flags & NEXT == 0 {
                 return Ok(chain);

@@ -19,12 +19,12 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::Waker;
 
-use super::handover;
+use super::hand_over;
 use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
 use super::protocol::ID_BYTES;
 use super::session::{Common, Session};
 use super::wire::{self, End};
-use crate::door::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
+use crate::door::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
 
 /// The pause after a failure to accept a connection.
@@ -34,7 +34,7 @@ const ACCEPT_RETRY_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 
 struct SessionState {
     session: Option<Session>,
     /// The door is quiet.
-    held: bool,
+    is_held: bool,
 }
 
 struct VhostState {
@@ -48,7 +48,7 @@ struct VhostState {
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Set when the socket belongs to another process.
-    gone: AtomicBool,
+    is_handed_over: AtomicBool,
     /// Taken over from another process, which may still roll that back.
     on_trial: AtomicBool,
 }
@@ -66,7 +66,7 @@ impl VhostDoor {
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         let common = common(&options, device)?;
         let listener = UnixSocket::listen("vhost-user", &options.socket)?;
-        Self::run(common, listener, SessionState { session: None, held: false })
+        Self::run(common, listener, SessionState { session: None, is_held: false })
     }
 
     /// Takes over the door of another process. The door is quiet: it serves once it is resumed,
@@ -79,12 +79,12 @@ impl VhostDoor {
         door_piece: Vec<DoorPiece>,
     ) -> Result<(Self, Box<dyn QuietDoor>)> {
         let common = common(&options, device)?;
-        let pieces = handover::unpack(&common, door_piece)?;
+        let pieces = hand_over::unpack(&common, door_piece)?;
         let listener = UnixSocket::adopt("vhost-user", &options.socket, pieces.listener);
         let door =
-            Self::run(common, listener, SessionState { session: pieces.session, held: true })?;
-        let quiet = Box::new(Quiet(Arc::clone(&door.shared)));
-        Ok((door, quiet))
+            Self::run(common, listener, SessionState { session: pieces.session, is_held: true })?;
+        let quiet_door = Box::new(Quiet(Arc::clone(&door.shared)));
+        Ok((door, quiet_door))
     }
 
     fn run(common: Arc<Common>, listener: UnixSocket, session_state: SessionState) -> Result<Self> {
@@ -92,7 +92,7 @@ impl VhostDoor {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
         // A door that is taken over is held. Until it resumes, the other process still listens.
-        let on_trial = session_state.held;
+        let on_trial = session_state.is_held;
         let failed = |listener: &UnixSocket, error| {
             if !on_trial {
                 listener.remove();
@@ -109,7 +109,7 @@ impl VhostDoor {
             stopping: AtomicBool::new(false),
             waker,
             thread: Mutex::default(),
-            gone: AtomicBool::new(false),
+            is_handed_over: AtomicBool::new(false),
             on_trial: AtomicBool::new(on_trial),
         });
         let serving = shared.clone();
@@ -152,56 +152,56 @@ impl VhostState {
     /// The body of the thread `vhost-serve`: one poll for the listener, the frontend and the waker,
     /// so that a stop never waits for a silent frontend.
     fn serve(&self) {
-        let mut told_of_second = false;
+        let mut has_logged_second = false;
         let mut pause = None;
         while !self.stopping.load(Ordering::SeqCst) {
-            let (socket, held) = {
-                let inside = self.state.lock();
-                (inside.session.as_ref().map(|session| session.socket.clone()), inside.held)
+            let (socket, is_held) = {
+                let state = self.state.lock();
+                (state.session.as_ref().map(|session| session.socket.clone()), state.is_held)
             };
             let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
             let (mut frontend, mut newcomer) = (usize::MAX, usize::MAX);
-            if let (Some(socket), false) = (&socket, held) {
+            if let (Some(socket), false) = (&socket, is_held) {
                 frontend = fds.len();
                 fds.push(PollFd::new(&**socket, PollFlags::IN));
             }
             // A second frontend stays in the queue of the listener. Once it was logged, polling for
             // it would only spin.
-            if !held && pause.is_none() && (socket.is_none() || !told_of_second) {
+            if !is_held && pause.is_none() && (socket.is_none() || !has_logged_second) {
                 newcomer = fds.len();
                 fds.push(PollFd::new(&self.listener.socket, PollFlags::IN));
             }
             let _ = poll(&mut fds, pause.as_ref());
             pause = None;
-            let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-            if ready(0) {
+            let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+            if is_ready(0) {
                 self.waker.clear();
                 continue;
             }
-            if ready(frontend) {
+            if is_ready(frontend) {
                 self.handle_message();
-            } else if ready(newcomer) && socket.is_none() {
-                told_of_second = false;
+            } else if is_ready(newcomer) && socket.is_none() {
+                has_logged_second = false;
                 pause = self.accept();
-            } else if ready(newcomer) {
+            } else if is_ready(newcomer) {
                 tracing::warn!(
                     "vhost-user: another frontend waits until the connected one disconnects"
                 );
-                told_of_second = true;
+                has_logged_second = true;
             }
         }
     }
 
     /// Handles one message.
     fn handle_message(&self) {
-        let mut inside = self.state.lock();
-        if inside.held {
+        let mut state = self.state.lock();
+        if state.is_held {
             return;
         }
-        let Some(session) = &mut inside.session else { return };
+        let Some(session) = &mut state.session else { return };
         let Err(end) = session.serve_one() else { return };
         *self.socket.lock() = None;
-        inside.session = None;
+        state.session = None;
         match end {
             End::Closed => tracing::info!("vhost-user: the frontend closed the connection"),
             End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
@@ -226,38 +226,39 @@ impl VhostState {
         };
         self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
         tracing::info!("vhost-user: a frontend connected");
-        let mut inside = self.state.lock();
+        let mut state = self.state.lock();
         *self.socket.lock() = Some(socket.clone());
-        inside.session = Some(Session::new(self.common.clone(), socket));
+        state.session = Some(Session::new(self.common.clone(), socket));
         None
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
         let busy = || {
-            let left = self.common.counters.snapshot().in_flight;
-            let text = format!("vhost-user: {left} requests were not answered within {patience:?}");
+            let open_count = self.common.counters.snapshot().in_flight;
+            let text =
+                format!("vhost-user: {open_count} requests were not answered within {patience:?}");
             Error::new(ErrorKind::Unavailable, text)
         };
         let deadline = Instant::now() + patience;
         // The thread may hold the lock for long, in a message that waits for the requests of a
         // queue.
-        let mut inside = self.state.try_lock_until(deadline).ok_or_else(busy)?;
-        if inside.held {
+        let mut state = self.state.try_lock_until(deadline).ok_or_else(busy)?;
+        if state.is_held {
             return Ok(());
         }
-        if let Some(session) = &mut inside.session {
+        if let Some(session) = &mut state.session {
             session.pause(Some(deadline)).map_err(|_| busy())?;
         }
         // Includes what an earlier frontend left in the device.
         let lingering: Vec<_> = self.common.roster.lock().clone();
         if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
-            if let Some(session) = &mut inside.session {
+            if let Some(session) = &mut state.session {
                 session.start();
             }
             return Err(busy());
         }
-        inside.held = true;
-        drop(inside);
+        state.is_held = true;
+        drop(state);
         self.waker.wake();
         Ok(())
     }
@@ -265,11 +266,11 @@ impl VhostState {
     fn resume(&self) {
         // First: a door that goes on must not be let go as one on trial.
         self.on_trial.store(false, Ordering::SeqCst);
-        let mut inside = self.state.lock();
-        if !std::mem::take(&mut inside.held) {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.is_held) {
             return;
         }
-        if let Some(session) = &mut inside.session {
+        if let Some(session) = &mut state.session {
             session.start();
             // After a take-over, none is running yet.
             if let Err(violation) = session.run_what_can_run() {
@@ -277,22 +278,22 @@ impl VhostState {
                 tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
             }
         }
-        drop(inside);
+        drop(state);
         self.waker.wake();
     }
 
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
-        let inside = self.state.lock();
-        if !inside.held {
+        let state = self.state.lock();
+        if !state.is_held {
             let text = "vhost-user: only a quiet door can be handed over";
             return Err(Error::new(ErrorKind::Internal, text));
         }
-        handover::pack(&self.listener, inside.session.as_ref())
+        hand_over::pack(&self.listener, state.session.as_ref())
     }
 
     fn release(&self) {
         // First: `end_thread` removes the socket's file unless it belongs to another process.
-        self.gone.store(true, Ordering::SeqCst);
+        self.is_handed_over.store(true, Ordering::SeqCst);
         self.end_thread();
         *self.socket.lock() = None;
         // Nothing is in flight, and closing our descriptors ends nothing, because others have
@@ -303,11 +304,11 @@ impl VhostState {
     fn stop(&self) {
         // The queues of a door on trial belong to another process, as `stop_now` knows.
         if !self.on_trial.load(Ordering::SeqCst) {
-            let mut inside = self.state.lock();
-            if let Some(session) = &mut inside.session {
+            let mut state = self.state.lock();
+            if let Some(session) = &mut state.session {
                 let _ = session.pause(None);
             }
-            inside.held = true;
+            state.is_held = true;
         }
         self.stop_now();
     }
@@ -322,7 +323,7 @@ impl VhostState {
             queue.detach();
         }
         if let Some(socket) = &*self.socket.lock()
-            && !self.gone.load(Ordering::SeqCst)
+            && !self.is_handed_over.load(Ordering::SeqCst)
         {
             let _ = shutdown(socket, Shutdown::Both);
         }
@@ -336,7 +337,7 @@ impl VhostState {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
-        if !self.gone.load(Ordering::SeqCst) {
+        if !self.is_handed_over.load(Ordering::SeqCst) {
             self.listener.remove();
         }
     }
@@ -351,8 +352,8 @@ impl Door for VhostDoor {
         self.shared.listener.path.display().to_string()
     }
 
-    fn export(&self, _name: &str) -> ExportSeen {
-        ExportSeen { address: self.address(), peers: Vec::new() }
+    fn export(&self, _name: &str) -> ExportStatus {
+        ExportStatus { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {

@@ -106,12 +106,13 @@ impl Session {
         let done = Message::parse(header.request, &payload)
             .and_then(|message| self.obey(message, descriptors.into_iter()));
         // Only after it was executed: this very message may have negotiated it.
-        let acknowledged = header.needs_reply() && self.protocol_features & spoken::REPLY_ACK != 0;
+        let must_acknowledge =
+            header.needs_reply() && self.protocol_features & spoken::REPLY_ACK != 0;
         let (reply, descriptor) = match done {
             Ok((Some(reply), descriptor)) => (reply, descriptor),
-            Ok((None, _)) if acknowledged => (Reply::Number(0), None),
+            Ok((None, _)) if must_acknowledge => (Reply::Number(0), None),
             Ok((None, _)) => return Ok(()),
-            Err(reason) if acknowledged => {
+            Err(reason) if must_acknowledge => {
                 let request = header.request;
                 tracing::warn!(request, %reason, "vhost-user: refused a message of the frontend");
                 self.common.counters.violations.fetch_add(1, Relaxed);
@@ -128,7 +129,7 @@ impl Session {
         message: Message,
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(Option<Reply>, Option<OwnedFd>), Violation> {
-        let mut one =
+        let mut next_descriptor =
             || descriptors.next().ok_or_else(|| Violation::new("a descriptor is missing"));
         let reply = match message {
             Message::GetFeatures => Reply::Number(self.offered()),
@@ -138,22 +139,23 @@ impl Session {
             Message::GetStatus => Reply::Number(self.status),
             Message::GetRingBase { queue } => self.stop_ring(queue)?,
             Message::GetConfig { offset, size, flags } => self.config(offset, size, flags),
-            Message::GetInflight(asked) => {
-                let fits = (1..=self.common.queues_max).contains(&asked.queues);
-                let size_fits = asked.queue_size <= self.common.queue_size_max;
-                if !fits || !size_fits || !asked.queue_size.is_power_of_two() {
-                    return violation(format!("an in-flight region for {asked:?} is too large"));
+            Message::GetInflight(shape) => {
+                let fits = (1..=self.common.queues_max).contains(&shape.queues);
+                let size_fits = shape.queue_size <= self.common.queue_size_max;
+                if !fits || !size_fits || !shape.queue_size.is_power_of_two() {
+                    return violation(format!("an in-flight region for {shape:?} is too large"));
                 }
                 // Not kept here: the frontend gives it back with `SetInflight`, also to the server
                 // that comes after a death.
-                let region = Inflight::create(asked.queues, asked.queue_size)?;
+                let region = Inflight::create(shape.queues, shape.queue_size)?;
                 let file = region
                     .file()
                     .map_err(|error| Violation::caused("the in-flight region", error))?;
                 return Ok((Some(Reply::Inflight(region.shape())), Some(file)));
             }
             Message::SetLogBase(area) => {
-                let log = Arc::new(DirtyLog::open(one()?, area.offset, area.size_bytes)?);
+                let log =
+                    Arc::new(DirtyLog::open(next_descriptor()?, area.offset, area.size_bytes)?);
                 self.alter(|session| {
                     session.log = Some((area, log));
                     Ok(())
@@ -188,7 +190,7 @@ impl Session {
         message: Message,
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Violation> {
-        let mut one =
+        let mut next_descriptor =
             || descriptors.next().ok_or_else(|| Violation::new("a descriptor is missing"));
         match message {
             Message::SetOwner | Message::SetLogFd => Ok(()),
@@ -217,11 +219,11 @@ impl Session {
                 self.alter_slot(queue, |slot| slot.enabled = Some(enable != 0))
             }
             Message::SetRingEvent { event, queue, given } => {
-                let file = if given { Some(Arc::new(one()?)) } else { None };
+                let file = if given { Some(Arc::new(next_descriptor()?)) } else { None };
                 self.set_event(event, queue, file)
             }
             Message::SetBackendChannel => {
-                let channel = one()?;
+                let channel = next_descriptor()?;
                 wire::set_times(&channel)
                     .map_err(|error| Violation::caused("cannot create a channel", error))?;
                 self.backend_channel = Some(Arc::new(channel));
@@ -231,15 +233,14 @@ impl Session {
             }
             Message::SetConfig { offset, bytes } => self.set_config(offset, &bytes),
             Message::SetInflight(shape) => {
-                let region = Arc::new(Inflight::open(one()?, shape)?);
+                let region = Arc::new(Inflight::open(next_descriptor()?, shape)?);
                 self.alter(|session| {
                     session.inflight = Some(region);
                     Ok(())
                 })
             }
-            Message::AddRegion(region) => {
-                self.add_region(RegisteredRegion { region, file: Arc::new(one()?.into()) })
-            }
+            Message::AddRegion(region) => self
+                .add_region(RegisteredRegion { region, file: Arc::new(next_descriptor()?.into()) }),
             Message::RemoveRegion(region) => self.remove_region(region),
             other => violation(format!("{other:?} is out of order")),
         }
@@ -269,23 +270,24 @@ impl Session {
     }
 
     fn add_region(&mut self, added: RegisteredRegion) -> Result<(), Violation> {
-        let mut given = self.memory.given().to_vec();
-        if given.len() >= REGIONS_MAX {
+        let mut regions = self.memory.regions().to_vec();
+        if regions.len() >= REGIONS_MAX {
             return violation(format!("more than {REGIONS_MAX} regions of memory"));
         }
-        given.push(added);
-        self.set_memory(given)
+        regions.push(added);
+        self.set_memory(regions)
     }
 
     fn remove_region(&mut self, removed: Region) -> Result<(), Violation> {
         // Frontends need not repeat the file offset of a region.
         let of = |region: Region| (region.guest, region.size_bytes, region.user);
-        let mut given = self.memory.given().to_vec();
-        let Some(position) = given.iter().position(|given| of(given.region) == of(removed)) else {
+        let mut regions = self.memory.regions().to_vec();
+        let Some(position) = regions.iter().position(|entry| of(entry.region) == of(removed))
+        else {
             return violation(format!("{removed:?} is not in the memory table"));
         };
-        given.remove(position);
-        self.set_memory(given)
+        regions.remove(position);
+        self.set_memory(regions)
     }
 
     fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Violation> {
@@ -384,8 +386,8 @@ impl Session {
         }
         // Whatever the result is, the queues resume.
         let changed = change(self);
-        let ran = self.run_what_can_run();
-        changed.and(ran)
+        let outcome = self.run_what_can_run();
+        changed.and(outcome)
     }
 
     /// Ends a queue; the requests it took are answered. It may be built again.
@@ -447,16 +449,16 @@ impl Session {
     fn setup(&self, index: usize) -> Result<Option<Setup>, Violation> {
         let slot = &self.slots[index];
         // Without the feature there is no message to enable a queue.
-        let enabled = slot.enabled.unwrap_or(self.features & feature::PROTOCOL_FEATURES == 0);
+        let is_enabled = slot.enabled.unwrap_or(self.features & feature::PROTOCOL_FEATURES == 0);
         let (Some(addresses), Some(kick)) = (slot.addresses, &slot.kick) else { return Ok(None) };
-        if !enabled || slot.size == 0 || self.memory.given().is_empty() {
+        if !is_enabled || slot.size == 0 || self.memory.regions().is_empty() {
             return Ok(None);
         }
         let address = |user: u64| self.memory.guest_address(user);
-        let logged = self.features & feature::LOG_ALL != 0;
+        let is_logged = self.features & feature::LOG_ALL != 0;
         let ring = Ring {
             memory: self.memory.clone(),
-            log: self.log.as_ref().filter(|_| logged).map(|(_, log)| log.clone()),
+            log: self.log.as_ref().filter(|_| is_logged).map(|(_, log)| log.clone()),
             size: slot.size,
             descriptors: address(addresses.descriptors)?,
             available: address(addresses.available)?,
@@ -499,11 +501,11 @@ impl Session {
     pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), StillBusy> {
         let running: Vec<&Arc<Queue>> =
             self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
-        let quiet = running.iter().try_for_each(|queue| queue.pause(deadline));
-        if quiet.is_err() {
+        let outcome = running.iter().try_for_each(|queue| queue.pause(deadline));
+        if outcome.is_err() {
             self.start();
         }
-        quiet
+        outcome
     }
 
     /// Resumes paused queues.

@@ -95,9 +95,9 @@ pub(super) fn send(
     let mut done = 0;
     while done < bytes.len() {
         // It travels with the first byte.
-        let given = if done == 0 { descriptor.as_slice() } else { &[] };
-        done +=
-            sawmill_sys::descriptors::send(socket, &bytes[done..], given).map_err(End::Broken)?;
+        let descriptors = if done == 0 { descriptor.as_slice() } else { &[] };
+        done += sawmill_sys::descriptors::send(socket, &bytes[done..], descriptors)
+            .map_err(End::Broken)?;
     }
     Ok(())
 }

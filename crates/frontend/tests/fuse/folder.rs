@@ -51,13 +51,13 @@ fn folders_that_will_not_do_are_refused_by_name() {
 fn a_folder_in_use_is_refused_and_its_users_are_left_alone() {
     needs_mounts!();
     let device = memory();
-    let shown = show(device.clone());
-    let (kind, text) = refused(shown.folder.path());
+    let scene = show(device.clone());
+    let (kind, text) = refused(scene.folder.path());
     assert!(
         kind == ErrorKind::InUse && text.contains("another server has its volume there"),
         "{text}"
     );
-    shown.open().write_all_at(b"alive", 0).expect("the first lives on");
+    scene.open().write_all_at(b"alive", 0).expect("the first lives on");
     let other = tempfile::tempdir().expect("a temporary folder");
     let path = other.path().to_str().expect("UTF-8");
     run("mount", &["-t", "tmpfs", "tmpfs", path]);
@@ -82,16 +82,16 @@ fn options_that_will_not_do_are_refused() {
 #[test]
 fn a_stop_unmounts_and_a_second_one_does_nothing() {
     needs_mounts!();
-    let shown = show(memory());
-    assert!(is_mounted(shown.folder.path()));
-    assert_eq!(shown.door.counts().connections, 1);
-    shown.door.stop(Stop::Drained);
-    assert!(!is_mounted(shown.folder.path()));
-    assert_eq!(shown.door.counts().connections, 0);
-    shown.door.stop(Stop::Drained);
-    shown.door.stop(Stop::Now);
+    let scene = show(memory());
+    assert!(is_mounted(scene.folder.path()));
+    assert_eq!(scene.door.counts().connections, 1);
+    scene.door.stop(Stop::Drained);
+    assert!(!is_mounted(scene.folder.path()));
+    assert_eq!(scene.door.counts().connections, 0);
+    scene.door.stop(Stop::Drained);
+    scene.door.stop(Stop::Now);
     drop(
-        FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory())
+        FuseDoor::mount(FuseOptions::new(scene.folder.path(), "disk"), memory())
             .expect("the folder is free"),
     );
 }
@@ -100,14 +100,14 @@ fn a_stop_unmounts_and_a_second_one_does_nothing() {
 fn a_stop_answers_what_is_in_flight() {
     needs_mounts!();
     let device = Arc::new(HoldDevice::new(SIZE));
-    let shown = show(device.clone());
+    let scene = show(device.clone());
     std::thread::scope(|scope| {
-        let file = shown.open();
+        let file = scene.open();
         let writing = scope.spawn(move || file.write_all_at(b"the last write", 7));
         wait_until("the write at the device", || device.count() == 1);
-        let stopping = scope.spawn(|| shown.door.stop(Stop::Drained));
+        let stopping = scope.spawn(|| scene.door.stop(Stop::Drained));
         wait_until("the mount to go out of sight", || {
-            !is_mounted(shown.folder.path()) || device.count() == 1
+            !is_mounted(scene.folder.path()) || device.count() == 1
         });
         assert!(!stopping.is_finished(), "a request is in flight");
         device.stop_holding();
@@ -119,11 +119,11 @@ fn a_stop_answers_what_is_in_flight() {
 #[test]
 fn a_file_still_open_at_a_stop_gets_errors_and_the_folder_is_free() {
     needs_mounts!();
-    let shown = show(memory());
-    let file = shown.open();
+    let scene = show(memory());
+    let file = scene.open();
     file.write_all_at(b"before", 0).expect("room");
-    shown.door.stop(Stop::Drained);
-    assert!(!is_mounted(shown.folder.path()));
+    scene.door.stop(Stop::Drained);
+    assert!(!is_mounted(scene.folder.path()));
     assert_eq!(errno(file.write_at(b"after", 0)), Errno::NOTCONN);
 }
 
@@ -131,29 +131,29 @@ fn a_file_still_open_at_a_stop_gets_errors_and_the_folder_is_free() {
 fn stop_now_does_not_wait_for_the_device() {
     needs_mounts!();
     let device = Arc::new(HoldDevice::new(SIZE));
-    let shown = show(device.clone());
+    let scene = show(device.clone());
     std::thread::scope(|scope| {
-        let file = shown.open();
+        let file = scene.open();
         let writing = scope.spawn(move || file.write_all_at(b"lost", 0));
         wait_until("the write at the device", || device.count() == 1);
-        shown.door.stop(Stop::Now);
+        scene.door.stop(Stop::Now);
         writing.join().expect("no panic").expect_err("no answer comes");
     });
-    assert!(!is_mounted(shown.folder.path()));
+    assert!(!is_mounted(scene.folder.path()));
     device.stop_holding();
 }
 
 #[test]
 fn an_unmount_by_another_process_ends_the_door() {
     needs_mounts!();
-    let shown = show(memory());
-    run("umount", &[shown.folder.path().to_str().expect("UTF-8")]);
-    wait_until("the door sees it", || shown.door.counts().connections == 0);
+    let scene = show(memory());
+    run("umount", &[scene.folder.path().to_str().expect("UTF-8")]);
+    wait_until("the door sees it", || scene.door.counts().connections == 0);
     // Another door in the same place is not ours to close.
     let other =
-        FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("free");
-    shown.door.stop(Stop::Drained);
-    shown.door.stop(Stop::Now);
+        FuseDoor::mount(FuseOptions::new(scene.folder.path(), "disk"), memory()).expect("free");
+    scene.door.stop(Stop::Drained);
+    scene.door.stop(Stop::Now);
     assert_eq!(std::fs::metadata(other.file()).expect("it lives").len(), SIZE);
 }
 
@@ -207,12 +207,12 @@ fn a_new_size_is_seen_by_openers_and_by_the_loop_device() {
     let inner = MemoryDevice::new(2 * SIZE);
     let before = Geometry { size_bytes: SIZE, ..inner.geometry() };
     let device = Arc::new(ResizableDevice { inner, before, grown: AtomicBool::new(false) });
-    let shown = show_with(device.clone(), |options| options.attach_loop = true);
-    let file = shown.open();
-    let node = shown.door.address();
+    let scene = show_with(device.clone(), |options| options.attach_loop = true);
+    let file = scene.open();
+    let node = scene.door.address();
     assert_eq!(run("blockdev", &["--getsize64", &node]).trim(), SIZE.to_string());
     device.grown.store(true, Relaxed);
-    shown.door.resized().expect("told");
+    scene.door.resized().expect("told");
     assert_eq!(file.metadata().expect("it is there").len(), 2 * SIZE);
     assert_eq!(run("blockdev", &["--getsize64", &node]).trim(), (2 * SIZE).to_string());
     file.write_all_at(b"in the new part", 2 * SIZE - 15).expect("room");
@@ -227,10 +227,11 @@ fn a_mountpoint_may_be_a_link() {
     std::os::unix::fs::symlink("real", &link).expect("a link");
     let door = FuseDoor::mount(FuseOptions::new(&link, "disk"), memory()).expect("it mounts");
     assert_eq!(door.file(), place.path().canonicalize().expect("there").join("real/disk"));
-    let quiet = door.quiesce(std::time::Duration::from_secs(30)).expect("nothing is in flight");
-    let handed = quiet.hand_over().expect("quiet");
+    let quiet_door =
+        door.quiesce(std::time::Duration::from_secs(30)).expect("nothing is in flight");
+    let handed = quiet_door.hand_over().expect("quiet");
     let next =
         FuseDoor::take_over(FuseOptions::new(&link, "disk"), memory(), handed).expect("the same");
-    quiet.release();
+    quiet_door.release();
     assert_eq!(std::fs::metadata(next.file()).expect("served").len(), SIZE);
 }

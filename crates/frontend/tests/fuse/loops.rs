@@ -15,16 +15,16 @@ use crate::setting::{
 const DISK: u64 = 512 << 20;
 
 fn attach(device: Arc<dyn BlockDevice>) -> (FuseScene, String) {
-    let shown = show_with(device, |options| options.attach_loop = true);
-    let path = shown.door.loop_device().expect("attached").path();
+    let scene = show_with(device, |options| options.attach_loop = true);
+    let path = scene.door.loop_device().expect("attached").path();
     let path = path.to_str().expect("UTF-8").to_owned();
-    assert_eq!(shown.door.address(), path);
-    (shown, path)
+    assert_eq!(scene.door.address(), path);
+    (scene, path)
 }
 
 /// Makes a file system, fills it, looks at it again after an unmount, and has it checked.
 fn lives_on(make: &[&str], check: &[&str]) {
-    let (shown, device) = attach(Arc::new(ThreadDevice::new(DISK)));
+    let (scene, device) = attach(Arc::new(ThreadDevice::new(DISK)));
     run(make[0], &[&make[1..], &[&device]].concat());
     let place = tempfile::tempdir().expect("a temporary folder");
     let path = place.path().to_str().expect("UTF-8");
@@ -44,9 +44,9 @@ fn lives_on(make: &[&str], check: &[&str]) {
         run("umount", &[path]);
     }
     run(check[0], &[&check[1..], &[&device]].concat());
-    let metrics = shown.door.metrics().counts;
+    let metrics = scene.door.metrics().counts;
     assert!(metrics.flushes > 0 && metrics.discards > 0 && metrics.errors == 0, "{metrics:?}");
-    shown.door.stop(Stop::Drained);
+    scene.door.stop(Stop::Drained);
 }
 
 #[test]
@@ -71,14 +71,14 @@ fn btrfs_lives_on_the_loop_device() {
 fn the_loop_device_is_direct_and_has_the_volumes_blocks_and_rights() {
     needs_mounts!();
     let geometry = Geometry { block_bytes: 4096, ..memory().geometry() };
-    let (shown, path) = attach(Arc::new(MemoryDevice::with_geometry(geometry)));
-    let device = shown.door.loop_device().expect("attached");
+    let (scene, path) = attach(Arc::new(MemoryDevice::with_geometry(geometry)));
+    let device = scene.door.loop_device().expect("attached");
     assert!(device.is_direct().expect("asked"));
-    assert_eq!(device.backing_file().expect("asked"), Some(shown.path()));
+    assert_eq!(device.backing_file().expect("asked"), Some(scene.path()));
     assert_eq!(run("blockdev", &["--getss", &path]).trim(), "4096");
     assert_eq!(run("blockdev", &["--getsize64", &path]).trim(), SIZE.to_string());
     assert_eq!(run("blockdev", &["--getro", &path]).trim(), "0");
-    let (_shown, path) = attach(Arc::new(MemoryDevice::with_geometry(Geometry {
+    let (_scene, path) = attach(Arc::new(MemoryDevice::with_geometry(Geometry {
         read_only: true,
         ..memory().geometry()
     })));
@@ -90,31 +90,31 @@ fn a_discard_on_the_loop_device_gives_space_back() {
     needs_mounts!();
     let device = memory();
     device.write_at(0, &pattern(1, SIZE as usize)).expect("in range");
-    let (shown, path) = attach(device.clone());
+    let (scene, path) = attach(device.clone());
     run("blkdiscard", &["--offset", "1048576", "--length", "8388608", &path]);
     assert_eq!(device.resident_bytes(), SIZE - (8 << 20));
     run("blkdiscard", &["--zeroout", &path]);
     assert_eq!(device.read_at(0, SIZE as usize).expect("in range"), vec![0; SIZE as usize]);
-    shown.door.stop(Stop::Drained);
+    scene.door.stop(Stop::Drained);
 }
 
 #[test]
 fn a_stop_detaches_the_loop_device() {
     needs_mounts!();
-    let (shown, _) = attach(memory());
-    let device = shown.door.loop_device().expect("attached");
-    shown.door.stop(Stop::Drained);
-    assert!(!device.is_of(&shown.path()));
-    assert_eq!(shown.door.loop_device(), None);
+    let (scene, _) = attach(memory());
+    let device = scene.door.loop_device().expect("attached");
+    scene.door.stop(Stop::Drained);
+    assert!(!device.is_of(&scene.path()));
+    assert_eq!(scene.door.loop_device(), None);
 }
 
 #[test]
 fn a_loop_device_in_use_at_a_stop_goes_when_it_is_closed() {
     needs_mounts!();
-    let (shown, path) = attach(memory());
-    let device = shown.door.loop_device().expect("attached");
+    let (scene, path) = attach(memory());
+    let device = scene.door.loop_device().expect("attached");
     let user = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("it opens");
-    shown.door.stop(Stop::Drained);
+    scene.door.stop(Stop::Drained);
     assert_eq!(errno(user.write_at(&[1; 4096], 0).and_then(|_| user.sync_all())), Errno::IO);
     drop(user);
     wait_until("it is detached", || device.backing_file().expect("asked").is_none());

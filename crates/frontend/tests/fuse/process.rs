@@ -141,8 +141,8 @@ impl Server {
 
     /// Leaves the mount to the mount holder.
     pub(crate) fn release(&mut self) {
-        let said = self.request("let-go");
-        assert!(said.starts_with("let go after"), "{said}");
+        let reply = self.request("let-go");
+        assert!(reply.starts_with("let go after"), "{reply}");
     }
 }
 

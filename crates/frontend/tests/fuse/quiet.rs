@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
     needs_mounts!();
     let device = memory();
-    let shown = show(device.clone());
-    let file = shown.open();
+    let scene = show(device.clone());
+    let file = scene.open();
     std::thread::scope(|scope| {
-        let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+        let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
         let writing = scope.spawn(|| file.write_all_at(b"later", 0));
         assert_eq!(device.read_at(0, 5).expect("in range"), [0; 5]);
         assert!(!writing.is_finished());
-        quiet.resume();
+        quiet_door.resume();
         writing.join().expect("no panic").expect("answered");
     });
     assert_eq!(device.read_at(0, 5).expect("in range"), b"later");
@@ -36,20 +36,20 @@ fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
 fn a_door_that_cannot_be_quiet_in_time_resumes() {
     needs_mounts!();
     let device = Arc::new(HoldDevice::new(SIZE));
-    let shown = show(device.clone());
-    let stale = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
-    shown.door.quiesce(PATIENCE).expect("it stays quiet").resume();
+    let scene = show(device.clone());
+    let stale = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
+    scene.door.quiesce(PATIENCE).expect("it stays quiet").resume();
     std::thread::scope(|scope| {
-        let file = shown.open();
+        let file = scene.open();
         let writing = scope.spawn(move || file.write_all_at(b"slow", 0));
         wait_until("the write at the device", || device.count() == 1);
-        let late = shown.door.quiesce(Duration::from_millis(1));
+        let late = scene.door.quiesce(Duration::from_millis(1));
         let error = late.err().expect("the write is in flight");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 requests"), "{error}");
         assert_eq!(stale.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
         // Others are served again.
-        assert_eq!(std::fs::metadata(shown.path()).expect("answered").len(), SIZE);
+        assert_eq!(std::fs::metadata(scene.path()).expect("answered").len(), SIZE);
         device.stop_holding();
         writing.join().expect("no panic").expect("answered");
     });
@@ -57,10 +57,10 @@ fn a_door_that_cannot_be_quiet_in_time_resumes() {
 
 /// Takes a door over in this process, as another process would.
 fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>) -> FuseDoor {
-    let quiet = old.quiesce(PATIENCE).expect("it becomes quiet");
-    let handed = quiet.hand_over().expect("it is quiet");
+    let quiet_door = old.quiesce(PATIENCE).expect("it becomes quiet");
+    let handed = quiet_door.hand_over().expect("it is quiet");
     let new = FuseDoor::take_over(options, device, handed).expect("all is there");
-    quiet.release();
+    quiet_door.release();
     new
 }
 
@@ -68,15 +68,15 @@ fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>)
 fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
     needs_mounts!();
     let device = Arc::new(ThreadDevice::new(SIZE));
-    let shown = show_with(device.clone(), |options| options.attach_loop = true);
-    let number = shown.door.loop_device().expect("attached");
+    let scene = show_with(device.clone(), |options| options.attach_loop = true);
+    let number = scene.door.loop_device().expect("attached");
     let options =
-        FuseOptions { attach_loop: true, ..FuseOptions::new(shown.folder.path(), "disk") };
+        FuseOptions { attach_loop: true, ..FuseOptions::new(scene.folder.path(), "disk") };
     let (done, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut doors = Vec::new();
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (file, done, written) = (shown.open(), &done, &written);
+            let (file, done, written) = (scene.open(), &done, &written);
             scope.spawn(move || {
                 let mut round = 0;
                 while !done.load(Relaxed) {
@@ -93,7 +93,7 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
         for _ in 0..20 {
             let before = written.load(Relaxed);
             wait_until("some load", || written.load(Relaxed) > before + 20);
-            let old = doors.last().unwrap_or(&shown.door);
+            let old = doors.last().unwrap_or(&scene.door);
             let new = take_over(old, options.clone(), device.clone());
             assert_eq!(new.loop_device(), Some(number), "the same loop device");
             doors.push(new);
@@ -109,39 +109,39 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
 #[test]
 fn a_hand_over_that_is_taken_back_goes_on() {
     needs_mounts!();
-    let shown = show(memory());
-    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
-    drop(quiet.hand_over().expect("it is quiet"));
-    quiet.resume();
-    shown.open().write_all_at(b"as before", 0).expect("served");
+    let scene = show(memory());
+    let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
+    drop(quiet_door.hand_over().expect("it is quiet"));
+    quiet_door.resume();
+    scene.open().write_all_at(b"as before", 0).expect("served");
 }
 
 #[test]
 fn what_is_not_this_mount_is_not_taken_over() {
     needs_mounts!();
-    let shown = show(memory());
-    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let scene = show(memory());
+    let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
     let elsewhere = tempfile::tempdir().expect("a temporary folder");
     let refused = |options: FuseOptions, handed: Vec<DoorPiece>| {
         let error = FuseDoor::take_over(options, memory(), handed).err().expect("it must not");
         (error.kind(), error.to_string())
     };
-    let here = FuseOptions::new(shown.folder.path(), "disk");
+    let options = FuseOptions::new(scene.folder.path(), "disk");
     let (kind, text) =
-        refused(FuseOptions::new(elsewhere.path(), "disk"), quiet.hand_over().expect("quiet"));
+        refused(FuseOptions::new(elsewhere.path(), "disk"), quiet_door.hand_over().expect("quiet"));
     assert!(kind == ErrorKind::Refused && text.contains("users of"), "{text}");
-    let other = FuseOptions { file_name: "other".into(), ..here.clone() };
-    assert_eq!(refused(other, quiet.hand_over().expect("quiet")).0, ErrorKind::Refused);
-    assert_eq!(refused(here.clone(), Vec::new()).0, ErrorKind::Invalid);
-    let mut handed = quiet.hand_over().expect("quiet");
+    let other = FuseOptions { file_name: "other".into(), ..options.clone() };
+    assert_eq!(refused(other, quiet_door.hand_over().expect("quiet")).0, ErrorKind::Refused);
+    assert_eq!(refused(options.clone(), Vec::new()).0, ErrorKind::Invalid);
+    let mut handed = quiet_door.hand_over().expect("quiet");
     handed[0].facts.remove("flags");
-    let (kind, text) = refused(here.clone(), handed);
+    let (kind, text) = refused(options.clone(), handed);
     assert!(kind == ErrorKind::Invalid && text.contains("lacks flags"), "{text}");
-    let mut handed = quiet.hand_over().expect("quiet");
+    let mut handed = quiet_door.hand_over().expect("quiet");
     handed[0].descriptors.clear();
-    assert!(refused(here, handed).1.contains("lacks the descriptor"));
-    quiet.resume();
-    shown.open().write_all_at(b"unharmed", 0).expect("served");
+    assert!(refused(options, handed).1.contains("lacks the descriptor"));
+    quiet_door.resume();
+    scene.open().write_all_at(b"unharmed", 0).expect("served");
 }
 
 #[test]
@@ -149,19 +149,19 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_the_next_ser
     const RESEND: u64 = 1 << 39;
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
-    let shown = show(memory());
-    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
-    let mut handed = quiet.hand_over().expect("quiet");
+    let scene = show(memory());
+    let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let mut handed = quiet_door.hand_over().expect("quiet");
     let flags: u64 = handed[0].parsed("flags").expect("a number");
     handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
     // Every start, even a failed one, leaves this socket behind.
     let socket = place.path().join(SOCKET);
     let mount_holder =
         Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
-    let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
+    let options = FuseOptions { mount_holder, ..FuseOptions::new(scene.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
-    quiet.release();
+    quiet_door.release();
     assert!(!socket.exists(), "users would wait forever for what a dead server had taken");
-    shown.open().write_all_at(b"served", 0).expect("by the next");
+    scene.open().write_all_at(b"served", 0).expect("by the next");
     new.stop(Stop::Drained);
 }

@@ -45,13 +45,13 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).env("PATH", PATHS).output();
     let output = output
         .unwrap_or_else(|error| panic!("{program}: {error}: run tests/setup/prepare.sh test"));
-    let said = format!(
+    let text = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    assert!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
-    said
+    assert!(output.status.success(), "{program} {arguments:?}: {}: {text}", output.status);
+    text
 }
 
 /// Where the programs of file systems are.
@@ -131,16 +131,16 @@ pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
 /// Records the requests.
 pub(crate) struct Witness {
     inner: MemoryDevice,
-    asked: Mutex<Vec<(Operation, Flags)>>,
+    requests: Mutex<Vec<(Operation, Flags)>>,
 }
 
 impl Witness {
     pub(crate) fn new(geometry: Geometry) -> Self {
-        Witness { inner: MemoryDevice::with_geometry(geometry), asked: Mutex::default() }
+        Witness { inner: MemoryDevice::with_geometry(geometry), requests: Mutex::default() }
     }
 
-    pub(crate) fn asked(&self) -> Vec<(Operation, Flags)> {
-        self.asked.lock().expect("not poisoned").clone()
+    pub(crate) fn requests(&self) -> Vec<(Operation, Flags)> {
+        self.requests.lock().expect("not poisoned").clone()
     }
 }
 
@@ -150,7 +150,7 @@ impl BlockDevice for Witness {
     }
 
     fn submit(&self, request: Request) {
-        self.asked.lock().expect("not poisoned").push((request.operation, request.flags));
+        self.requests.lock().expect("not poisoned").push((request.operation, request.flags));
         self.inner.submit(request);
     }
 }

@@ -57,7 +57,7 @@ impl Drop for Load {
 }
 
 /// How many requests a server has seen.
-fn seen(server: &mut Server) -> u64 {
+fn write_count(server: &mut Server) -> u64 {
     number(&server.request("counts"), "writes")
 }
 
@@ -79,11 +79,11 @@ fn a_server_killed_under_load_on_a_loop_device_is_only_a_pause() {
     while deaths < 10 || resent == 0 {
         deaths += 1;
         assert!(deaths <= 100, "no death met a request in flight");
-        wait_until("some load", || seen(&mut server) > 500);
+        wait_until("some load", || write_count(&mut server) > 500);
         server.kill();
         server = Server::start_kept(place.path(), &["--loop"]);
         assert_eq!(server.address, device, "the same loop device");
-        wait_until("the load goes on", || seen(&mut server) > 100);
+        wait_until("the load goes on", || write_count(&mut server) > 100);
         let counts = server.request("counts");
         resent += number(&counts, "resent");
         assert_eq!(number(&counts, "errors"), 0);
@@ -102,12 +102,12 @@ fn a_server_killed_under_load_on_the_file_is_only_a_pause() {
     let file = server.address.clone();
     let mut load = Load::start(&file, place.path());
     for _ in 0..5 {
-        wait_until("some load", || seen(&mut server) > 500);
+        wait_until("some load", || write_count(&mut server) > 500);
         server.kill();
         server = Server::start_kept(place.path(), &[]);
         assert!(load.runs());
     }
-    wait_until("the load goes on", || seen(&mut server) > 500);
+    wait_until("the load goes on", || write_count(&mut server) > 500);
     load.stop();
     server.stop();
 }
@@ -121,7 +121,7 @@ fn a_mount_handed_from_process_to_process_under_load_is_only_a_pause() {
     let mut load = Load::start(&device, place.path());
     for _ in 0..10 {
         let mut next = Server::stand_by(place.path(), &["--loop"]);
-        wait_until("some load", || seen(&mut server) > 500);
+        wait_until("some load", || write_count(&mut server) > 500);
         server.release();
         next.go();
         server = next;
@@ -262,7 +262,7 @@ fn a_mount_holder_that_dies_is_replaced_while_its_server_lives() {
                 mount_holder(place.path()).is_some_and(|another| another != dead)
             });
         }
-        wait_until("some load", || seen(&mut server) > 100);
+        wait_until("some load", || write_count(&mut server) > 100);
         server.kill();
         server = Server::start_kept(place.path(), &["--loop"]);
         assert_eq!(server.address, device, "what the mount holder knew of is the same loop device");

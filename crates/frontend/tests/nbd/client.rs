@@ -304,12 +304,12 @@ impl Client {
             self.u32() as usize
         };
         let payload = self.bytes(length);
-        let asked = self.reads.remove(&answer.cookie);
+        let read_length = self.reads.remove(&answer.cookie);
         match kind {
             0 => assert_eq!(length, 0),
             1 => {
                 answer.data = payload[8..].to_vec();
-                assert_eq!(Some(answer.data.len()), asked);
+                assert_eq!(Some(answer.data.len()), read_length);
             }
             5 | 6 => {
                 assert_eq!(kind == 6, extended);
@@ -349,10 +349,10 @@ fn string(text: &str) -> Vec<u8> {
 }
 
 /// The data of `INFO` and `GO`.
-pub(crate) fn info(name: &str, wanted: &[u16]) -> Vec<u8> {
+pub(crate) fn info(name: &str, kinds: &[u16]) -> Vec<u8> {
     let mut bytes = string(name);
-    bytes.extend((wanted.len() as u16).to_be_bytes());
-    bytes.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
+    bytes.extend((kinds.len() as u16).to_be_bytes());
+    bytes.extend(kinds.iter().flat_map(|kind| kind.to_be_bytes()));
     bytes
 }
 

@@ -199,8 +199,8 @@ fn contexts_need_a_style_that_can_carry_them_and_match_by_name() {
         assert_eq!(client.option(LIST_META_CONTEXT, &meta("disk", queries)), [context(0), ack()]);
     }
     assert_eq!(client.option(LIST_META_CONTEXT, &meta("disk", &["x-other:"])), [ack()]);
-    let wanted = meta("disk", &["qemu:dirty-bitmap:x", "base:allocation"]);
-    assert_eq!(client.option(SET_META_CONTEXT, &wanted), [context(1), ack()]);
+    let request = meta("disk", &["qemu:dirty-bitmap:x", "base:allocation"]);
+    assert_eq!(client.option(SET_META_CONTEXT, &request), [context(1), ack()]);
     assert_eq!(
         client.option(SET_META_CONTEXT, &meta("disk", &["base:"])),
         [ack()],
@@ -237,14 +237,14 @@ fn malformed_option_data_is_invalid_and_haggling_goes_on() {
     let mut client = served.raw();
     assert_eq!(client.verdict(STRUCTURED_REPLY, b""), ACK);
     let too_long = [&u32::MAX.to_be_bytes()[..], b"disk"].concat();
-    let longer_than_said = [&info("disk", &[])[..], b"?"].concat();
+    let overlong_info = [&info("disk", &[])[..], b"?"].concat();
     let not_utf8 = [&[0, 0, 0, 1, 0xff][..], &[0; 4]].concat();
     for number in [INFO, GO, LIST_META_CONTEXT, SET_META_CONTEXT] {
         for data in [&b""[..], b"\0\0\0", &too_long, &not_utf8] {
             assert_eq!(client.verdict(number, data), ERR_INVALID, "option {number} {data:?}");
         }
     }
-    assert_eq!(client.verdict(GO, &longer_than_said), ERR_INVALID);
+    assert_eq!(client.verdict(GO, &overlong_info), ERR_INVALID);
     assert_eq!(
         client.verdict(LIST_META_CONTEXT, &[&meta("disk", &[])[..], b"?"].concat()),
         ERR_INVALID

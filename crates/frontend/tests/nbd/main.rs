@@ -2,7 +2,7 @@
 
 mod client;
 mod devices;
-mod handover;
+mod hand_over;
 mod handshake;
 mod neighbors;
 mod programs;

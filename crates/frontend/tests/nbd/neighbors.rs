@@ -178,8 +178,9 @@ fn a_connection_waiting_for_memory_is_handed_over_and_served_by_the_next() {
             let mut stream = stream;
             std::io::Write::write_all(&mut stream, &bytes).expect("it is taken in the end");
         });
-        let quiet = served.server.quiesce(Duration::from_secs(20)).expect("nothing is in the way");
-        let pieces = quiet.hand_over().expect("it is quiet");
+        let quiet_door =
+            served.server.quiesce(Duration::from_secs(20)).expect("nothing is in the way");
+        let pieces = quiet_door.hand_over().expect("it is quiet");
         let mut options = sawmill_frontend::nbd::NbdOptions::new(served.server.address().clone());
         options.budget = Budget::default();
         let export = sawmill_frontend::nbd::Export {
@@ -188,7 +189,7 @@ fn a_connection_waiting_for_memory_is_handed_over_and_served_by_the_next() {
             device: memory(),
         };
         let next = NbdServer::take_over(options, vec![export], pieces).expect("taken over");
-        quiet.release();
+        quiet_door.release();
         assert_eq!(client.answer().error, 0);
         assert!(client.read_ok(0, 24 << 20) == data);
         drop(greedy);

@@ -78,16 +78,16 @@ fn nbdinfo_maps_data_and_holes() {
 fn nbdcopy_brings_a_file_in_and_out_unchanged() {
     for device in [memory() as Arc<dyn BlockDevice>, Arc::new(ThreadDevice::new(SIZE))] {
         let served = serve(device);
-        let (here, back) =
+        let (input, output) =
             (served.folder.path().join("in.raw"), served.folder.path().join("out.raw"));
         let mut data = pattern(5, SIZE as usize);
         data[3 << 20..9 << 20].fill(0);
-        std::fs::write(&here, &data).expect("written");
+        std::fs::write(&input, &data).expect("written");
         let uri = served.server.uri("disk");
-        let (here, back) = (here.to_str().expect("UTF-8"), back.to_str().expect("UTF-8"));
-        run("libnbd-bin", "nbdcopy", &["--flush", here, &uri]);
-        run("libnbd-bin", "nbdcopy", &[&uri, back]);
-        assert!(std::fs::read(back).expect("there") == data);
+        let (input, output) = (input.to_str().expect("UTF-8"), output.to_str().expect("UTF-8"));
+        run("libnbd-bin", "nbdcopy", &["--flush", input, &uri]);
+        run("libnbd-bin", "nbdcopy", &[&uri, output]);
+        assert!(std::fs::read(output).expect("there") == data);
         let metrics = served.server.metrics();
         assert!(metrics.requests.flush > 0 && metrics.requests.write_zeroes > 0, "{metrics:?}");
         assert_eq!((metrics.errors, metrics.protocol_violations), (0, 0));

@@ -13,7 +13,7 @@ use crate::client::{
     Client, FLUSH, LIST, READ, Style, TestServer, pattern, serve, serve_with, wait_until,
 };
 use crate::devices::HoldDevice;
-use crate::handover::{PATIENCE, SIZE, export, handed, memory, options, replaced, take_over};
+use crate::hand_over::{PATIENCE, SIZE, export, handed, memory, options, replaced, take_over};
 
 /// The wait for something that must not happen.
 const NO_PATIENCE: Duration = Duration::from_millis(50);
@@ -75,7 +75,7 @@ fn a_quiet_door_takes_nothing_and_goes_on_when_resumed() {
     client.write_ok(0, b"before");
     for round in 0..3u8 {
         drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));
-        let quiet = served.server.quiesce(PATIENCE).expect("and stays so");
+        let quiet_door = served.server.quiesce(PATIENCE).expect("and stays so");
         let before = served.server.counts();
         let bytes = client.write_bytes(0, 100, &[round; 10]);
         client.send(&bytes);
@@ -83,11 +83,11 @@ fn a_quiet_door_takes_nothing_and_goes_on_when_resumed() {
         let newcomer = std::thread::spawn(move || {
             Client::hello(UnixStream::connect(path).expect("there is a queue"), 3).go("disk");
         });
-        let pieces = quiet.hand_over().expect("a quiet door");
+        let pieces = quiet_door.hand_over().expect("a quiet door");
         assert_eq!(served.server.counts(), before, "nothing was taken");
         assert_eq!(pieces.len(), 3);
         drop(pieces);
-        quiet.resume();
+        quiet_door.resume();
         assert_eq!(client.answer().error, 0);
         assert_eq!(idle.read_ok(100, 10), [round; 10]);
         newcomer.join().expect("it was accepted in the end");
@@ -105,14 +105,14 @@ fn a_door_that_is_not_quiet_is_neither_handed_over_nor_let_go() {
         served.server.quiesce(PATIENCE).expect("it stays quiet").resume();
         stale
     };
-    let refused = |quiet: &dyn QuietDoor| {
-        let error = quiet.hand_over().expect_err("it is not quiet");
+    let refused = |quiet_door: &dyn QuietDoor| {
+        let error = quiet_door.hand_over().expect_err("it is not quiet");
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("not quiet"), "{error}");
     };
-    let quiet = stale();
-    refused(&*quiet);
-    quiet.release();
+    let quiet_door = stale();
+    refused(&*quiet_door);
+    quiet_door.release();
     client.write_ok(0, b"it goes on");
     refused(&*stale());
     client.write_ok(0, b"and on");
@@ -123,23 +123,23 @@ fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let again = served.server.quiesce(PATIENCE).expect("it stays quiet");
-    let pieces = handed(&*quiet);
-    quiet.release();
+    let pieces = handed(&*quiet_door);
+    quiet_door.release();
     again.release();
     served.server.stop(Stop::Drained);
     assert_eq!(served.server.metrics().connections, 0);
     let TestServer { server, path, folder } = served;
     drop(server);
     assert!(path.exists(), "its socket is another's now");
-    let waiting = UnixStream::connect(&path).expect("a process listens");
+    let stream = UnixStream::connect(&path).expect("a process listens");
     client.request(0, READ, 0, 5);
     let options = NbdOptions::new(Listen::Unix(path.clone()));
     let server =
         NbdServer::take_over(options, vec![export("disk", device)], pieces).expect("it goes on");
     assert_eq!(client.answer().data, [0; 5]);
-    Client::hello(waiting, 3).go("disk");
+    Client::hello(stream, 3).go("disk");
     server.stop(Stop::Drained);
     assert!(!path.exists(), "the next server removes it at the end");
     drop(folder);
@@ -162,35 +162,35 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     let mut reader = served.client(Style::Simple);
     reader.request(0, READ, 0, 16 << 20);
     wait_until("the read is taken", || served.server.counts().reads == 1);
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     // After all sent bytes are read there is room for the rest of the reply, which must not be
     // sent.
     let mut reply = Vec::new();
     read_available(&mut reader, &mut reply);
     assert!(!reply.is_empty() && reply.len() < 16 << 20);
     for ending in ["dropped", "stopped", "let go", "failed"] {
-        let pieces = handed(&*quiet);
+        let pieces = handed(&*quiet_door);
         let mut exports = vec![export("disk", device.clone())];
         if ending == "failed" {
             exports.push(export("disk", device.clone()));
         }
-        let tried = NbdServer::take_over_quiet(options(&served), exports, pieces);
-        if let Ok((server, _)) = &tried {
+        let outcome = NbdServer::take_over_quiet(options(&served), exports, pieces);
+        if let Ok((server, _)) = &outcome {
             drop(server.quiesce(PATIENCE).expect("it is"));
         }
-        match (ending, tried) {
+        match (ending, outcome) {
             ("dropped", Ok((server, _))) => drop(server),
             ("stopped", Ok((server, _))) => server.stop(Stop::Drained),
-            ("let go", Ok((_server, quiet))) => quiet.release(),
+            ("let go", Ok((_server, quiet_door))) => quiet_door.release(),
             ("failed", Err(error)) => assert_eq!(error.kind(), ErrorKind::Invalid),
-            (_, tried) => panic!("{ending}: {:?}", tried.map(drop)),
+            (_, outcome) => panic!("{ending}: {:?}", outcome.map(drop)),
         }
         assert!(served.path.exists());
     }
     let before = reply.len();
     read_available(&mut reader, &mut reply);
     assert_eq!(reply.len(), before, "a server on trial sends nothing");
-    quiet.resume();
+    quiet_door.resume();
     client.write_ok(20 << 20, b"as before");
     reply.extend(reader.bytes(16 + (16 << 20) - before));
     assert!(reply[16..] == pattern(5, 16 << 20));
@@ -211,11 +211,11 @@ fn a_client_in_its_handshake_is_no_obstacle() {
     wait_until("it has its export", || {
         served.server.clients().iter().any(|client| client.export.is_some())
     });
-    let quiet = served.server.quiesce(PATIENCE).expect("it is quiet");
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it is quiet");
     assert_eq!(served.server.counts().reads, 0, "its first request waits");
-    let pieces = handed(&*quiet);
+    let pieces = handed(&*quiet_door);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    quiet.release();
+    quiet_door.release();
     assert_eq!(staying.answer().cookie, cookie);
     leaving.expect_closed();
     assert_eq!(server.metrics().connections, 1);
@@ -227,14 +227,14 @@ fn a_client_at_any_byte_of_its_handshake_is_ended_and_may_come_again() {
     let mut served = serve(device.clone());
     let mut witness = served.client(Style::Simple);
     // The client's flags, then its choice of the export.
-    let mut said = 3u32.to_be_bytes().to_vec();
-    said.extend(b"IHAVEOPT");
-    [7u32, 10, 4].iter().for_each(|field| said.extend(field.to_be_bytes()));
-    said.extend(b"disk\0\0");
-    for cut in [0, 1, 4, 5, 12, 19, 20, 23, said.len() - 1] {
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    bytes.extend(b"IHAVEOPT");
+    [7u32, 10, 4].iter().for_each(|field| bytes.extend(field.to_be_bytes()));
+    bytes.extend(b"disk\0\0");
+    for cut in [0, 1, 4, 5, 12, 19, 20, 23, bytes.len() - 1] {
         let mut stream = UnixStream::connect(&served.path).expect("a process listens");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        stream.write_all(&said[..cut]).expect("it is taken");
+        stream.write_all(&bytes[..cut]).expect("it is taken");
         served = replaced(served, device.clone());
         // Or reset, where the last bytes were on their way.
         assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "after {cut} bytes no answer comes");
@@ -262,8 +262,8 @@ fn a_quiet_server_can_be_stopped_and_its_exports_removed() {
     served.server.stop(Stop::Drained);
     client.expect_closed();
     assert!(!served.path.exists());
-    let over = served.server.quiesce(PATIENCE).err().expect("it is over");
-    assert_eq!(over.kind(), ErrorKind::Closed);
+    let error = served.server.quiesce(PATIENCE).err().expect("it is over");
+    assert_eq!(error.kind(), ErrorKind::Closed);
     let served = serve(memory());
     let mut client = served.client(Style::Simple);
     drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));

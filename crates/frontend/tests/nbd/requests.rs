@@ -48,7 +48,7 @@ fn every_command_does_its_work_in_every_style() {
         assert_eq!(client.call(FUA, TRIM, 0, SIZE).error, 0);
         assert_eq!(device.resident_bytes(), 0, "the trim reached the device");
         let counts = served.server.metrics().requests;
-        let found = [
+        let actual = [
             counts.read,
             counts.write,
             counts.flush,
@@ -56,7 +56,7 @@ fn every_command_does_its_work_in_every_style() {
             counts.cache,
             counts.write_zeroes,
         ];
-        assert_eq!(found, [2, 2, 1, 1, 1, 2]);
+        assert_eq!(actual, [2, 2, 1, 1, 1, 2]);
     }
 }
 
@@ -284,14 +284,14 @@ fn pipelined_overlapping_writes_end_in_one_state() {
         cookies.sort_unstable();
         cookies.dedup();
         assert_eq!(cookies.len(), 64, "every write is answered exactly once");
-        let found = client.read_ok(0, 300);
-        for (at, byte) in found.iter().enumerate().filter(|(_, byte)| **byte > 0) {
+        let data = client.read_ok(0, 300);
+        for (at, byte) in data.iter().enumerate().filter(|(_, byte)| **byte > 0) {
             let offsets = (0..=round).map(|round| (u64::from(byte - 1) * 37 + round * 11) % 200);
             let covers =
                 offsets.into_iter().any(|offset| (offset..offset + 100).contains(&(at as u64)));
             assert!(covers, "byte {at} is {byte}, which no write put there");
         }
-        assert_eq!(client.read_ok(0, 300), found);
+        assert_eq!(client.read_ok(0, 300), data);
     }
 }
 
@@ -377,27 +377,27 @@ proptest! {
         let served = serve(memory());
         let mut clients = STYLES.map(|style| served.client(style));
         let mut model = vec![0; 12_000];
-        for (which, step) in &steps {
-            play(&mut clients[*which], &mut model, step);
+        for (index, step) in &steps {
+            play(&mut clients[*index], &mut model, step);
         }
         prop_assert_eq!(clients[0].read_ok(0, 12_000), model);
     }
 
     #[test]
     fn any_bytes_after_the_handshake_end_at_worst_that_connection(
-        which in 0usize..3, bytes in vec(any::<u8>(), 0..400),
+        index in 0usize..3, bytes in vec(any::<u8>(), 0..400),
         headers in vec((0u16..64, 0u16..10, 0u64..99, 0u64..99), 0..5),
     ) {
         let device = memory();
         let served = serve(device);
-        let mut client = served.client(STYLES[which]);
-        let mut sent = Vec::new();
+        let mut client = served.client(STYLES[index]);
+        let mut request_bytes = Vec::new();
         for (flags, command, offset, length) in headers {
-            sent.extend(client.header(flags, command, offset, length));
+            request_bytes.extend(client.header(flags, command, offset, length));
         }
-        sent.extend(bytes);
+        request_bytes.extend(bytes);
         // The server may close in the middle; it must only survive.
-        let _ = std::io::Write::write_all(&mut client.stream, &sent);
+        let _ = std::io::Write::write_all(&mut client.stream, &request_bytes);
         let _ = client.stream.shutdown(std::net::Shutdown::Write);
         let _ = std::io::Read::read_to_end(&mut client.stream, &mut Vec::new());
         served.wait_for_connections(0);

@@ -108,8 +108,11 @@ fn uris_name_socket_and_export() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("a socket&more");
     let server = start(&path).expect("it starts");
-    let shown = folder.path().display();
-    assert_eq!(server.uri("d/1?"), format!("nbd+unix:///d/1%3F?socket={shown}/a%20socket%26more"));
+    let display = folder.path().display();
+    assert_eq!(
+        server.uri("d/1?"),
+        format!("nbd+unix:///d/1%3F?socket={display}/a%20socket%26more")
+    );
 }
 
 #[test]
@@ -134,6 +137,8 @@ fn one_connection_more_than_allowed_is_closed_and_the_rest_live() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 2);
     let mut first = served.client(Style::Simple);
     let second = served.client(Style::Simple);
+    // The greeting of a client goes out before the server counts it.
+    served.wait_for_connections(2);
     let mut third = UnixStream::connect(&served.path).expect("the kernel accepts");
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut third, &mut rest).expect("closed, not reset");

@@ -10,7 +10,7 @@ pub(crate) const SIZE_BYTES: u64 = 4 << 20;
 /// A memory device that records all requests and may hold them back.
 pub(crate) struct PausableDevice {
     pub(crate) memory: Arc<MemoryDevice>,
-    inside: Mutex<DeviceState>,
+    state: Mutex<DeviceState>,
     came: Condvar,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct PausableDevice {
 struct DeviceState {
     closed: bool,
     kept: Vec<Request>,
-    seen: Vec<(Operation, u64, Flags)>,
+    requests: Vec<(Operation, u64, Flags)>,
 }
 
 impl PausableDevice {
@@ -27,52 +27,52 @@ impl PausableDevice {
     }
 
     pub(crate) fn before(memory: Arc<MemoryDevice>) -> Arc<Self> {
-        Arc::new(PausableDevice { memory, inside: Mutex::default(), came: Condvar::new() })
+        Arc::new(PausableDevice { memory, state: Mutex::default(), came: Condvar::new() })
     }
 
     /// Holds requests back from now on.
     pub(crate) fn close(&self) {
-        self.inside.lock().closed = true;
+        self.state.lock().closed = true;
     }
 
     /// Releases the held requests with these numbers; the oldest one is 0. The others stay held.
     pub(crate) fn release_some(&self, numbers: &[usize]) {
         let (some, others) = {
-            let mut inside = self.inside.lock();
-            let kept = std::mem::take(&mut inside.kept).into_iter().enumerate();
+            let mut state = self.state.lock();
+            let kept = std::mem::take(&mut state.kept).into_iter().enumerate();
             kept.partition::<Vec<_>, _>(|(number, _)| numbers.contains(number))
         };
-        self.inside.lock().kept = others.into_iter().map(|(_, request)| request).collect();
+        self.state.lock().kept = others.into_iter().map(|(_, request)| request).collect();
         some.into_iter().for_each(|(_, request)| self.memory.submit(request));
     }
 
     /// Passes new requests from now on; held ones stay held.
     pub(crate) fn pass_newer(&self) {
-        self.inside.lock().closed = false;
+        self.state.lock().closed = false;
     }
 
     /// Releases all held requests, and passes all new ones.
     pub(crate) fn release_all(&self) {
         let kept = {
-            let mut inside = self.inside.lock();
-            inside.closed = false;
-            std::mem::take(&mut inside.kept)
+            let mut state = self.state.lock();
+            state.closed = false;
+            std::mem::take(&mut state.kept)
         };
         kept.into_iter().for_each(|request| self.memory.submit(request));
     }
 
     /// Waits until this many requests have arrived in total, and returns them.
-    pub(crate) fn seen(&self, count: usize) -> Vec<(Operation, u64, Flags)> {
-        let mut inside = self.inside.lock();
-        while inside.seen.len() < count {
-            self.came.wait(&mut inside);
+    pub(crate) fn requests(&self, count: usize) -> Vec<(Operation, u64, Flags)> {
+        let mut state = self.state.lock();
+        while state.requests.len() < count {
+            self.came.wait(&mut state);
         }
-        inside.seen.clone()
+        state.requests.clone()
     }
 
     /// The number of requests so far.
     pub(crate) fn count(&self) -> usize {
-        self.inside.lock().seen.len()
+        self.state.lock().requests.len()
     }
 }
 
@@ -82,13 +82,13 @@ impl BlockDevice for PausableDevice {
     }
 
     fn submit(&self, request: Request) {
-        let mut inside = self.inside.lock();
-        inside.seen.push((request.operation, request.address, request.flags));
+        let mut state = self.state.lock();
+        state.requests.push((request.operation, request.address, request.flags));
         self.came.notify_all();
-        if inside.closed {
-            return inside.kept.push(request);
+        if state.closed {
+            return state.kept.push(request);
         }
-        drop(inside);
+        drop(state);
         self.memory.submit(request);
     }
 }

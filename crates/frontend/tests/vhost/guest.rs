@@ -106,11 +106,11 @@ impl Guest {
             Frontend::connect(path, self.drivers.len() as u64).expect("the door listens");
         front.set_owner().expect("an answer");
         let features = front.get_features().expect("an answer");
-        let spoken = front.get_protocol_features().expect("an answer");
-        front.set_protocol_features(spoken).expect("an answer");
+        let protocol_features = front.get_protocol_features().expect("an answer");
+        front.set_protocol_features(protocol_features).expect("an answer");
         front.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
         front.set_features(features & self.wants).expect("they were offered");
-        if spoken.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+        if protocol_features.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             self.share_inflight(&mut front);
         }
         self.share_memory(&front);
@@ -122,8 +122,8 @@ impl Guest {
 
     fn share_inflight(&mut self, front: &mut Frontend) {
         if self.inflight.is_none() {
-            let asked = VhostUserInflight::new(0, 0, self.drivers.len() as u16, QUEUE_SIZE);
-            self.inflight = Some(front.get_inflight_fd(&asked).expect("a region"));
+            let request = VhostUserInflight::new(0, 0, self.drivers.len() as u16, QUEUE_SIZE);
+            self.inflight = Some(front.get_inflight_fd(&request).expect("a region"));
         }
         let (shape, file) = self.inflight.as_ref().expect("just made");
         front.set_inflight_fd(shape, file.as_raw_fd()).expect("it is the door's own");

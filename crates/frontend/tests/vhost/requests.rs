@@ -80,15 +80,15 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
     assert_eq!(guest.execute(0, WRITE_ZEROES, 0, &range(1, 3, 1), 0).0, 0);
     assert_eq!(guest.execute(0, WRITE_ZEROES, 0, &range(5, 1, 0), 0).0, 0);
     assert_eq!(guest.execute(0, DISCARD, 0, &range(8, 8, 0), 0).0, 0);
-    let seen = pausable.seen(5);
-    let operations: Vec<Operation> = seen.iter().map(|(operation, ..)| *operation).collect();
+    let requests = pausable.requests(5);
+    let operations: Vec<Operation> = requests.iter().map(|(operation, ..)| *operation).collect();
     use Operation::{Discard, Flush, Write, WriteZeroes};
     assert_eq!(operations, [Write, Flush, WriteZeroes, WriteZeroes, Discard]);
     assert_eq!(
-        seen.iter().map(|(.., flags)| flags.no_unmap).collect::<Vec<_>>(),
+        requests.iter().map(|(.., flags)| flags.no_unmap).collect::<Vec<_>>(),
         [false, false, false, true, false]
     );
-    assert_eq!(seen[4].1, 8 * 512);
+    assert_eq!(requests[4].1, 8 * 512);
     let expected = [[7; 512].as_slice(), &[0; 1536], &[7; 512], &[0; 512]].concat();
     assert_eq!(pausable.memory.read_at(0, 3072).expect("in range"), expected);
     let counts = door.counts();
@@ -170,7 +170,7 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
     let front = guest.connect(&place.path());
     guest.execute(0, STORE, 0, &[1; 512], 0);
     guest.execute(0, WRITE_ZEROES, 0, &range(0, 1, 1), 0);
-    assert!(pausable.seen(2).iter().all(|(.., flags)| flags.fua));
+    assert!(pausable.requests(2).iter().all(|(.., flags)| flags.fua));
     drop(front);
     // And one that turns its cache off, and on.
     let mut guest = Guest::new(1);
@@ -178,7 +178,7 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
     for (cache, durable) in [(0, true), (1, false)] {
         front.set_config(32, VhostUserConfigFlags::WRITABLE, &[cache]).expect("it can be written");
         guest.execute(0, STORE, 0, &[1; 512], 0);
-        assert_eq!(pausable.seen(pausable.count()).last().expect("a write").2.fua, durable);
+        assert_eq!(pausable.requests(pausable.count()).last().expect("a write").2.fua, durable);
     }
 }
 
@@ -225,10 +225,10 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
     let mut front = guest.connect(&place.path());
     let (mut ours, theirs) = UnixStream::pair().expect("two sockets");
     let mut on_outcome = || {
-        let mut said = [0; 12];
-        ours.read_exact(&mut said).expect("a message");
+        let mut message = [0; 12];
+        ours.read_exact(&mut message).expect("a message");
         // The number of the message, version 1, no payload.
-        assert_eq!(said, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     };
     front.set_backend_request_fd(&theirs).expect("the door takes it");
     // The frontend may have been disconnected while the device grew, and would not ask by itself.
@@ -294,7 +294,7 @@ fn regions_of_memory_come_and_go_under_a_running_queue() {
         guest.kick(0);
     };
     write_from_above();
-    pausable.seen(1);
+    pausable.requests(1);
     front.remove_mem_region(&region).expect("it was there");
     assert_eq!(pausable.memory.read_at(512, 512).expect("in range"), [0x33; 512]);
     write_from_above();

@@ -29,7 +29,7 @@ fn offer_writes(
         guest.offer(0, head);
         guest.kick(0);
         heads.push(head);
-        pausable.seen(before + heads.len());
+        pausable.requests(before + heads.len());
     }
     heads
 }
@@ -67,7 +67,8 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     let second = PausableDevice::before(memory.clone());
     let _door = place.serve(second.clone());
     let _front = guest.connect(&place.path());
-    let sectors: Vec<u64> = second.seen(5).iter().map(|(_, address, _)| address / 512).collect();
+    let sectors: Vec<u64> =
+        second.requests(5).iter().map(|(_, address, _)| address / 512).collect();
     assert_eq!(sectors, [0, 1, 3, 4, 6]);
     while reap(&mut guest) > 0 {}
     assert_eq!(guest.used(0), 110);
@@ -111,7 +112,7 @@ fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
     let head = guest.prepare(0, READ, 0, &[], 512);
     guest.offer(0, head);
     guest.kick(0);
-    pausable.seen(1);
+    pausable.requests(1);
     let before = guest.get(0, MEMORY_BYTES as usize);
     drop(front);
     while door.counts().connections > 0 {
@@ -133,9 +134,9 @@ fn a_queue_is_stopped_only_when_all_is_answered() {
     pausable.close();
     offer_writes(&mut guest, &pausable, 0..3);
     let stopping = front.clone();
-    let asked = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
+    let base_reader = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
     pausable.release_all();
-    assert_eq!(asked.join().expect("no panic"), 3);
+    assert_eq!(base_reader.join().expect("no panic"), 3);
     assert_eq!(guest.used(0), 3, "a look finds all of it answered");
     // And it can be started again where it was.
     guest.start(&mut front, 0);
@@ -154,18 +155,18 @@ fn a_door_is_handed_over_with_its_connection() {
     let front = guest.connect(&place.path());
     for round in 0..5u8 {
         assert_eq!(guest.execute(0, STORE, 0, &[round; 512], 0).0, 0);
-        let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+        let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
         // Offered while no door serves the queue: the next door finds it.
         let head = guest.prepare(1, READ, 0, &[], 512);
         guest.offer(1, head);
         guest.kick(1);
-        let pieces = quiet.hand_over().expect("it is quiet");
-        quiet.release();
-        let (next, quiet) =
+        let pieces = quiet_door.hand_over().expect("it is quiet");
+        quiet_door.release();
+        let (next, quiet_door) =
             VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
         drop(door);
         assert_eq!(guest.used(1), u16::from(round), "nothing is served before the word");
-        quiet.resume();
+        quiet_door.resume();
         assert_eq!(guest.wait(1), head);
         assert_eq!((guest.status(head), guest.get(data_at(head), 512)), (0, vec![round; 512]));
         door = next;
@@ -186,9 +187,9 @@ fn a_hand_over_can_be_taken_back() {
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
-    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
-    drop(quiet.hand_over().expect("it is quiet"));
-    quiet.resume();
+    let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
+    drop(quiet_door.hand_over().expect("it is quiet"));
+    quiet_door.resume();
     assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
@@ -198,19 +199,19 @@ fn a_door_on_trial_leaves_everything_as_it_was() {
     let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
-    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+    let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
     for ending in ["dropped", "stopped", "released"] {
-        let pieces = quiet.hand_over().expect("it is quiet");
-        let (tried, word) =
+        let pieces = quiet_door.hand_over().expect("it is quiet");
+        let (next, next_quiet) =
             VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
         match ending {
-            "dropped" => drop(tried),
-            "stopped" => tried.stop(Stop::Drained),
-            _ => word.release(),
+            "dropped" => drop(next),
+            "stopped" => next.stop(Stop::Drained),
+            _ => next_quiet.release(),
         }
         assert!(place.path().exists(), "{ending}: the socket belongs to the other door");
     }
-    quiet.resume();
+    quiet_door.resume();
     front.get_features().expect("an answer on the same connection");
     assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
     drop(door);
@@ -243,12 +244,12 @@ fn pieces_that_are_not_whole_are_refused() {
     let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+    let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
     let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::DoorPiece>)| {
-        let mut pieces = quiet.hand_over().expect("it is quiet");
+        let mut pieces = quiet_door.hand_over().expect("it is quiet");
         spoil(&mut pieces);
-        let taken = VhostDoor::take_over(place.options(), pausable.clone(), pieces);
-        assert_eq!(taken.err().expect("refused").kind(), ErrorKind::Invalid);
+        let outcome = VhostDoor::take_over(place.options(), pausable.clone(), pieces);
+        assert_eq!(outcome.err().expect("refused").kind(), ErrorKind::Invalid);
     };
     refused(&|pieces| pieces.clear());
     for fact in ["features", "regions", "region.0", "queue.0", "queues"] {
@@ -263,12 +264,12 @@ fn pieces_that_are_not_whole_are_refused() {
         pieces[1].descriptors.pop();
     });
     // An unknown fact comes from a newer version, and is ignored.
-    let mut pieces = quiet.hand_over().expect("it is quiet");
+    let mut pieces = quiet_door.hand_over().expect("it is quiet");
     pieces[1].facts.insert("color".into(), "green".into());
-    quiet.release();
-    let (_next, quiet) =
+    quiet_door.release();
+    let (_next, quiet_door) =
         VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
-    quiet.resume();
+    quiet_door.resume();
     assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
@@ -299,9 +300,9 @@ fn stopping_a_door_answers_what_it_took() {
     pausable.close();
     let heads = offer_writes(&mut guest, &pausable, 0..3);
     let stopping = door.clone();
-    let stopped = std::thread::spawn(move || stopping.stop(Stop::Drained));
+    let stopper = std::thread::spawn(move || stopping.stop(Stop::Drained));
     pausable.release_all();
-    stopped.join().expect("no panic");
+    stopper.join().expect("no panic");
     assert_eq!(guest.used(0), 3);
     assert!(heads.iter().all(|head| guest.status(*head) == 0));
     assert_eq!(door.counts().connections, 0);

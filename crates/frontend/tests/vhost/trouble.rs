@@ -119,7 +119,7 @@ fn a_guest_cannot_have_more_in_flight_than_the_limit() {
         heads.push(head);
     }
     guest.kick(0);
-    assert_eq!(pausable.seen(16).len(), 16);
+    assert_eq!(pausable.requests(16).len(), 16);
     pausable.release_all();
     for _ in 0..20 {
         guest.wait(0);
@@ -211,12 +211,12 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     for queue in [1, 2] {
         assert_eq!(guest.execute(queue, STORE, 0, &[1; 512], 0).0, 0, "queue {queue} goes on");
     }
-    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
-    let pieces = quiet.hand_over().expect("it is quiet");
-    quiet.release();
-    let (next, quiet) =
+    let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
+    let pieces = quiet_door.hand_over().expect("it is quiet");
+    quiet_door.release();
+    let (next, quiet_door) =
         VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
-    quiet.resume();
+    quiet_door.resume();
     assert_eq!(next.counts().protocol_violations, 1, "the status shows that a queue stands still");
     for queue in [1, 2] {
         assert_eq!(

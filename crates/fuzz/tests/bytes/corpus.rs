@@ -62,7 +62,7 @@ fn hand_overs() {
 }
 
 /// A packet of a link's peer: its parts, in the pieces of `link_peer`.
-fn said(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
+fn link_piece(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
     let mut room = [0; 1000];
     let mut body = Body::new(&mut room);
     write(&mut body);
@@ -73,7 +73,7 @@ fn said(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
 /// After the piece, time passes.
 const LATER: u8 = 1 << 6;
 
-fn asked(
+fn command_piece(
     slot: u16,
     operation: Operation,
     sequence: u64,
@@ -82,20 +82,20 @@ fn asked(
 ) -> Vec<u8> {
     let (address, length) = range;
     let command = Command { operation, slot, flags: 0, export: 0, sequence, address, length };
-    said(LATER, |body| {
+    link_piece(LATER, |body| {
         body.command(&command, inline.len(), |into| into.copy_from_slice(inline));
     })
 }
 
 fn answered(slot: u16, sequence: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
     let reply = Reply { slot, sequence, status, length: bytes.len() as u32 };
-    said(LATER, |body| {
+    link_piece(LATER, |body| {
         body.reply(&reply, bytes.len(), |into| into.copy_from_slice(bytes));
     })
 }
 
 fn bytes_of(slot: u16, sequence: u64, offset: u32, bytes: usize) -> Vec<u8> {
-    said(LATER, |body| {
+    link_piece(LATER, |body| {
         body.data(slot, sequence, offset, bytes, |into| into.fill(4));
     })
 }
@@ -106,34 +106,34 @@ fn link_peers() {
     let mut packed = vec![0; packed_write::encoded_bytes(ranges.iter().copied()) as usize];
     packed_write::encode(ranges.iter().copied(), &mut packed).expect("room");
     let operations = [
-        asked(0, Write, 2, (512, 300), &[1; 256]),
+        command_piece(0, Write, 2, (512, 300), &[1; 256]),
         bytes_of(0, 2, 256, 44),
-        asked(1, WritePacked, 1, (4096, packed.len() as u64), &packed),
-        asked(2, Read, 1, (512, 4000), &[]),
-        asked(3, Allocation, 1, (0, 65536), &[]),
-        asked(0, Flush, 3, (0, 0), &[]),
-        asked(1, Discard, 2, (4096, 4096), &[]),
-        asked(2, WriteZeroes, 2, (0, 65536), &[]),
-        asked(3, Prefetch, 2, (0, 4096), &[]),
-        asked(0, List, 4, (0, 0), &[]),
-        asked(1, Open, 3, (0, 4), b"disk"),
-        asked(2, Close, 3, (0, 0), &[]),
+        command_piece(1, WritePacked, 1, (4096, packed.len() as u64), &packed),
+        command_piece(2, Read, 1, (512, 4000), &[]),
+        command_piece(3, Allocation, 1, (0, 65536), &[]),
+        command_piece(0, Flush, 3, (0, 0), &[]),
+        command_piece(1, Discard, 2, (4096, 4096), &[]),
+        command_piece(2, WriteZeroes, 2, (0, 65536), &[]),
+        command_piece(3, Prefetch, 2, (0, 4096), &[]),
+        command_piece(0, List, 4, (0, 0), &[]),
+        command_piece(1, Open, 3, (0, 4), b"disk"),
+        command_piece(2, Close, 3, (0, 0), &[]),
     ];
     write("link_target", "all-operations", &operations.concat());
     let word = |kind, link, packet_bytes| Word { kind, link, packet_bytes, token: 5 };
     let words = [
-        said(LATER, |body| {
+        link_piece(LATER, |body| {
             body.word(&word(WordKind::Ping, 0, 0));
         }),
-        said(1, |body| {
+        link_piece(1, |body| {
             body.word(&word(WordKind::Join, 1, 1200));
             body.pad();
         }),
-        said(LATER, |body| {
+        link_piece(LATER, |body| {
             body.ack(0, 100, &[(2, 2), (0, 0)]);
             body.word(&word(WordKind::Leave, 0, 0));
         }),
-        said(1, |body| {
+        link_piece(1, |body| {
             body.close(12, "it ends");
         }),
     ];
@@ -146,7 +146,7 @@ fn link_peers() {
         answered(3, 1, 10, b"full"),
         bytes_of(0, 3, 0, 640),
         answered(0, 3, 7, b"not now"),
-        said(3 << 6, |body| {
+        link_piece(3 << 6, |body| {
             body.ack(0, 0, &[(2, 4)]);
         }),
         // UNKNOWN: a target that has forgotten the connection.

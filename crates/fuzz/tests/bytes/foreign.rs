@@ -43,22 +43,22 @@ fn handshakes() {
         option_reply(option::GO, reply::ACK, &[]),
     ];
     let go = go.concat();
-    let write_handshake = |name: &str, style: u8, said: &[u8]| {
-        write("nbd_client", name, &[&[style], &hello[..], said].concat());
+    let write_handshake = |name: &str, style: u8, output: &[u8]| {
+        write("nbd_client", name, &[&[style], &hello[..], output].concat());
     };
     write_handshake("handshake-simple", SIMPLE, &go);
-    for (name, style, asked) in [
+    for (name, style, header_option) in [
         ("handshake-structured", STRUCTURED, option::STRUCTURED_REPLY),
         ("handshake-extended", EXTENDED, option::EXTENDED_HEADERS),
     ] {
         let context = b"\0\0\0\x01base:allocation";
-        let said = [
-            option_reply(asked, reply::ACK, &[]),
+        let output = [
+            option_reply(header_option, reply::ACK, &[]),
             option_reply(option::SET_META_CONTEXT, reply::META_CONTEXT, context),
             option_reply(option::SET_META_CONTEXT, reply::ACK, &[]),
             go.clone(),
         ];
-        write_handshake(name, style, &said.concat());
+        write_handshake(name, style, &output.concat());
     }
     let unknown = option_reply(option::GO, reply::ERR_UNKNOWN, b"no such export");
     write_handshake("handshake-unknown-name", SIMPLE, &unknown);
@@ -77,7 +77,7 @@ fn answers() {
         let magic = SIMPLE_REPLY_MAGIC.to_be_bytes();
         [&magic, &errno.to_be_bytes()[..], &cookie.to_be_bytes(), bytes].concat()
     };
-    let said = [
+    let output = [
         simple(0, 1, &[0xa1; 512]),
         simple(0, 2, &[]),
         simple(5, 3, &[]),
@@ -86,7 +86,7 @@ fn answers() {
         simple(95, 7, &[]),
         simple(0, 6, &[]),
     ];
-    write("nbd_client", "answers-simple", &[&[ANSWERS + SIMPLE], &said.concat()[..]].concat());
+    write("nbd_client", "answers-simple", &[&[ANSWERS + SIMPLE], &output.concat()[..]].concat());
     for (name, style) in [("answers-structured", STRUCTURED), ("answers-extended", EXTENDED)] {
         let chunk = |flags: u16, kind: u16, cookie: u64, payload: &[u8]| {
             let length = payload.len() as u32;
@@ -107,7 +107,7 @@ fn answers() {
             &[1, 65536, 0, 4096, 3]
         };
         let kind = if style == EXTENDED { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
-        let said = [
+        let output = [
             chunk(0, chunk::OFFSET_DATA, 3, &data((1 << 40) + 700, &[0xb2; 800])),
             chunk(0, chunk::OFFSET_DATA, 1, &data(0, &[0xa1; 100])),
             chunk(chunk::DONE, chunk::OFFSET_HOLE, 3, &hole(1 << 40, 700)),
@@ -123,7 +123,7 @@ fn answers() {
             chunk(chunk::DONE, chunk::NONE, 6, &[]),
             chunk(chunk::DONE, chunk::ERROR_BIT | 2, 5, b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0"),
         ];
-        write("nbd_client", name, &[&[ANSWERS + style], &said.concat()[..]].concat());
+        write("nbd_client", name, &[&[ANSWERS + style], &output.concat()[..]].concat());
     }
 }
 

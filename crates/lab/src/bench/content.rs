@@ -76,8 +76,11 @@ impl Content {
         for StretchWrite { address: from, length, .. } in self.known_writes(address, length) {
             // The stretch may reach out of the range on both sides. What does so keeps its older
             // write.
-            let Some((start, (stop, old))) =
-                self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
+            let Some((start, (stop, old))) = self
+                .stretches
+                .range(..=from)
+                .next_back()
+                .map(|(start, stretch)| (*start, *stretch))
             else {
                 continue;
             };
@@ -103,12 +106,12 @@ pub(super) fn mismatch(
     address: u64,
     read: &[u8],
 ) -> Option<(u64, u64)> {
-    writes.iter().find_map(|told| {
-        let start = (told.address - address) as usize;
-        let found = &read[start..start + told.length as usize];
-        let want = bytes_of(seed, told.write, told.address, found.len());
+    writes.iter().find_map(|known| {
+        let start = (known.address - address) as usize;
+        let found = &read[start..start + known.length as usize];
+        let want = bytes_of(seed, known.write, known.address, found.len());
         let at = found.iter().zip(&want).position(|(one, other)| one != other)?;
-        Some((told.address + at as u64, told.write))
+        Some((known.address + at as u64, known.write))
     })
 }
 
@@ -142,7 +145,7 @@ mod tests {
         for number in 1..400 {
             state = Dice::new(state).word();
             let (address, length) = (state % 3900, 1 + (state >> 20) % 100);
-            let told = match state >> 62 {
+            let write = match state >> 62 {
                 0 => {
                     content.discard(address, length);
                     None
@@ -156,17 +159,17 @@ mod tests {
                     Some(content.writes)
                 }
             };
-            model[address as usize..(address + length) as usize].fill(told);
+            model[address as usize..(address + length) as usize].fill(write);
             let known = content.all();
             let disjoint =
                 known.windows(2).all(|pair| pair[0].address + pair[0].length <= pair[1].address);
             assert!(disjoint, "after {number}");
-            let mut shown = vec![None; 4000];
-            for told in known {
-                shown[told.address as usize..(told.address + told.length) as usize]
-                    .fill(Some(told.write));
+            let mut contents = vec![None; 4000];
+            for stretch in known {
+                contents[stretch.address as usize..(stretch.address + stretch.length) as usize]
+                    .fill(Some(stretch.write));
             }
-            assert_eq!(shown, model, "after {number}");
+            assert_eq!(contents, model, "after {number}");
         }
     }
 
@@ -177,15 +180,15 @@ mod tests {
         let new = content.write(2000, 700);
         let mut read = old.clone();
         read[997..1697].copy_from_slice(&new);
-        let told = content.known_writes(1003, 5000);
-        assert_eq!(mismatch(7, &told, 1003, &read), None);
-        assert_eq!(mismatch(7, &told, 1003, &old), Some((2000, 2)), "the write before");
+        let writes = content.known_writes(1003, 5000);
+        assert_eq!(mismatch(7, &writes, 1003, &read), None);
+        assert_eq!(mismatch(7, &writes, 1003, &old), Some((2000, 2)), "the write before");
         read[4321] ^= 1;
-        assert_eq!(mismatch(7, &told, 1003, &read), Some((1003 + 4321, 1)), "a flipped bit");
+        assert_eq!(mismatch(7, &writes, 1003, &read), Some((1003 + 4321, 1)), "a flipped bit");
         read[4321] ^= 1;
-        assert!(mismatch(8, &told, 1003, &read).is_some(), "another replay");
+        assert!(mismatch(8, &writes, 1003, &read).is_some(), "another replay");
         read.rotate_left(1);
-        assert!(mismatch(7, &told, 1003, &read).is_some(), "another address");
+        assert!(mismatch(7, &writes, 1003, &read).is_some(), "another address");
         assert!(
             content.known_writes(0, 1003).is_empty() && content.known_writes(6003, 99).is_empty()
         );

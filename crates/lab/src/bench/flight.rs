@@ -102,7 +102,7 @@ impl<'a> Flights<'a> {
 
     /// Sends a request for which [`wait_for`](Self::wait_for) has returned.
     pub(super) fn send(&self, flight: Flight) {
-        let Flight { operation, address, length, bytes, writes: told } = flight;
+        let Flight { operation, address, length, bytes, writes: known_writes } = flight;
         let command = match operation {
             Operation::Read => Command::Read { offset: address, length: length as u32 },
             Operation::Write => Command::Write { offset: address, bytes, fua: false },
@@ -126,7 +126,7 @@ impl<'a> Flights<'a> {
         self.client.submit_then(&command, move |outcome| {
             let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
             // Before the lock: comparing takes time, and the thread that sends needs the lock.
-            let judged = judge(seed, operation, address, &told, outcome);
+            let judged = judge(seed, operation, address, &known_writes, outcome);
             let mut state = lock(&shared);
             state.flights.retain(|flying| flying.id != id);
             let done = &mut state.done;
@@ -134,7 +134,7 @@ impl<'a> Flights<'a> {
             done.times_ns[index].push(took_ns);
             done.bytes[index] += length;
             if operation == Operation::Read {
-                let known: u64 = told.iter().map(|told| told.length).sum();
+                let known: u64 = known_writes.iter().map(|stretch| stretch.length).sum();
                 done.verified_bytes += known;
                 done.unknown_bytes += length - known;
             }

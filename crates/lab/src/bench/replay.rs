@@ -200,11 +200,11 @@ fn each(
     arguments: &Arguments,
     mut each: impl FnMut(&mut Trace, Request) -> Result<()>,
 ) -> Result<()> {
-    let mut left = arguments.requests.unwrap_or(u64::MAX);
-    while left > 0
+    let mut requests_left = arguments.requests.unwrap_or(u64::MAX);
+    while requests_left > 0
         && let Some(request) = trace.next()?
     {
-        left -= 1;
+        requests_left -= 1;
         each(trace, request)?;
     }
     Ok(())
@@ -299,11 +299,11 @@ impl Replay<'_> {
 
     /// Reads everything that was written. Returns the number of bytes.
     fn read_back(&mut self) -> Result<u64> {
-        for told in self.content.all() {
+        for stretch in self.content.all() {
             let mut done = 0;
-            while done < told.length {
-                let length = PIECE_BYTES_MAX.min(told.length - done);
-                self.send(Operation::Read, told.address + done, length)?;
+            while done < stretch.length {
+                let length = PIECE_BYTES_MAX.min(stretch.length - done);
+                self.send(Operation::Read, stretch.address + done, length)?;
                 done += length;
             }
         }
@@ -322,7 +322,7 @@ impl Replay<'_> {
         let seconds = took.as_secs_f64();
         let kinds = OPERATIONS.iter().zip(&done.times_ns).zip(done.bytes);
         Document {
-            trace: shown(&self.arguments.trace),
+            trace: text_of(&self.arguments.trace),
             format: trace.format().name(),
             of_files: trace.format().is_of_files(),
             bad_lines: trace.bad_lines(),
@@ -343,7 +343,7 @@ impl Replay<'_> {
     }
 }
 
-fn shown(path: &Path) -> String {
+fn text_of(path: &Path) -> String {
     path.display().to_string()
 }
 

@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_wrong_rule_is_refused_with_the_part_and_what_could_stand_there() {
-        let said = |text| Rule::parse(text).expect_err("wrong");
+        let refusal = |text| Rule::parse(text).expect_err("wrong");
         for (text, part, cure) in [
             ("reed:error=EIO", "'reed' is not an operation", "read, write"),
             ("read", "'read' does nothing", "add error=EIO"),
@@ -359,8 +359,8 @@ mod tests {
             ("read:error=EIO:error=EIO", "error twice", ""),
             ("read:error=EIO:size=1", "there is no 'size'", "use error, delay, rate"),
         ] {
-            let said = said(text);
-            assert!(said.contains(part) && said.contains(cure), "{text}: {said}");
+            let refusal = refusal(text);
+            assert!(refusal.contains(part) && refusal.contains(cure), "{text}: {refusal}");
         }
     }
 

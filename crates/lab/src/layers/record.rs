@@ -51,9 +51,9 @@ struct RequestFacts {
 
 #[derive(Clone, Copy)]
 enum Event {
-    Asked(RequestFacts),
+    Request(RequestFacts),
     /// The number of the request, the time, and the result.
-    Answered(u64, u64, &'static str),
+    Answer(u64, u64, &'static str),
 }
 
 #[derive(Default)]
@@ -61,7 +61,7 @@ struct EventBuffer {
     /// Bounded by [`BEHIND_MAX`] and the requests in flight.
     events: Vec<Event>,
     /// Requests recorded so far; also the number of the next one.
-    asked: u64,
+    request_count: u64,
     /// Requests for which there was no room.
     missing: u64,
     is_closed: bool,
@@ -102,12 +102,12 @@ impl BlockDevice for RecordedDevice {
     }
 
     fn submit(&self, request: Request) {
-        let Some(number) = self.recording.asked(&request) else {
+        let Some(number) = self.recording.note_request(&request) else {
             return self.inner.submit(request);
         };
         let recording = Arc::clone(&self.recording);
         self.inner.submit(request.then(move |outcome, asker| {
-            recording.answered(
+            recording.note_answer(
                 number,
                 outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"),
             );
@@ -155,7 +155,7 @@ impl EventLog {
     }
 
     /// The number of the request; none if it is only counted as missing.
-    fn asked(&self, request: &Request) -> Option<u64> {
+    fn note_request(&self, request: &Request) -> Option<u64> {
         let mut pending = self.pending.lock();
         // Reserves room for the answers of all recorded requests too.
         if pending.events.len() >= BEHIND_MAX {
@@ -165,7 +165,7 @@ impl EventLog {
         // Under the lock, so that the times are in the order of the requests.
         let at_ns = self.now_ns();
         let Request { operation, address, length, flags, .. } = *request;
-        pending.events.push(Event::Asked(RequestFacts {
+        pending.events.push(Event::Request(RequestFacts {
             at_ns,
             operation,
             address,
@@ -173,14 +173,14 @@ impl EventLog {
             flags,
         }));
         self.notify_if_half_full(&pending);
-        pending.asked += 1;
-        Some(pending.asked - 1)
+        pending.request_count += 1;
+        Some(pending.request_count - 1)
     }
 
-    fn answered(&self, number: u64, outcome: &'static str) {
+    fn note_answer(&self, number: u64, outcome: &'static str) {
         let at_ns = self.now_ns();
         let mut pending = self.pending.lock();
-        pending.events.push(Event::Answered(number, at_ns, outcome));
+        pending.events.push(Event::Answer(number, at_ns, outcome));
         self.notify_if_half_full(&pending);
     }
 
@@ -230,8 +230,8 @@ impl<W: Write> Lines<W> {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Asked(asked) => self.open.push_back((asked, None)),
-            Event::Answered(number, at_ns, outcome) => match number.checked_sub(self.first) {
+            Event::Request(facts) => self.open.push_back((facts, None)),
+            Event::Answer(number, at_ns, outcome) => match number.checked_sub(self.first) {
                 Some(place) => {
                     if let Some(line) = self.open.get_mut(place as usize) {
                         line.1 = Some((at_ns, outcome));
@@ -254,10 +254,10 @@ impl<W: Write> Lines<W> {
     }
 
     fn put_first(&mut self) {
-        let Some((asked, answer)) = self.open.pop_front() else { return };
+        let Some((facts, answer)) = self.open.pop_front() else { return };
         let number = self.first;
         self.first += 1;
-        let RequestFacts { at_ns, operation, address, length, flags } = asked;
+        let RequestFacts { at_ns, operation, address, length, flags } = facts;
         let (mark, operation) = match operation {
             Operation::Read => ("", "read"),
             Operation::Write => ("", "write"),
@@ -274,13 +274,13 @@ impl<W: Write> Lines<W> {
             (false, true) => "no_unmap",
             (true, true) => "fua+no_unmap",
         };
-        let asked = format!("{mark}{at_ns},{operation},{address},{length},{flags}");
+        let line = format!("{mark}{at_ns},{operation},{address},{length},{flags}");
         match answer {
             Some((done_ns, outcome)) => {
-                self.put(&format!("{asked},{},{outcome}\n", done_ns.saturating_sub(at_ns)));
+                self.put(&format!("{line},{},{outcome}\n", done_ns.saturating_sub(at_ns)));
             }
             None => {
-                self.put(&format!("{asked},,unanswered\n"));
+                self.put(&format!("{line},,unanswered\n"));
                 self.put(&format!("# the line above is request {number}\n"));
             }
         }
@@ -357,20 +357,20 @@ mod tests {
         device.read_at(1 << 20, 1).expect_err("past the end");
         drop(device);
         let mut trace = Trace::open(&path, ReadOptions::default()).expect("a trace");
-        let mut seen = Vec::new();
+        let mut requests = Vec::new();
         while let Some(request) = trace.next().expect("no bad line") {
-            seen.push((request.operation, request.address, request.length));
+            requests.push((request.operation, request.address, request.length));
         }
-        use trace::Operation as Asked;
-        let wanted = [
-            (Asked::Write, 5, 3),
-            (Asked::Read, 4096, 512),
-            (Asked::Flush, 0, 0),
-            (Asked::Discard, 0, 4096),
-            (Asked::Zero, 1, 2),
-            (Asked::Read, 1 << 20, 1),
+        use trace::Operation as TraceOperation;
+        let expected = [
+            (TraceOperation::Write, 5, 3),
+            (TraceOperation::Read, 4096, 512),
+            (TraceOperation::Flush, 0, 0),
+            (TraceOperation::Discard, 0, 4096),
+            (TraceOperation::Zero, 1, 2),
+            (TraceOperation::Read, 1 << 20, 1),
         ];
-        assert_eq!(seen, wanted);
+        assert_eq!(requests, expected);
         let text = std::fs::read_to_string(&path).expect("a file");
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains(",write,5,3,fua,") && lines[1].ends_with(",done"), "{text}");
@@ -431,14 +431,14 @@ mod tests {
         let mut lines = Lines::new(LimitedWriter(2), PathBuf::from("requests.csv"));
         for number in 0..5 {
             let (operation, flags) = (Operation::Read, Flags::default());
-            lines.take(Event::Asked(RequestFacts {
+            lines.take(Event::Request(RequestFacts {
                 at_ns: 0,
                 operation,
                 address: number,
                 length: 1,
                 flags,
             }));
-            lines.take(Event::Answered(number, 1, "done"));
+            lines.take(Event::Answer(number, 1, "done"));
         }
         assert!(lines.failed);
         assert_eq!(lines.unwritten, 3);

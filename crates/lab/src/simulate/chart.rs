@@ -83,8 +83,8 @@ fn draw_panel(svg: &mut String, at: (f64, f64), panel: &(&str, &str, &[Line]), s
     let x = |seconds: f64| left + (right - left) * (seconds / second / time_max);
     let y = |value: f64| bottom - (bottom - top) * (value / value_max);
 
-    let shown_unit = if unit.is_empty() { String::new() } else { format!(", {unit}") };
-    text(svg, (left, top - 12.0), "start", 13, &format!("{title}{shown_unit}"));
+    let unit_suffix = if unit.is_empty() { String::new() } else { format!(", {unit}") };
+    text(svg, (left, top - 12.0), "start", 13, &format!("{title}{unit_suffix}"));
     text(svg, ((left + right) / 2.0, bottom + 32.0), "middle", 12, &format!("time, {time_unit}"));
     for tick in 0..=TICKS {
         let part = f64::from(tick) / f64::from(TICKS);

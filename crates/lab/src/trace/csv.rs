@@ -49,7 +49,7 @@ pub(super) fn is_header(line: &str) -> bool {
 impl Columns {
     fn named(header: &str) -> Option<Columns> {
         let names: Vec<&str> = header.split(',').map(str::trim).collect();
-        let at = |wanted: &str| names.iter().position(|name| *name == wanted);
+        let at = |column_name: &str| names.iter().position(|name| *name == column_name);
         let measured = |what: &str| {
             let bytes = at(&format!("{what}_bytes")).map(|column| (column, whole as Bytes));
             bytes.or_else(|| Some((at(&format!("{what}_sectors"))?, sectors as Bytes)))

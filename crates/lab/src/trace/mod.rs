@@ -254,12 +254,12 @@ impl Trace {
         }
         // A foreign file must not write control characters to a terminal.
         let printable = found.chars().map(|c| if c.is_control() { '?' } else { c });
-        let mut shown: String = printable.take(SHOWN_CHARS_MAX).collect();
+        let mut excerpt: String = printable.take(SHOWN_CHARS_MAX).collect();
         if found.chars().count() > SHOWN_CHARS_MAX {
-            shown.push_str("...");
+            excerpt.push_str("...");
         }
         Err(Failure::usage(format!(
-            "{}: {place}: expected {expected} (format {}), found '{shown}'; fix it, name another \
+            "{}: {place}: expected {expected} (format {}), found '{excerpt}'; fix it, name another \
              --format, or count such lines with --skip-bad-lines",
             self.path.display(),
             self.format.name(),

@@ -117,7 +117,7 @@ fn request(event: &[u8]) -> Option<Option<Request>> {
         Some(header) => field(header, 2)?.number(),
         None => 0,
     };
-    let number = |wanted| Some(field(io, wanted)?.number());
+    let number = |field_number| Some(field(io, field_number)?.number());
     let (sector, sectors) = (number(1)?, number(2)?);
     let operation = match number(5)? {
         _ if number(6)? != 0 && sectors == 0 => Operation::Flush,
@@ -147,8 +147,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The last value of field `wanted`; none if the bytes are not a message.
-fn field(mut message: &[u8], wanted: u64) -> Option<Value<'_>> {
+/// The last value of field `field_number`; none if the bytes are not a message.
+fn field(mut message: &[u8], field_number: u64) -> Option<Value<'_>> {
     let mut found = Value::Absent;
     while !message.is_empty() {
         let key = varint(&mut message)?;
@@ -162,7 +162,7 @@ fn field(mut message: &[u8], wanted: u64) -> Option<Value<'_>> {
             5 => Value::Bytes(take(&mut message, 4)?),
             _ => return None,
         };
-        if key >> 3 == wanted {
+        if key >> 3 == field_number {
             found = value;
         }
     }
@@ -185,7 +185,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
-    let (taken, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+    let (head, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
     *bytes = rest;
-    Some(taken)
+    Some(head)
 }

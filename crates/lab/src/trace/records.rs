@@ -127,8 +127,8 @@ impl Requests for Srt {
             let found = format!("{length} bytes that give a size of {size}");
             return Err(bad(source, "a record of 52 to 4096 bytes", found));
         }
-        let mut more = vec![0; size - SRT_RECORD_BYTES_MIN];
-        if source.more(&mut more)? < more.len() {
+        let mut tail = vec![0; size - SRT_RECORD_BYTES_MIN];
+        if source.more(&mut tail)? < tail.len() {
             return Err(bad(source, "a whole record", "the end of the file".to_owned()));
         }
         let at_ns = u64::from(word(2)) * 1_000_000_000 + u64::from(word(3)) * 1000;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use sawmill_verify::report::{Finding, Report};
-use sawmill_verify::subject::Way;
+use sawmill_verify::subject::RecoveryMode;
 use serde::Serialize;
 
 use super::{Arguments, FlushMeans, Promise, plan};
@@ -55,7 +55,7 @@ impl Document {
     ) -> Self {
         let findings = report.findings.iter().map(|finding| FindingDocument {
             cut: finding.cut.to_string(),
-            way: finding.way.name(),
+            way: finding.mode.name(),
             what: finding.what.clone(),
             repeat: repeat(arguments, finding, kept),
         });
@@ -70,7 +70,7 @@ impl Document {
             legal_cuts: report.legal,
             points: report.points,
             images: report.images,
-            ways: report.ways,
+            ways: report.mode_counts,
             seed: arguments.seed,
             kept: kept.map(Path::to_owned),
             target: wrong,
@@ -79,7 +79,8 @@ impl Document {
 
     pub(super) fn print(&self) -> Result<()> {
         let count = |number: usize| human_count(number as u64);
-        let ways = self.ways.iter().map(|(way, images)| format!("{way} {}", count(*images)));
+        let mode_counts =
+            self.ways.iter().map(|(mode, images)| format!("{mode} {}", count(*images)));
         let mut rows = vec![
             (
                 "recorded",
@@ -104,7 +105,7 @@ impl Document {
             ),
         ];
         if self.ways.len() > 1 {
-            rows.push(("disk", ways.collect::<Vec<_>>().join(", ")));
+            rows.push(("disk", mode_counts.collect::<Vec<_>>().join(", ")));
         }
         if let Some(kept) = &self.kept {
             rows.push(("kept in", kept.display().to_string()));
@@ -123,9 +124,9 @@ impl Document {
             output::line(&format!("\nat {}, disk {}: {}", finding.cut, finding.way, finding.what))?;
             output::line(&format!("  again: {}", finding.repeat))?;
         }
-        let more = self.findings.len().saturating_sub(SHOWN_MAX);
-        if more > 0 {
-            output::line(&format!("\nand {more} more; --json lists all"))?;
+        let unlisted_count = self.findings.len().saturating_sub(SHOWN_MAX);
+        if unlisted_count > 0 {
+            output::line(&format!("\nand {unlisted_count} more; --json lists all"))?;
         }
         Ok(())
     }
@@ -165,8 +166,8 @@ fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> Stri
         words.extend(["--disk-size".to_owned(), bytes.to_string()]);
     }
     words.extend(["--cut".to_owned(), finding.cut.to_string()]);
-    if finding.way != Way::DiskKept {
-        words.extend(["--way".to_owned(), finding.way.name().to_owned()]);
+    if finding.mode != RecoveryMode::DiskKept {
+        words.extend(["--way".to_owned(), finding.mode.name().to_owned()]);
     }
     if let Some(entry) = finding.stale_of {
         words.extend(["--stale-of".to_owned(), entry.to_string()]);

@@ -18,7 +18,7 @@ use sawmill_verify::cut::Cut;
 use sawmill_verify::look::Look;
 use sawmill_verify::run;
 use sawmill_verify::session::RecordedSession;
-use sawmill_verify::subject::{Subject, Way};
+use sawmill_verify::subject::{RecoveryMode, Subject};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 
 use self::document::Document;
@@ -73,7 +73,7 @@ pub struct Arguments {
 
     /// With --cut: how the journal comes back: kept, lost, stale or elsewhere.
     #[arg(long, value_name = "WAY", requires = "cut", default_value = "kept")]
-    way: Way,
+    way: RecoveryMode,
 
     /// With --way stale: the entry before which the stale disk was saved.
     #[arg(long, value_name = "ENTRY", requires = "cut")]
@@ -228,9 +228,9 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     if let Some(cut) = &arguments.cut {
         return check_again(console, &look, cut, arguments);
     }
-    let ways = look.ways();
+    let modes = look.modes();
     let mut progress = Progress::new("images checked");
-    let campaign = recorded.campaign(&ways, arguments.budget());
+    let campaign = recorded.campaign(&modes, arguments.budget());
     let report = campaign.run(
         |done, total| progress.show(done as u64, total as u64),
         |remains| look.check(remains),
@@ -315,12 +315,12 @@ struct WorkFolder {
 impl WorkFolder {
     fn new(arguments: &Arguments) -> Result<Self> {
         // A restarted device finds its store beside its recording.
-        let given = arguments.keep.as_ref().or(arguments
+        let existing_folder = arguments.keep.as_ref().or(arguments
             .subject
             .write_log
             .as_ref()
             .filter(|log| log.is_dir()));
-        let Some(folder) = given else {
+        let Some(folder) = existing_folder else {
             let mut builder = tempfile::Builder::new();
             builder.prefix("sawmill-verify-");
             // In memory, syncs cost nothing, and a check has many of them.
@@ -340,11 +340,11 @@ impl WorkFolder {
         let what = || format!("cannot use the folder {}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| Failure::io(what(), &error))?;
         let folder = folder.canonicalize().map_err(|error| Failure::io(what(), &error))?;
-        let taken = std::fs::read_dir(&folder)
+        let is_occupied = std::fs::read_dir(&folder)
             .map_err(|error| Failure::io(what(), &error))?
             .next()
             .is_some();
-        if taken && arguments.keep.is_some() {
+        if is_occupied && arguments.keep.is_some() {
             let text = format!("{} is not empty; give --keep another folder", folder.display());
             return Err(Failure::new(Exit::Exists, text));
         }

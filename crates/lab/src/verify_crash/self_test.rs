@@ -8,7 +8,7 @@ use sawmill_verify::look::{Judge, Look, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::report::Report;
 use sawmill_verify::run::{self, Work};
-use sawmill_verify::subject::{InProcess, Subject, Way};
+use sawmill_verify::subject::{InProcess, RecoveryMode, Subject};
 use serde::Serialize;
 
 use sawmill_console::Console;
@@ -83,6 +83,6 @@ fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
         tear_bytes: Some(512),
         seed: arguments.seed,
     };
-    let campaign = recorded.campaign(&[Way::DiskKept], budget);
+    let campaign = recorded.campaign(&[RecoveryMode::DiskKept], budget);
     Ok(campaign.run(|_, _| (), |remains| look.check(remains))?)
 }

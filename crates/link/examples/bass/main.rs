@@ -86,7 +86,7 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
         rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, 16 << 20)?;
     }
     let client: Arc<Mutex<Option<SocketAddr>>> = Arc::default();
-    for (from, there) in [(&near, true), (&far, false)] {
+    for (from, is_forward) in [(&near, true), (&far, false)] {
         let (sender, receiver) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
         let (from, near, far) = (Arc::clone(from), Arc::clone(&near), Arc::clone(&far));
         let clients = Arc::clone(&client);
@@ -94,7 +94,7 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
             let mut packet = vec![0; 65536];
             // A packet that cannot be received or forwarded is lost, as in any network.
             while let Ok((bytes, peer)) = from.recv_from(&mut packet) {
-                if there {
+                if is_forward {
                     *clients.lock() = Some(peer);
                 }
                 let _ = sender.send((Instant::now() + delay, packet[..bytes].to_vec()));
@@ -103,11 +103,11 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
         let clients = Arc::clone(&client);
         std::thread::spawn(move || {
             for (due, packet) in receiver {
-                while let Some(left) = due.checked_duration_since(Instant::now()) {
-                    std::thread::sleep(left);
+                while let Some(remaining) = due.checked_duration_since(Instant::now()) {
+                    std::thread::sleep(remaining);
                 }
                 let to = *clients.lock();
-                let _ = match (there, to) {
+                let _ = match (is_forward, to) {
                     (true, _) => far.send(&packet),
                     (false, Some(to)) => near.send_to(&packet, to),
                     (false, None) => Ok(0),
@@ -173,7 +173,7 @@ fn load(address: &LinkAddress, stack: &str, workload: &str, bytes: usize, writes
     for index in 0..writes {
         stack.write(address_of(index), &data, bytes)?;
     }
-    let taken = began.elapsed();
+    let write_time = began.elapsed();
     if workload == "read-after" {
         for index in 0..writes {
             let page = stack.read(address_of(index), PAGE as usize)?;
@@ -185,7 +185,7 @@ fn load(address: &LinkAddress, stack: &str, workload: &str, bytes: usize, writes
     println!(
         "{{\"writes\": {writes}, \"taken_s\": {:.6}, \"seconds\": {:.6}, \"processor_s\": {:.6}, \
          \"fetched_bytes\": {}}}",
-        taken.as_secs_f64(),
+        write_time.as_secs_f64(),
         all.as_secs_f64(),
         processor_s()? - used,
         stack.fetched()

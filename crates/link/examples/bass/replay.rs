@@ -68,26 +68,26 @@ pub(crate) fn replay(stack: &mut dyn Stack, file: &Path) -> Result {
         processor_s()? - used,
         stack.fetched(),
         end.elapsed().as_micros(),
-        told(&mut writes),
-        told(&mut reads),
-        told(&mut flushes)
+        summary(&mut writes),
+        summary(&mut reads),
+        summary(&mut flushes)
     );
     Ok(())
 }
 
-fn told(taken: &mut [Duration]) -> String {
-    taken.sort();
-    let us = |taken: Duration| taken.as_secs_f64() * 1e6;
+fn summary(durations: &mut [Duration]) -> String {
+    durations.sort();
+    let us = |duration: Duration| duration.as_secs_f64() * 1e6;
     let at = |part: f64| {
-        let index = (taken.len() as f64 * part) as usize;
-        taken.get(index.min(taken.len().saturating_sub(1))).copied().map_or(0.0, us)
+        let index = (durations.len() as f64 * part) as usize;
+        durations.get(index.min(durations.len().saturating_sub(1))).copied().map_or(0.0, us)
     };
-    let sum = us(taken.iter().sum());
+    let sum = us(durations.iter().sum());
     format!(
         "{{\"count\": {}, \"sum_us\": {sum:.1}, \"mean_us\": {:.2}, \"median_us\": {:.2}, \
          \"p99_us\": {:.2}}}",
-        taken.len(),
-        sum / taken.len().max(1) as f64,
+        durations.len(),
+        sum / durations.len().max(1) as f64,
         at(0.5),
         at(0.99)
     )

@@ -25,20 +25,23 @@ pub(crate) trait Stack {
 
 pub(crate) struct Bytes {
     cache: Cache<RemoteDevice>,
-    answered: Arc<AnswerSlot>,
+    answer_slot: Arc<AnswerSlot>,
 }
 
 /// Makes a request.
-fn asked(
-    answered: &Arc<AnswerSlot>,
+fn new_request(
+    answer_slot: &Arc<AnswerSlot>,
     operation: Operation,
     address: u64,
     length: u64,
     data: &Arc<[u8]>,
 ) -> Request {
     let read = if operation == Operation::Read { vec![0; length as usize] } else { Vec::new() };
-    let exchange =
-        Box::new(StackExchange { data: Arc::clone(data), read, answered: Arc::clone(answered) });
+    let exchange = Box::new(StackExchange {
+        data: Arc::clone(data),
+        read,
+        answer_slot: Arc::clone(answer_slot),
+    });
     Request::new(operation, address, length, Flags::default(), exchange)
 }
 
@@ -65,7 +68,7 @@ struct AnswerSlot {
 struct StackExchange {
     data: Arc<[u8]>,
     read: Vec<u8>,
-    answered: Arc<AnswerSlot>,
+    answer_slot: Arc<AnswerSlot>,
 }
 
 impl Exchange for StackExchange {
@@ -79,15 +82,15 @@ impl Exchange for StackExchange {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let StackExchange { read, answered, .. } = *self;
-        *answered.outcome.lock() = Some((outcome, read));
-        answered.changed.notify_one();
+        let StackExchange { read, answer_slot, .. } = *self;
+        *answer_slot.outcome.lock() = Some((outcome, read));
+        answer_slot.changed.notify_one();
     }
 }
 
 impl Bytes {
     pub(crate) fn new(device: RemoteDevice) -> Result<Self> {
-        Ok(Bytes { cache: Cache::new(device, &Options::default())?, answered: Arc::default() })
+        Ok(Bytes { cache: Cache::new(device, &Options::default())?, answer_slot: Arc::default() })
     }
 
     fn ask(
@@ -97,8 +100,8 @@ impl Bytes {
         length: u64,
         data: &Arc<[u8]>,
     ) -> Result<Vec<u8>> {
-        self.cache.submit(asked(&self.answered, operation, address, length, data));
-        self.answered.wait()
+        self.cache.submit(new_request(&self.answer_slot, operation, address, length, data));
+        self.answer_slot.wait()
     }
 }
 
@@ -127,12 +130,12 @@ pub(crate) struct Pages {
     pages: BTreeMap<u64, (Vec<u8>, bool)>,
     dirty: usize,
     fetched: u64,
-    answered: Arc<AnswerSlot>,
+    answer_slot: Arc<AnswerSlot>,
 }
 
 impl Pages {
     pub(crate) fn new(device: RemoteDevice) -> Self {
-        Pages { device, pages: BTreeMap::new(), dirty: 0, fetched: 0, answered: Arc::default() }
+        Pages { device, pages: BTreeMap::new(), dirty: 0, fetched: 0, answer_slot: Arc::default() }
     }
 
     fn page(&mut self, page: u64) -> Result<&mut (Vec<u8>, bool)> {
@@ -183,13 +186,14 @@ impl Pages {
 
 impl Stack for Pages {
     fn write(&mut self, address: u64, data: &Arc<[u8]>, length: usize) -> Result {
-        let mut request = asked(&self.answered, Operation::Write, address, length as u64, data);
+        let mut request =
+            new_request(&self.answer_slot, Operation::Write, address, length as u64, data);
         for (page, inside, piece) in pieces(address, length) {
             if inside.len() == PAGE as usize {
                 self.pages.entry(page).or_insert_with(|| (vec![0; PAGE as usize], false));
             }
-            let (held, dirty) = self.page(page)?;
-            request.fill(piece.start as u64, &mut held[inside]);
+            let (bytes, dirty) = self.page(page)?;
+            request.fill(piece.start as u64, &mut bytes[inside]);
             let newly = !std::mem::replace(dirty, true);
             self.dirty += usize::from(newly);
         }
@@ -197,7 +201,7 @@ impl Stack for Pages {
             self.write_back()?;
         }
         request.done();
-        self.answered.wait().map(drop)
+        self.answer_slot.wait().map(drop)
     }
 
     fn read(&mut self, address: u64, length: usize) -> Result<Vec<u8>> {

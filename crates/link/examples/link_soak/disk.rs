@@ -13,7 +13,7 @@ use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 pub(crate) struct Disk {
     geometry: Geometry,
     /// Present until the disk is dropped, which ends the thread.
-    ask: Option<Sender<Request>>,
+    sender: Option<Sender<Request>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -29,16 +29,16 @@ impl Disk {
             shared_cache: true,
             operations: Operations { discard: true, write_zeroes: true, allocation: false },
         };
-        let (ask, asked) = channel();
+        let (sender, requests) = channel();
         // Written, so that all of its memory is allocated from the start.
         let bytes = (0..size_bytes).map(|_| 0).collect();
-        let thread = thread::spawn(move || serve(bytes, &asked));
-        Disk { geometry, ask: Some(ask), thread: Some(thread) }
+        let thread = thread::spawn(move || serve(bytes, &requests));
+        Disk { geometry, sender: Some(sender), thread: Some(thread) }
     }
 }
 
-fn serve(mut bytes: Vec<u8>, asked: &Receiver<Request>) {
-    for mut request in asked {
+fn serve(mut bytes: Vec<u8>, requests: &Receiver<Request>) {
+    for mut request in requests {
         let (start, end) = (request.address as usize, (request.address + request.length) as usize);
         match request.operation {
             Operation::Read => request.buffer().copy_from_slice(&bytes[start..end]),
@@ -59,16 +59,16 @@ impl BlockDevice for Disk {
         if let Err(error) = request.check(&self.geometry) {
             return request.fail(error);
         }
-        if let Some(ask) = &self.ask {
+        if let Some(sender) = &self.sender {
             // A request that no thread receives fails when it is dropped.
-            let _ = ask.send(request);
+            let _ = sender.send(request);
         }
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        drop(self.ask.take());
+        drop(self.sender.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -27,14 +27,14 @@ const SLOTS: u16 = 8;
 const SLOT_BYTES: u32 = 32 << 10;
 
 /// One connection and its devices.
-struct Way {
+struct LinkAttachment {
     // Dropped in this order.
     devices: Vec<RemoteDevice>,
     attached: InitiatorThreads,
 }
 
 struct Load {
-    ways: Vec<Way>,
+    attachments: Vec<LinkAttachment>,
     addresses: Vec<Vec<LinkAddress>>,
     exports: Vec<Vec<String>>,
     /// By connection, device, worker.
@@ -42,7 +42,7 @@ struct Load {
     every: Duration,
 }
 
-impl Way {
+impl LinkAttachment {
     fn new(addresses: &[LinkAddress], exports: &[String]) -> Result<Self> {
         let options = InitiatorOptions {
             name: "soak".into(),
@@ -55,7 +55,7 @@ impl Way {
         let attached = InitiatorThreads::new(initiator, addresses)?;
         let devices =
             exports.iter().map(|export| open(&attached, export)).collect::<Result<_>>()?;
-        Ok(Way { devices, attached })
+        Ok(LinkAttachment { devices, attached })
     }
 
     /// Waits until all links and credits are back after a fault.
@@ -106,11 +106,11 @@ pub(crate) fn load(options: &Options) -> Result<()> {
             .collect::<Vec<_>>()
     };
     let workers: Vec<Vec<Vec<Worker>>> = (0..exports.len() as u64)
-        .map(|way| (0..2).map(|device| workers_of(way * 2 + device)).collect())
+        .map(|connection| (0..2).map(|device| workers_of(connection * 2 + device)).collect())
         .collect();
     let count = (exports.len() as u64 * 2 * WORKERS) as f64;
     let every = Duration::from_secs_f64(count / rate);
-    let mut load = Load { ways: Vec::new(), addresses, exports, workers, every };
+    let mut load = Load { attachments: Vec::new(), addresses, exports, workers, every };
     load.attach()?;
     print_line("\"ready\"");
     for line in std::io::stdin().lock().lines() {
@@ -120,8 +120,8 @@ pub(crate) fn load(options: &Options) -> Result<()> {
             ["verify"] => load.each(Worker::verify),
             ["attach"] => load.attach()?,
             ["rest"] => {
-                load.ways.iter().try_for_each(Way::wait_for_links)?;
-                print_line(&load.told());
+                load.attachments.iter().try_for_each(LinkAttachment::wait_for_links)?;
+                print_line(&load.report());
                 load.workers
                     .iter_mut()
                     .flatten()
@@ -139,9 +139,9 @@ pub(crate) fn load(options: &Options) -> Result<()> {
 impl Load {
     /// Ends the existing connections, and makes new ones.
     fn attach(&mut self) -> Result<()> {
-        self.ways.clear();
+        self.attachments.clear();
         for (addresses, exports) in self.addresses.iter().zip(&self.exports) {
-            self.ways.push(Way::new(addresses, exports)?);
+            self.attachments.push(LinkAttachment::new(addresses, exports)?);
         }
         Ok(())
     }
@@ -154,8 +154,8 @@ impl Load {
     /// Runs `what` on every worker, all at the same time.
     fn each(&mut self, what: impl Fn(&mut Worker, &RemoteDevice) + Sync) {
         thread::scope(|scope| {
-            for (way, of_way) in self.ways.iter().zip(&mut self.workers) {
-                for (device, workers) in way.devices.iter().zip(of_way) {
+            for (attachment, workers_of_devices) in self.attachments.iter().zip(&mut self.workers) {
+                for (device, workers) in attachment.devices.iter().zip(workers_of_devices) {
                     for worker in workers {
                         scope.spawn(|| what(worker, device));
                     }
@@ -164,11 +164,14 @@ impl Load {
         });
     }
 
-    fn told(&self) -> String {
+    fn report(&self) -> String {
         let mut sum = Counts::default();
         self.workers.iter().flatten().flatten().for_each(|worker| sum.add(&worker.counts));
-        let status: Vec<_> =
-            self.ways.iter().map(|way| way.attached.initiator().status()).collect();
+        let status: Vec<_> = self
+            .attachments
+            .iter()
+            .map(|attachment| attachment.attached.initiator().status())
+            .collect();
         let slots: usize = status.iter().map(|each| each.slots).sum();
         let free: usize = status.iter().map(|each| each.slots_free).sum();
         let pending: usize = status.iter().map(|each| each.pending).sum();
@@ -188,8 +191,8 @@ impl Load {
             ("errors", sum.errors),
             ("longest_us", sum.longest_us),
         ];
-        let shown: Vec<String> =
+        let fields: Vec<String> =
             numbers.iter().map(|(name, number)| format!("\"{name}\": {number}")).collect();
-        format!("{{{}}}", shown.join(", "))
+        format!("{{{}}}", fields.join(", "))
     }
 }

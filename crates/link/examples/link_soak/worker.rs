@@ -52,7 +52,7 @@ pub(crate) struct Worker {
     dice: u64,
     first: u64,
     model: Vec<u8>,
-    failed: bool,
+    has_failed: bool,
     pub(crate) counts: Counts,
 }
 
@@ -64,7 +64,7 @@ impl Worker {
             dice,
             first,
             model: vec![0; bytes as usize],
-            failed: false,
+            has_failed: false,
             counts: Counts::default(),
         }
     }
@@ -84,7 +84,7 @@ impl Worker {
     pub(crate) fn run(&mut self, device: &RemoteDevice, every: Duration, long: Duration) {
         let began = Instant::now();
         let mut due = began;
-        while began.elapsed() < long && !self.failed {
+        while began.elapsed() < long && !self.has_failed {
             self.one(device);
             due = (due + every).max(Instant::now() - every * 4);
             thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -119,7 +119,7 @@ impl Worker {
         if let Err(error) = outcome {
             eprintln!("request of kind {kind}, {length} bytes at {start}: {error}");
             self.counts.errors += 1;
-            self.failed = true;
+            self.has_failed = true;
         }
     }
 
@@ -146,11 +146,11 @@ impl Worker {
         let bytes = device.read_at(self.first + start, length as usize)?;
         self.counts.reads += 1;
         self.counts.bytes += length;
-        let known = &self.model[start as usize..(start + length) as usize];
-        if let Some(at) = bytes.iter().zip(known).position(|(read, known)| read != known) {
+        let expected = &self.model[start as usize..(start + length) as usize];
+        if let Some(at) = bytes.iter().zip(expected).position(|(read, expected)| read != expected) {
             eprintln!("{length} bytes at {start}: byte {at} is another than was written");
             self.counts.mismatches += 1;
-            self.failed = true;
+            self.has_failed = true;
         }
         Ok(())
     }
@@ -184,9 +184,9 @@ impl Worker {
             ranges.push(((at - base) as u32, self.fresh(at, length)));
             at += length + 1 + self.below(5000);
         }
-        let shown = ranges.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
-        let mut payload = vec![0; packed_write::encoded_bytes(shown.clone()) as usize];
-        packed_write::encode(shown, &mut payload).map_err(|error| {
+        let slices = ranges.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
+        let mut payload = vec![0; packed_write::encoded_bytes(slices.clone()) as usize];
+        packed_write::encode(slices, &mut payload).map_err(|error| {
             sawmill_device::Error::new(sawmill_device::ErrorKind::Invalid, error.to_string())
         })?;
         self.counts.packed += 1;
@@ -203,12 +203,12 @@ impl Worker {
         let size_bytes = self.model.len() as u64;
         for start in (0..size_bytes).step_by(REQUEST_BYTES_MAX as usize) {
             let length = REQUEST_BYTES_MAX.min(size_bytes - start);
-            if !self.failed
+            if !self.has_failed
                 && let Err(error) = self.read(device, start, length)
             {
                 eprintln!("the last look, {length} bytes at {start}: {error}");
                 self.counts.errors += 1;
-                self.failed = true;
+                self.has_failed = true;
             }
         }
     }

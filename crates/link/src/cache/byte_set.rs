@@ -71,13 +71,14 @@ impl ByteSet {
             let list = &runs[..usize::from(*count)];
             let first = list.partition_point(|run| run.1 < start);
             let met = first..first + list[first..].partition_point(|run| run.0 <= end);
-            let known: u64 = list[met.clone()].iter().map(|run| u64::from(run.1 - run.0)).sum();
+            let known_bytes: u64 =
+                list[met.clone()].iter().map(|run| u64::from(run.1 - run.0)).sum();
             let merged = match (list[met.clone()].first(), list[met.clone()].last()) {
                 (Some(head), Some(tail)) => (start.min(head.0), end.max(tail.1)),
                 _ => (start, end),
             };
             if self.replace(met, &[merged]) {
-                return u64::from(merged.1 - merged.0) - known;
+                return u64::from(merged.1 - merged.0) - known_bytes;
             }
         }
         self.change_bits(|bits| {
@@ -117,14 +118,14 @@ impl ByteSet {
     /// Replaces runs with others. Returns whether there was room.
     fn replace(&mut self, old: Range<usize>, new: &[Run]) -> bool {
         let ByteSet::Few { count, runs } = self else { return false };
-        let left = usize::from(*count) - old.len() + new.len();
-        if left > RUNS_MAX {
+        let new_count = usize::from(*count) - old.len() + new.len();
+        if new_count > RUNS_MAX {
             return false;
         }
         runs.copy_within(old.end..usize::from(*count), old.start + new.len());
         runs[old.start..old.start + new.len()].copy_from_slice(new);
-        runs[left..].fill((0, 0));
-        *count = left as u8;
+        runs[new_count..].fill((0, 0));
+        *count = new_count as u8;
         true
     }
 
@@ -138,9 +139,9 @@ impl ByteSet {
                 bits
             }
         };
-        let told = change(&mut bits);
+        let result = change(&mut bits);
         *self = ByteSet::Many(bits);
-        told
+        result
     }
 
     /// The first byte from `at` on that is in the set (or is not); the end of the page if there is
@@ -237,7 +238,7 @@ mod tests {
         #[test]
         fn a_set_is_what_a_vector_of_bits_says(
             steps in prop::collection::vec((any::<bool>(), 0usize..4096, 1usize..600), 1..60),
-            asked in 0usize..4096, length in 1usize..600,
+            first in 0usize..4096, length in 1usize..600,
         ) {
             let (mut set, mut bits) = (ByteSet::default(), vec![false; PAGE_BYTES]);
             for (add, start, length) in steps {
@@ -250,13 +251,13 @@ mod tests {
                 }
                 bits[range].fill(add);
             }
-            let mut seen = vec![false; PAGE_BYTES];
-            set.runs().for_each(|run| seen[run].fill(true));
-            prop_assert!(seen == bits);
+            let mut bits_of_runs = vec![false; PAGE_BYTES];
+            set.runs().for_each(|run| bits_of_runs[run].fill(true));
+            prop_assert!(bits_of_runs == bits);
             prop_assert_eq!(set.bytes(), bits.iter().filter(|bit| **bit).count() as u64);
             let all = runs(&set);
             prop_assert!(all.windows(2).all(|pair| pair[0].end < pair[1].start));
-            let range = asked..(asked + length).min(PAGE_BYTES);
+            let range = first..(first + length).min(PAGE_BYTES);
             prop_assert_eq!(set.covers(&range), bits[range.clone()].iter().all(|bit| *bit));
             let mut holes = vec![false; PAGE_BYTES];
             set.gaps(range.clone()).for_each(|gap| holes[gap].fill(true));

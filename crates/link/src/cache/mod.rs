@@ -115,9 +115,9 @@ impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
             return request.fail(error);
         }
         let mut state = self.0.state.lock();
-        let done = state.start(request);
+        let completed_requests = state.start(request);
         self.0.act(state);
-        done.into_iter().for_each(Request::done);
+        completed_requests.into_iter().for_each(Request::done);
     }
 }
 

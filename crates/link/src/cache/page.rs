@@ -39,7 +39,7 @@ pub(super) struct Page {
     pub(super) fetches: u32,
     pub(super) fetch_error: Option<Error>,
     /// Clean bytes are forgotten when the fetches end.
-    pub(super) doubted: bool,
+    pub(super) is_doubted: bool,
     /// Reads that wait for the fetches.
     pub(super) readers: Vec<u64>,
     /// Pushes that wait for writes up to a number: (number, push).
@@ -63,7 +63,7 @@ impl Default for Page {
             fua: false,
             fetches: 0,
             fetch_error: None,
-            doubted: false,
+            is_doubted: false,
             readers: Vec::new(),
             waiters: Vec::new(),
             in_line: false,
@@ -98,8 +98,8 @@ impl Page {
     /// Forgets clean bytes. During a fetch, whose readers wait for a page without holes, this
     /// happens at its end.
     pub(super) fn doubt(&mut self) {
-        self.doubted = self.fetches > 0;
-        if !self.doubted {
+        self.is_doubted = self.fetches > 0;
+        if !self.is_doubted {
             self.known.clear();
             for run in self.dirty.runs().chain(self.sending.runs()) {
                 self.known.insert(run);

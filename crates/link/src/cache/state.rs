@@ -60,7 +60,7 @@ pub(super) struct Dirty {
 struct WaitLists {
     /// Writes that wait for room, in order.
     /// Bounded by the requests that the doors admit.
-    held: VecDeque<Request>,
+    held_requests: VecDeque<Request>,
     /// Ranges that are being changed below directly. They do not overlap.
     claims: Vec<Claim>,
     /// Requests that wait for a claim, or for an earlier request in this list, in order.

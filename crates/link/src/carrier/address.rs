@@ -210,10 +210,10 @@ mod tests {
             ("eth:eth1", "eth:eth1"),
             ("xdp:eth1", "xdp:eth1"),
         ];
-        for (written, shown) in table {
+        for (written, display) in table {
             let address: LinkAddress = written.parse().expect(written);
-            assert_eq!(address.to_string(), shown);
-            assert_eq!(shown.parse().as_ref(), Ok(&address), "what is shown reads back");
+            assert_eq!(address.to_string(), display);
+            assert_eq!(display.parse().as_ref(), Ok(&address), "what is shown reads back");
         }
     }
 

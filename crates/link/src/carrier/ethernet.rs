@@ -145,9 +145,9 @@ impl Receiver for EthernetReceiver {
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
-        let mut taken = FrameBurst::default();
+        let mut burst = FrameBurst::default();
         let handed = self.ring.receive(BATCH_FRAMES_MAX, &mut |frame| {
-            taken.add(frame.arrived_ns);
+            burst.add(frame.arrived_ns);
             let packet = if frame.is_whole { whole_packet(frame.payload) } else { None };
             match packet {
                 Some(packet) => {
@@ -158,9 +158,9 @@ impl Receiver for EthernetReceiver {
             }
         });
         self.is_busy = handed > 0;
-        self.pace.took(&taken);
+        self.pace.took(&burst);
         if let Some((began_ns, ended_ns)) = slept {
-            self.pace.napped(began_ns, ended_ns, &taken);
+            self.pace.napped(began_ns, ended_ns, &burst);
         }
         Ok(woken)
     }

@@ -103,14 +103,14 @@ pub trait Receiver: Send {
 }
 
 /// The length that the packet at the start of `bytes` declares; none if there are too few bytes.
-fn said_bytes(bytes: &[u8]) -> Option<usize> {
+fn declared_bytes(bytes: &[u8]) -> Option<usize> {
     let field: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
     usize::try_from(u32::from_le_bytes(field)).ok()
 }
 
 /// The packet in a datagram or frame, without what follows it; none if its length is invalid.
 fn whole_packet(bytes: &mut [u8]) -> Option<&mut [u8]> {
-    let length = said_bytes(bytes).filter(|&length| length >= PACKET_BYTES_MIN)?;
+    let length = declared_bytes(bytes).filter(|&length| length >= PACKET_BYTES_MIN)?;
     bytes.get_mut(..length)
 }
 

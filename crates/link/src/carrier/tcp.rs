@@ -23,7 +23,7 @@ use sawmill_sys::net::bind_to_interface;
 use super::wait::wait_for;
 use super::{
     Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
-    said_bytes, wrong_peer,
+    declared_bytes, wrong_peer,
 };
 
 /// The most bytes per read.
@@ -279,7 +279,7 @@ impl StreamReceiver {
     ) -> bool {
         loop {
             let unread = &mut self.inbox[self.start..self.end];
-            let Some(length) = said_bytes(unread) else { return true };
+            let Some(length) = declared_bytes(unread) else { return true };
             if !(PACKET_BYTES_MIN..=PACKET_BYTES_MAX).contains(&length) {
                 reasons.malformed += 1;
                 return false;

@@ -222,9 +222,9 @@ mod tests {
     fn where_segmentation_is_refused_the_packets_go_without_and_it_is_not_tried_again() {
         let local = UdpOptions::on("127.0.0.1:0".parse().expect("an address"));
         let (sender, _own) = open_udp(&local).expect("UDP");
-        let (there, mut receiver) = open_udp(&local).expect("UDP");
+        let (receiving_end, mut receiver) = open_udp(&local).expect("UDP");
         sender.shared.socket.omit_checksum().expect("set");
-        let to = Peer::Udp(there.local().expect("bound"));
+        let to = Peer::Udp(receiving_end.local().expect("bound"));
         let mut batch = Batch::new(100, 100 * 24);
         for _ in 0..100 {
             let mut packet = [7; 24];
@@ -233,12 +233,12 @@ mod tests {
         }
         assert_eq!(sender.send(&to, &batch, 0).expect("sent"), 100);
         assert!(!sender.has_segmentation());
-        let mut came = 0;
-        while came < 100 {
+        let mut packet_count = 0;
+        while packet_count < 100 {
             let woken = receiver.receive(Some(Duration::from_secs(20)), false, &mut |_, _| ());
             let packets = woken.expect("it lives").packets;
-            assert!(packets > 0, "{came} of 100 came");
-            came += packets;
+            assert!(packets > 0, "{packet_count} of 100 came");
+            packet_count += packets;
         }
     }
 }

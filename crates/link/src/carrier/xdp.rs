@@ -100,15 +100,15 @@ impl Sender for ExpressSender {
         let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
         let header = header(to, &self.interface().mac);
         let mut outbox = self.shared.outbox.lock();
-        let sent = outbox.send(&header, (from..batch.len()).map(|index| batch.packet(index)));
+        let outcome = outbox.send(&header, (from..batch.len()).map(|index| batch.packet(index)));
         let was_pending = self.shared.pending.swap(outbox.is_pending(), Ordering::AcqRel);
         if outbox.is_pending() && !was_pending {
             self.shared.waker.wake();
         }
-        if matches!(sent, Ok(0)) {
+        if matches!(outcome, Ok(0)) {
             self.shared.refused.store(true, Ordering::Release);
         }
-        sent
+        outcome
     }
 }
 

@@ -32,7 +32,7 @@ use crate::connection::{Connection, Path};
 use crate::session::proof::Proof;
 use connect::Attempt;
 pub(crate) use connect::PROLOGUE;
-use join::Way;
+use join::LinkJoin;
 use reopen::Reopening;
 
 /// What can happen to a connection, apart from its requests.
@@ -94,7 +94,7 @@ impl Random {
 /// The state of the connection that requests never look at.
 pub(super) struct Control {
     attempt: Attempt,
-    ways: Box<[Way]>,
+    joins: Box<[LinkJoin]>,
     reopening: Reopening,
     /// The volatile cache identity of each export, as the newest connection reports it.
     cache_identities: Vec<[u8; 16]>,
@@ -111,7 +111,7 @@ pub(super) struct Control {
     /// the first connection was made that did not get that far.
     patience_ns: u64,
     /// Set if no connection got that far since.
-    unserved: bool,
+    is_unserved: bool,
     pub(super) acts: Vec<ControlAction>,
 }
 
@@ -119,7 +119,7 @@ impl Control {
     pub(super) fn new(links: usize, random: Box<dyn FnMut() -> u64 + Send>, now: u64) -> Self {
         Control {
             attempt: Attempt::default(),
-            ways: (0..links).map(|_| Way::default()).collect(),
+            joins: (0..links).map(|_| LinkJoin::default()).collect(),
             reopening: Reopening::default(),
             cache_identities: Vec::new(),
             closing: Vec::new(),
@@ -128,7 +128,7 @@ impl Control {
             unknown_next_ns: 0,
             random: Random(random),
             patience_ns: now,
-            unserved: false,
+            is_unserved: false,
             acts: Vec::new(),
         }
     }
@@ -173,9 +173,9 @@ impl Control {
 
     /// The latest time for the next tick, as far as the control is concerned.
     pub(super) fn deadline_ns(&self, now: u64) -> u64 {
-        let greet = if self.attempt.wanted { self.attempt.next_ns } else { u64::MAX };
-        let ways = self.ways.iter().filter_map(Way::deadline_ns).min();
-        greet.min(now + SECOND).min(ways.unwrap_or(u64::MAX))
+        let greet = if self.attempt.is_wanted { self.attempt.next_ns } else { u64::MAX };
+        let next_join_ns = self.joins.iter().filter_map(LinkJoin::deadline_ns).min();
+        greet.min(now + SECOND).min(next_join_ns.unwrap_or(u64::MAX))
     }
 
     fn closed(&mut self, of: &Initiator, local: u64, status: u8, text: &str) {
@@ -190,8 +190,8 @@ impl Control {
     /// The peer broke the protocol, or ended the connection: drops it, and starts another one.
     fn drop_connection(&mut self, of: &Initiator, local: u64, why: &str) {
         let chunks = {
-            let mut shown = of.view.write();
-            let Some(live) = shown.live.take_if(|live| live.local == local) else { return };
+            let mut view = of.view.write();
+            let Some(live) = view.live.take_if(|live| live.local == local) else { return };
             self.was_served(&live);
             // Before another thread can find that there is no connection: see `fail`.
             live.connection.role.abandon()
@@ -205,8 +205,8 @@ impl Control {
     /// chunk may use the old connection once one can use the new one.
     fn show(of: &Initiator, new: LiveConnection) {
         let chunks = {
-            let mut shown = of.view.write();
-            let old = shown.live.replace(new);
+            let mut view = of.view.write();
+            let old = view.live.replace(new);
             old.map(|old| old.connection.role.abandon()).unwrap_or_default()
         };
         put_back(of, chunks);
@@ -214,24 +214,24 @@ impl Control {
 
     /// A connection is gone or was checked: what it received counts if all exports were open.
     fn was_served(&mut self, live: &LiveConnection) {
-        let heard_ns = live.connection.heard_ns();
-        if live.opened && heard_ns > self.patience_ns {
-            (self.patience_ns, self.unserved) = (heard_ns, false);
+        let last_received_ns = live.connection.last_received_ns();
+        if live.is_open && last_received_ns > self.patience_ns {
+            (self.patience_ns, self.is_unserved) = (last_received_ns, false);
         }
     }
 
     /// A target answered a hello. The first answer since a target last served allows the full time
     /// to serve; later ones do not extend it.
     fn was_greeted(&mut self, now: u64) -> u64 {
-        if !std::mem::replace(&mut self.unserved, true) {
+        if !std::mem::replace(&mut self.is_unserved, true) {
             self.patience_ns = self.patience_ns.max(now);
         }
         self.patience_ns
     }
 
     /// When the target was last heard.
-    pub(super) fn last_heard_ns(&self, live: Option<&LiveConnection>) -> u64 {
-        live.map_or(self.patience_ns, |live| live.connection.heard_ns())
+    pub(super) fn last_received_ns(&self, live: Option<&LiveConnection>) -> u64 {
+        live.map_or(self.patience_ns, |live| live.connection.last_received_ns())
     }
 
     /// Fails everything if no target has served within the timeout. A target that answers hellos
@@ -258,10 +258,10 @@ impl Control {
     /// Fails everything, now and in the future; the first reason stays.
     fn fail(&mut self, of: &Initiator, error: Error) {
         let (live, first) = {
-            let mut shown = of.view.write();
-            let ConnectionView { live, failed, .. } = &mut *shown;
-            let first = failed.is_none();
-            failed.get_or_insert_with(|| error.clone());
+            let mut view = of.view.write();
+            let ConnectionView { live, failure, .. } = &mut *view;
+            let first = failure.is_none();
+            failure.get_or_insert_with(|| error.clone());
             // No slot may be live when its request is dropped: it would send bytes of a request
             // that no longer exists.
             (live.take().inspect(|live| drop(live.connection.role.abandon())), first)

@@ -69,10 +69,10 @@ impl Answer {
 impl Initiator {
     /// Queues a control command; it is sent with the next packets.
     fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
-        let (told, receiver) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
-        let exchange = Box::new(ControlExchange { payload, answer, told });
+        let exchange = Box::new(ControlExchange { payload, answer, sender });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
         let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
@@ -263,17 +263,17 @@ impl Exchange for Runs {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         let outcome = outcome.and_then(|_| {
-            let mut left = self.length;
+            let mut remaining_bytes = self.length;
             let mut runs = Vec::new();
-            let told = control::runs(&self.bytes);
-            for (length, data) in told.map_err(unreadable)? {
-                let length = length.min(left);
-                left -= length;
+            let reported_runs = control::runs(&self.bytes);
+            for (length, data) in reported_runs.map_err(unreadable)? {
+                let length = length.min(remaining_bytes);
+                remaining_bytes -= length;
                 if length > 0 {
                     runs.push(Allocation { length, data });
                 }
             }
-            if left > 0 {
+            if remaining_bytes > 0 {
                 let text = "the target's allocation does not cover the requested range";
                 return Err(Error::new(ErrorKind::Internal, text));
             }

@@ -81,16 +81,16 @@ struct OpenExport {
     /// How many of the answered chunks of changes (`pending`) a flush has covered.
     flushed: AtomicU64,
     /// Set when its device was dropped, so that it is not opened again.
-    closed: AtomicBool,
+    is_closed: AtomicBool,
     /// Changes that may be lost, and which flushes must report that.
     loss: Mutex<Loss>,
 }
 
 #[derive(Default)]
 struct Loss {
-    happened: bool,
+    has_happened: bool,
     /// When a flush first reported it; a flush that was submitted later need not.
-    told_ns: Option<u64>,
+    reported_ns: Option<u64>,
 }
 
 /// The initiator of a connection.
@@ -117,7 +117,7 @@ struct ConnectionView {
     live: Option<LiveConnection>,
     open_exports: Vec<Arc<OpenExport>>,
     /// Why every request fails now.
-    failed: Option<Error>,
+    failure: Option<Error>,
     /// The wakers of the receiving threads.
     wakers: [Option<Arc<Waker>>; LINKS_MAX],
 }
@@ -130,7 +130,7 @@ struct LiveConnection {
     remote: u64,
     since_ns: u64,
     /// Whether all exports are open on it, so that requests may be sent.
-    opened: bool,
+    is_open: bool,
 }
 
 impl Initiator {
@@ -167,7 +167,7 @@ impl Initiator {
     /// The reason why every request fails, if the initiator has failed.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.view.read().failed.clone()
+        self.view.read().failure.clone()
     }
 
     /// The last message of a target that refused to connect: perhaps the reason. It is
@@ -256,23 +256,23 @@ impl Initiator {
     fn sealed(&self, peer: &Peer, header: &Packet, packet: &mut [u8], now: u64) {
         let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
         let local = live.local;
-        let (mut words, mut closed) = ([None; 4], None);
-        let came = live.connection.receive(header, packet, now, &mut |said| match said {
+        let (mut words, mut close) = ([None; 4], None);
+        let outcome = live.connection.receive(header, packet, now, &mut |part| match part {
             ControlPart::Word(word) => {
                 if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
                     *place = Some(word);
                 }
             }
-            ControlPart::Close(status, text) => closed = Some((status, text.to_owned())),
+            ControlPart::Close(status, text) => close = Some((status, text.to_owned())),
         });
-        match came {
+        match outcome {
             Err(breach) => self.step(Event::Drop { local, why: breach.0 }, now),
             Ok(PacketOutcome::Dropped) => {}
             Ok(PacketOutcome::Taken) => {
                 for word in words.into_iter().flatten() {
                     self.step(Event::Word { local, peer: *peer, word }, now);
                 }
-                if let Some((status, text)) = closed {
+                if let Some((status, text)) = close {
                     self.step(Event::Closed { local, status, text }, now);
                 }
             }
@@ -305,16 +305,17 @@ impl Initiator {
     /// Gives slots to waiting requests, and sends what is ready.
     fn progress(&self, now: u64) {
         self.poll_often(now);
-        let shown = self.view.read();
-        let Some(live) = shown.live.as_ref() else { return };
-        let opened = live.opened;
-        let admit = |operation| opened || matches!(operation, Operation::Open | Operation::List);
-        let failed = live.connection.role.dispatch(admit, |slot| live.connection.ready.push(slot));
+        let view = self.view.read();
+        let Some(live) = view.live.as_ref() else { return };
+        let is_open = live.is_open;
+        let admit = |operation| is_open || matches!(operation, Operation::Open | Operation::List);
+        let failed_requests =
+            live.connection.role.dispatch(admit, |slot| live.connection.ready.push(slot));
         if self.batches.load(Ordering::SeqCst) == 0 {
             live.connection.pump(now);
         }
-        drop(shown);
-        failed.into_iter().for_each(CompletedRequest::complete);
+        drop(view);
+        failed_requests.into_iter().for_each(CompletedRequest::complete);
     }
 
     /// A thread starts to take packets: what they make ready is sent at the end of its batch, in
@@ -391,11 +392,8 @@ impl Initiator {
 
     /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
-        let shown = self.view.read();
-        shown
-            .live
-            .as_ref()
-            .map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
+        let view = self.view.read();
+        view.live.as_ref().map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
     }
 
     /// Fails everything, now and in the future.
@@ -413,14 +411,14 @@ impl Initiator {
     pub fn status(&self) -> crate::LinkStatus {
         let now = self.clock.now_ns();
         let live = self.live();
-        let (peer, heard_ns) = {
+        let (peer, last_received_ns) = {
             let control = self.control.lock();
-            (control.target_name.clone(), control.last_heard_ns(live.as_ref()))
+            (control.target_name.clone(), control.last_received_ns(live.as_ref()))
         };
         let mut status = crate::LinkStatus {
             instance: self.instance,
             peer,
-            heard_ms: now.saturating_sub(heard_ns) / crate::clock::MS,
+            heard_ms: now.saturating_sub(last_received_ns) / crate::clock::MS,
             pending: self.pendings.count(),
             waiting: self.pendings.waiting(),
             ..Default::default()
@@ -441,10 +439,10 @@ impl OpenExport {
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
         self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
         let mut loss = self.loss.lock();
-        if !loss.happened || loss.told_ns.is_some_and(|told_ns| terms.submitted_ns > told_ns) {
+        if !loss.has_happened || loss.reported_ns.is_some_and(|ns| terms.submitted_ns > ns) {
             return None;
         }
-        loss.told_ns.get_or_insert(now);
+        loss.reported_ns.get_or_insert(now);
         Some(Error::new(
             ErrorKind::Unavailable,
             format!(
@@ -458,7 +456,7 @@ impl OpenExport {
     /// What held unflushed changes at the target is gone.
     fn volatile_writes_lost(&self, changes: u64) {
         if changes > self.flushed.load(Ordering::SeqCst) {
-            *self.loss.lock() = Loss { happened: true, told_ns: None };
+            *self.loss.lock() = Loss { has_happened: true, reported_ns: None };
         }
     }
 }

@@ -78,7 +78,7 @@ pub(crate) struct PendingRequests {
 
 struct Lists {
     /// Why no request is accepted any more.
-    closed: Option<Error>,
+    close_error: Option<Error>,
     free: Vec<u16>,
     /// Chunks of a dead connection; they are sent first.
     /// Bounded by the chunks of one connection (`PLACES_MAX`).
@@ -133,7 +133,7 @@ impl PendingRequests {
             })
         };
         let lists = Lists {
-            closed: None,
+            close_error: None,
             free: (0..PLACES_MAX as u16).rev().collect(),
             again: VecDeque::with_capacity(PLACES_MAX),
             waiting: VecDeque::with_capacity(PLACES_MAX),
@@ -175,7 +175,7 @@ impl PendingRequests {
     /// it fails.
     pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
         let mut lists = self.lists.lock();
-        if let Some(error) = lists.closed.clone() {
+        if let Some(error) = lists.close_error.clone() {
             drop(lists);
             return request.fail(error);
         }
@@ -240,11 +240,11 @@ impl PendingRequests {
             let place = lists.waiting[index];
             let mut pending = self.places[usize::from(place)].lock();
             let Some(template) = pending.template.filter(admit) else { continue };
-            let left = template.length - pending.chunked;
+            let remaining_bytes = template.length - pending.chunked;
             let length = if travels(template.operation) {
-                left.min(bytes_max).min(pending.terms.bytes_max)
+                remaining_bytes.min(bytes_max).min(pending.terms.bytes_max)
             } else {
-                left
+                remaining_bytes
             };
             let chunk = Chunk { place, offset: pending.chunked, length };
             pending.chunked += length;
@@ -260,7 +260,7 @@ impl PendingRequests {
     /// A chunk returns without an answer: its connection is gone.
     pub(crate) fn put_back(&self, chunk: Chunk) {
         let mut lists = self.lists.lock();
-        if lists.closed.is_none() {
+        if lists.close_error.is_none() {
             lists.again.push_back(chunk);
         }
     }
@@ -296,7 +296,7 @@ impl PendingRequests {
             return None;
         }
         pending.template = None;
-        let ended = CompletedRequest {
+        let completed_request = CompletedRequest {
             request: pending.request.take()?,
             failure: pending.failure.take(),
             export: pending.export,
@@ -304,7 +304,9 @@ impl PendingRequests {
             terms: pending.terms,
         };
         drop(pending);
-        self.exports[usize::from(ended.export)].under_way.fetch_sub(1, Ordering::SeqCst);
+        self.exports[usize::from(completed_request.export)]
+            .under_way
+            .fetch_sub(1, Ordering::SeqCst);
         match lists.crowd.pop_front() {
             Some((template, terms, request)) => {
                 self.settle_in(place, template, terms, request);
@@ -312,14 +314,14 @@ impl PendingRequests {
             }
             None => lists.free.push(place),
         }
-        Some(ended)
+        Some(completed_request)
     }
 
     /// Removes all requests, to be failed because no answer can arrive. Later requests fail with
     /// `why`. No slot may be live any more: it would send bytes of a request that no longer exists.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
-        lists.closed.get_or_insert_with(|| why.clone());
+        lists.close_error.get_or_insert_with(|| why.clone());
         let mut all = Vec::new();
         for (place, pending) in self.places.iter().enumerate() {
             let mut pending = pending.lock();
@@ -363,7 +365,7 @@ fn cut(template: Command, chunk: Chunk) -> Command {
 pub(crate) struct ControlExchange {
     pub(crate) payload: Vec<u8>,
     pub(crate) answer: Vec<u8>,
-    pub(crate) told: std::sync::mpsc::SyncSender<(Outcome, Vec<u8>)>,
+    pub(crate) sender: std::sync::mpsc::SyncSender<(Outcome, Vec<u8>)>,
 }
 
 impl Exchange for ControlExchange {
@@ -378,7 +380,7 @@ impl Exchange for ControlExchange {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         // The requester may have given up.
-        let _ = self.told.send((outcome, self.answer));
+        let _ = self.sender.send((outcome, self.answer));
     }
 }
 

@@ -101,13 +101,13 @@ impl Slots {
         admit: impl Fn(Operation) -> bool,
         ready: impl Fn(u16),
     ) -> Vec<CompletedRequest> {
-        let mut failed = Vec::new();
+        let mut failed_requests = Vec::new();
         loop {
-            let Some(index) = self.free.lock().pop() else { return failed };
+            let Some(index) = self.free.lock().pop() else { return failed_requests };
             let Some((chunk, command)) = self.pendings.next_chunk(self.slot_bytes.into(), &admit)
             else {
                 self.free.lock().push(index);
-                return failed;
+                return failed_requests;
             };
             if command.operation.sends_payload() && command.length > self.slot_bytes.into() {
                 // The request cannot be split, and it is longer than this target's slots.
@@ -116,7 +116,7 @@ impl Slots {
                 let text = format!(
                     "a request of {length} bytes is longer than the target's slots of {most}"
                 );
-                failed.extend(
+                failed_requests.extend(
                     self.pendings
                         .answered(chunk.place, Some(Error::new(ErrorKind::Unavailable, text))),
                 );
@@ -212,8 +212,8 @@ impl Slots {
         let (place, failure) = (slot.chunk.place, slot.failure.take());
         drop(slot);
         self.free.lock().push(index);
-        if let Some(ended) = self.pendings.answered(place, failure) {
-            (self.requests)(ended);
+        if let Some(completed_request) = self.pendings.answered(place, failure) {
+            (self.requests)(completed_request);
         }
     }
 }

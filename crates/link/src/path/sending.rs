@@ -340,12 +340,12 @@ impl SendHalf {
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
             return;
         }
-        let more = if self.slow_start {
+        let growth_bytes = if self.slow_start {
             newly
         } else {
             self.packet_bytes * newly / self.window_bytes.max(1)
         };
-        self.window_bytes = (self.window_bytes + more).min(most);
+        self.window_bytes = (self.window_bytes + growth_bytes).min(most);
     }
 
     fn cut(&mut self) {
@@ -398,17 +398,22 @@ impl SendHalf {
         }
         let timeout = self.waiting_since_ns + self.timeout_ns();
         let oldest = self.flights[Self::place(self.oldest)];
-        let overtaken =
+        let is_overtaken =
             oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
-        Some(if overtaken { timeout.min(oldest.sent_ns + self.lost_after_ns()) } else { timeout })
+        Some(if is_overtaken {
+            timeout.min(oldest.sent_ns + self.lost_after_ns())
+        } else {
+            timeout
+        })
     }
 
     /// Handles the timers: overdue packets count as lost. Returns true after a timeout, when the
     /// caller must probe.
     pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
-        let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.timeout_ns();
-        if overdue {
+        let is_overdue =
+            self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.timeout_ns();
+        if is_overdue {
             self.timeouts += 1;
             self.counts.timeouts += 1;
             self.waiting_since_ns = now;
@@ -424,7 +429,7 @@ impl SendHalf {
             self.probe_ns = now + self.timeout_ns();
             self.timeouts += 1;
         }
-        overdue || probe
+        is_overdue || probe
     }
 
     /// The peer was heard on a silent link: probe immediately whether it receives from us too.

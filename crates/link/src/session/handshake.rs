@@ -102,7 +102,7 @@ impl Greeting {
     /// [`PacketRefusal::PeerInsecure`], [`PacketRefusal::PeerSecure`], [`PacketRefusal::Unproven`],
     /// [`PacketRefusal::Unknown`].
     pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), PacketRefusal> {
-        let made = match &mut self.0 {
+        let result = match &mut self.0 {
             State::Finished => return Err(PacketRefusal::Finished),
             State::Secure(noise) => {
                 let payload = read_noise(noise, check_head(message, SECURE, ANSWER)?)?;
@@ -110,15 +110,15 @@ impl Greeting {
             }
             State::Insecure { prologue, token } => {
                 check_head(message, INSECURE, ANSWER)?;
-                let (answered, payload) = read_clear(prologue, message)?;
-                if answered != token {
+                let (received_token, payload) = read_clear(prologue, message)?;
+                if received_token != token {
                     return Err(PacketRefusal::NotOurs);
                 }
                 (Seals::Checksum, payload.to_vec())
             }
         };
         self.0 = State::Finished;
-        Ok(made)
+        Ok(result)
     }
 }
 
@@ -215,7 +215,9 @@ fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], PacketRefusa
         }
         [INSECURE, GREETING | ANSWER, 0, 0] if suite == SECURE => Err(PacketRefusal::PeerInsecure),
         [SECURE, GREETING | ANSWER, 0, 0] if suite == INSECURE => Err(PacketRefusal::PeerSecure),
-        [_, said @ (GREETING | ANSWER), 0, 0] if head[0] == suite && said != step => {
+        [_, received_step @ (GREETING | ANSWER), 0, 0]
+            if head[0] == suite && received_step != step =>
+        {
             Err(PacketRefusal::OutOfTurn)
         }
         [_, GREETING | ANSWER, 0, 0] if head[0] == suite => Ok(rest),

@@ -41,8 +41,8 @@ fn cut<const N: usize>(tag: &hmac::Tag) -> [u8; N] {
     std::array::from_fn(|index| tag.as_ref()[index])
 }
 
-fn is_same(made: &[u8], came: &[u8]) -> bool {
-    verify_slices_are_equal(made, came).is_ok()
+fn is_same(expected: &[u8], received: &[u8]) -> bool {
+    verify_slices_are_equal(expected, received).is_ok()
 }
 
 impl Proofs {
@@ -55,9 +55,9 @@ impl Proofs {
     }
 
     fn of_key(key: &PreSharedKey) -> Self {
-        let made = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.bytes()), PURPOSE);
-        let made = Zeroizing::new(cut::<KEY_BYTES>(&made));
-        Self(hmac::Key::new(hmac::HMAC_SHA256, &made[..]))
+        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.bytes()), PURPOSE);
+        let key_bytes = Zeroizing::new(cut::<KEY_BYTES>(&tag));
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &key_bytes[..]))
     }
 
     fn sign(&self, kind: u8, parts: &[&[u8]]) -> hmac::Tag {
@@ -128,28 +128,28 @@ const SECRET_NS: u64 = 120 * SECOND;
 
 /// Makes and recognizes cookies, without state about their owners.
 #[derive(Default)]
-pub(crate) struct Jar {
+pub(crate) struct CookieSecrets {
     /// The newest secret with the time it was made, and the one before.
     secrets: [Option<(hmac::Key, u64)>; 2],
 }
 
-impl Jar {
+impl CookieSecrets {
     fn renew(&mut self, now: u64) {
         let is_new = |secret: &(hmac::Key, u64)| now.saturating_sub(secret.1) < SECRET_NS;
         if self.secrets[0].as_ref().is_some_and(is_new) {
             return;
         }
-        let made = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        let new_key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let before =
             self.secrets[0].take().filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_NS);
         // A machine without randomness makes no cookies; it greets no peer either.
-        self.secrets = [made.ok().map(|key| (key, now)), before];
+        self.secrets = [new_key.ok().map(|key| (key, now)), before];
     }
 
     /// The cookie for the sender at `peer` of the greeting `message`.
     pub(crate) fn cookie(&mut self, peer: &Peer, message: &[u8], now: u64) -> Option<Proof> {
         self.renew(now);
-        self.secrets[0].as_ref().map(|(secret, _)| made(secret, peer, message))
+        self.secrets[0].as_ref().map(|(secret, _)| cookie_of(secret, peer, message))
     }
 
     /// Whether `cookie` was made here recently, for this greeting from this peer.
@@ -162,11 +162,11 @@ impl Jar {
     ) -> bool {
         self.renew(now);
         let mut secrets = self.secrets.iter().flatten();
-        secrets.any(|(secret, _)| is_same(&made(secret, peer, message), cookie))
+        secrets.any(|(secret, _)| is_same(&cookie_of(secret, peer, message), cookie))
     }
 }
 
-fn made(secret: &hmac::Key, peer: &Peer, message: &[u8]) -> Proof {
+fn cookie_of(secret: &hmac::Key, peer: &Peer, message: &[u8]) -> Proof {
     let mut context = hmac::Context::with_key(secret);
     match peer {
         Peer::Udp(address) => {
@@ -195,21 +195,24 @@ mod tests {
 
     #[test]
     fn a_cookie_is_of_its_address_its_hello_and_its_time() {
-        let mut jar = Jar::default();
-        let cookie = jar.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
-        assert!(jar.is_ours(&cookie, &peer(1), &MESSAGE, SECOND));
-        assert!(!jar.is_ours(&cookie, &peer(2), &MESSAGE, SECOND), "another port");
-        assert!(!jar.is_ours(&cookie, &Peer::Ethernet([10, 0, 0, 1, 0, 1]), &MESSAGE, SECOND));
+        let mut cookies = CookieSecrets::default();
+        let cookie = cookies.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
+        assert!(cookies.is_ours(&cookie, &peer(1), &MESSAGE, SECOND));
+        assert!(!cookies.is_ours(&cookie, &peer(2), &MESSAGE, SECOND), "another port");
+        assert!(!cookies.is_ours(&cookie, &Peer::Ethernet([10, 0, 0, 1, 0, 1]), &MESSAGE, SECOND));
         let mut other = MESSAGE;
         other[4] ^= 1;
-        assert!(!jar.is_ours(&cookie, &peer(1), &other, SECOND), "another hello");
-        assert!(!Jar::default().is_ours(&cookie, &peer(1), &MESSAGE, SECOND), "another target");
-        assert!(jar.is_ours(&cookie, &peer(1), &MESSAGE, SECRET_NS), "the secret before");
-        assert!(!jar.is_ours(&cookie, &peer(1), &MESSAGE, 2 * SECRET_NS), "too old");
-        let mut asleep = Jar::default();
-        let cookie = asleep.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
+        assert!(!cookies.is_ours(&cookie, &peer(1), &other, SECOND), "another hello");
         assert!(
-            !asleep.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_NS),
+            !CookieSecrets::default().is_ours(&cookie, &peer(1), &MESSAGE, SECOND),
+            "another target"
+        );
+        assert!(cookies.is_ours(&cookie, &peer(1), &MESSAGE, SECRET_NS), "the secret before");
+        assert!(!cookies.is_ours(&cookie, &peer(1), &MESSAGE, 2 * SECRET_NS), "too old");
+        let mut idle_secrets = CookieSecrets::default();
+        let cookie = idle_secrets.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
+        assert!(
+            !idle_secrets.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_NS),
             "too old, though nothing came"
         );
     }

@@ -19,7 +19,7 @@ const WORDS: usize = (WINDOW_PACKETS / 64) as usize;
 pub struct ReplayWindow {
     /// One more than the newest number; zero if there is none.
     end: u64,
-    taken: [u64; WORDS],
+    taken_words: [u64; WORDS],
 }
 
 impl Default for ReplayWindow {
@@ -31,7 +31,7 @@ impl Default for ReplayWindow {
 impl ReplayWindow {
     /// A window without any number.
     pub fn new() -> Self {
-        Self { end: 0, taken: [0; WORDS] }
+        Self { end: 0, taken_words: [0; WORDS] }
     }
 
     /// The newest accepted number.
@@ -55,7 +55,7 @@ impl ReplayWindow {
             self.forget(self.end.max(number.saturating_sub(WINDOW_PACKETS - 1)), number);
             self.end = number + 1;
         }
-        self.taken[word(number)] |= bit(number);
+        self.taken_words[word(number)] |= bit(number);
         true
     }
 
@@ -81,31 +81,31 @@ impl ReplayWindow {
     }
 
     fn is_taken(&self, number: u64) -> bool {
-        self.taken[word(number)] & bit(number) != 0
+        self.taken_words[word(number)] & bit(number) != 0
     }
 
     /// Marks the numbers from `first` to `end` as not received, a word at a time.
     fn forget(&mut self, mut first: u64, end: u64) {
         while first < end {
             let count = (64 - first % 64).min(end - first);
-            self.taken[word(first)] &= !(u64::MAX >> (64 - count) << (first % 64));
+            self.taken_words[word(first)] &= !(u64::MAX >> (64 - count) << (first % 64));
             first += count;
         }
     }
 
     /// How many numbers directly below `end` are all received, or all not, down to the window's
     /// end.
-    fn run_below(&self, end: u64, taken: bool) -> u64 {
+    fn run_below(&self, end: u64, is_taken: bool) -> u64 {
         let mut first = end;
         while first > self.floor() {
             let last = first - 1;
-            let bits = self.taken[word(last)];
+            let bits = self.taken_words[word(last)];
             // The bits from `last` downward, moved to the top.
-            let bits = (if taken { bits } else { !bits }) << (63 - last % 64);
-            let here = (last % 64 + 1).min(first - self.floor());
-            let run = u64::from(bits.leading_ones()).min(here);
+            let bits = (if is_taken { bits } else { !bits }) << (63 - last % 64);
+            let bits_in_word = (last % 64 + 1).min(first - self.floor());
+            let run = u64::from(bits.leading_ones()).min(bits_in_word);
             first -= run;
-            if run < here {
+            if run < bits_in_word {
                 break;
             }
         }
@@ -175,8 +175,8 @@ mod tests {
         );
         // Fewer places: the same ranges, the newest first.
         let mut few = [(7, 7); 3];
-        let kept = window.ranges(&mut few);
-        assert_eq!((kept, &few[..kept]), (count.min(3), &out[..count.min(3)]));
+        let range_count = window.ranges(&mut few);
+        assert_eq!((range_count, &few[..range_count]), (count.min(3), &out[..count.min(3)]));
     }
 
     proptest! {

@@ -18,7 +18,7 @@ use sawmill_format::link::control::{
 };
 
 use super::machines::Rights;
-use super::standing::{KeepStanding, Standing};
+use super::standing::{Standing, StandingStore};
 use crate::PackedDevice;
 
 /// A device with a name.
@@ -27,7 +27,7 @@ pub(super) struct Export {
     /// The volatile cache identity: it changes when written and unflushed data is lost.
     cache_identity: [u8; 16],
     /// None: its standing does not outlive this process.
-    keep: Option<Box<dyn KeepStanding>>,
+    keep: Option<Box<dyn StandingStore>>,
     /// Held while the standing changes and is made durable. Requests never take it, and nothing
     /// takes it under `state`.
     changing: Mutex<()>,
@@ -86,8 +86,9 @@ impl AtWork {
     /// The device answered: a failed sync is recorded before its user learns of it.
     pub(super) fn ended(self, outcome: &Outcome) {
         use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
-        let refused = |error: &Error| matches!(error.kind(), Closed | Fenced | Invalid | ReadOnly);
-        if self.syncs && outcome.as_ref().is_err_and(|error| !refused(error)) {
+        let is_refusal =
+            |error: &Error| matches!(error.kind(), Closed | Fenced | Invalid | ReadOnly);
+        if self.syncs && outcome.as_ref().is_err_and(|error| !is_refusal(error)) {
             self.export.sync_failed();
         }
     }
@@ -109,7 +110,7 @@ impl Exports {
         name: &str,
         device: Arc<dyn PackedDevice>,
         cache_identity: [u8; 16],
-        lasting: Option<(Standing, Box<dyn KeepStanding>)>,
+        lasting: Option<(Standing, Box<dyn StandingStore>)>,
     ) -> Result<()> {
         if name.is_empty() || name.len() > control::EXPORT_BYTES_MAX {
             let text = format!("an export's name has 1 to {} bytes", control::EXPORT_BYTES_MAX);
@@ -136,8 +137,8 @@ impl Exports {
     pub(super) fn find(&self, name: &str, rights: &Rights) -> Result<Arc<Export>> {
         let exports = self.0.lock();
         exports.get(name).cloned().ok_or_else(|| {
-            let shown = exports.keys().filter(|name| rights.shows(name));
-            let all: Vec<&str> = shown.map(String::as_str).collect();
+            let visible_names = exports.keys().filter(|name| rights.shows(name));
+            let all: Vec<&str> = visible_names.map(String::as_str).collect();
             let text = format!("there is no export {name:?}; the target has: {}", all.join(", "));
             Error::new(ErrorKind::NotFound, text)
         })
@@ -146,9 +147,10 @@ impl Exports {
     /// Names and sizes, as many as fit into `bytes_max` bytes.
     pub(super) fn list(&self, bytes_max: usize, rights: &Rights) -> Vec<u8> {
         let exports = self.0.lock();
-        let shown = exports.iter().filter(|(name, _)| rights.shows(name));
-        let named = shown.map(|(name, export)| (&name[..], export.device.geometry().size_bytes));
-        control::list_exports(bytes_max, named)
+        let visible_exports = exports.iter().filter(|(name, _)| rights.shows(name));
+        let entries =
+            visible_exports.map(|(name, export)| (&name[..], export.device.geometry().size_bytes));
+        control::list_exports(bytes_max, entries)
     }
 
     /// A connection is gone. What it had open stays known until no device has requests of it: see
@@ -196,8 +198,10 @@ impl Export {
         let others = |user: &User| {
             user.connection != connection && !user.cut && (alone(flags) || alone(user.flags))
         };
-        let in_the_way = |user: &User| others(user) && !makes_room(user);
-        if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || reservation != 0) {
+        let is_in_the_way = |user: &User| others(user) && !makes_room(user);
+        if state.users.iter().any(is_in_the_way)
+            && (flags & OPEN_TAKE_OVER == 0 || reservation != 0)
+        {
             let text = "export in use by another initiator";
             return Err(Error::new(ErrorKind::InUse, text));
         }
@@ -369,7 +373,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct MemoryStanding(Arc<Mutex<Standing>>);
 
-    impl KeepStanding for MemoryStanding {
+    impl StandingStore for MemoryStanding {
         fn keep(&self, standing: &Standing) -> Result<()> {
             *self.0.lock() = *standing;
             Ok(())
@@ -379,8 +383,8 @@ mod tests {
     fn export(standing: Option<&MemoryStanding>) -> (Exports, Arc<Export>) {
         let exports = Exports::default();
         let device = Arc::new(crate::Unpacker::new(MemoryDevice::new(4096)));
-        let lasting =
-            standing.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
+        let lasting = standing
+            .map(|store| (*store.0.lock(), Box::new(store.clone()) as Box<dyn StandingStore>));
         exports.add("disk", device, [0; 16], lasting).expect("the first");
         let export = exports.find("disk", &Rights::all()).expect("just added");
         (exports, export)
@@ -409,7 +413,7 @@ mod tests {
         may_end: Mutex<Receiver<()>>,
     }
 
-    impl KeepStanding for Slow {
+    impl StandingStore for Slow {
         fn keep(&self, _: &Standing) -> Result<()> {
             self.begun.lock().send(()).expect("the test waits");
             self.may_end.lock().recv().expect("the test lets it end");
@@ -423,7 +427,7 @@ mod tests {
         let slow = Slow { begun: Mutex::new(begun), may_end: Mutex::new(may_end) };
         let exports = Exports::default();
         let device = Arc::new(crate::Unpacker::new(MemoryDevice::new(4096)));
-        let lasting: Box<dyn KeepStanding> = Box::new(slow);
+        let lasting: Box<dyn StandingStore> = Box::new(slow);
         exports
             .add("disk", device, [0; 16], Some((Standing::default(), lasting)))
             .expect("the first");
@@ -487,14 +491,14 @@ mod tests {
 
     #[test]
     fn a_reservation_is_over_once_another_initiator_had_it_in_any_process() {
-        let kept = MemoryStanding::default();
-        let (_, first) = export(Some(&kept));
+        let store = MemoryStanding::default();
+        let (_, first) = export(Some(&store));
         claim(&first, 1, 0, 0, 11).expect("free");
         first.leave(1).expect("given back");
         claim(&first, 1, 0, 11, 12).expect("no other had it meanwhile");
         claim(&first, 2, OPEN_TAKE_OVER, 0, 22).expect("taken over");
         first.leave(2).expect("given back");
-        let (_, second) = export(Some(&kept));
+        let (_, second) = export(Some(&store));
         for export in [&first, &second] {
             for flags in [0, OPEN_TAKE_OVER, OPEN_SHARED, OPEN_READ_ONLY] {
                 let late = claim(export, 1, flags, 11, 13).expect_err("2 had it");
@@ -508,8 +512,8 @@ mod tests {
 
     #[test]
     fn initiators_that_share_have_one_reservation_until_one_opens_it_alone() {
-        let kept = MemoryStanding::default();
-        let (_, export) = export(Some(&kept));
+        let store = MemoryStanding::default();
+        let (_, export) = export(Some(&store));
         claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
         claim(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
         claim(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
@@ -521,29 +525,29 @@ mod tests {
         );
         claim(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
         assert_eq!(
-            (reservation(&export), *kept.0.lock()),
+            (reservation(&export), *store.0.lock()),
             (55, Standing { reservation: 55, shared: true, failed_syncs: 0 })
         );
     }
 
     #[test]
     fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
-        let kept = MemoryStanding::default();
-        let (_, first) = export(Some(&kept));
+        let store = MemoryStanding::default();
+        let (_, first) = export(Some(&store));
         claim(&first, 1, 0, 0, 11).expect("free");
         let identity = first.opened(0).cache_identity;
         let end = |syncs, outcome: Outcome| {
             first.begin(1, Effects { changes: true, syncs }).expect("its owner").ended(&outcome)
         };
-        let failed = |kind| Err(Error::new(kind, "the disk"));
+        let failure = |kind| Err(Error::new(kind, "the disk"));
         end(true, Ok(Reply::Done));
-        end(false, failed(ErrorKind::Unavailable));
-        end(true, failed(ErrorKind::Invalid));
+        end(false, failure(ErrorKind::Unavailable));
+        end(true, failure(ErrorKind::Invalid));
         assert_eq!(first.opened(0).cache_identity, identity, "no sync has failed");
-        end(true, failed(ErrorKind::Unavailable));
-        end(true, failed(ErrorKind::Unavailable));
-        assert_eq!(kept.0.lock().failed_syncs, 1, "no identity was reported in between");
-        let (_, second) = export(Some(&kept));
+        end(true, failure(ErrorKind::Unavailable));
+        end(true, failure(ErrorKind::Unavailable));
+        assert_eq!(store.0.lock().failed_syncs, 1, "no identity was reported in between");
+        let (_, second) = export(Some(&store));
         assert_ne!(second.opened(0).cache_identity, identity);
         let newer = second.opened(0).cache_identity;
         assert_eq!(first.opened(0).cache_identity, newer, "it changes once");
@@ -551,8 +555,8 @@ mod tests {
 
     #[test]
     fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
-        let kept = MemoryStanding::default();
-        let (exports, export) = export(Some(&kept));
+        let store = MemoryStanding::default();
+        let (exports, export) = export(Some(&store));
         claim(&export, 1, 0, 0, 11).expect("free");
         exports.forget(1, Some(100));
         assert!(export.begin(1, CHANGE).is_err(), "its connection has ended");
@@ -563,7 +567,7 @@ mod tests {
             );
         }
         claim(&export, 3, 0, 11, 33).expect("the same initiator, on another connection");
-        assert_eq!((reservation(&export), kept.0.lock().reservation), (11, 11));
+        assert_eq!((reservation(&export), store.0.lock().reservation), (11, 11));
         exports.forget(3, Some(100));
         let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
         export.claim(2, late, || 22).expect("it did not come back");
@@ -582,14 +586,14 @@ mod tests {
 
     #[test]
     fn a_guest_ends_no_reservation_and_makes_room_for_its_holder() {
-        let kept = MemoryStanding::default();
-        let (exports, export) = export(Some(&kept));
+        let store = MemoryStanding::default();
+        let (exports, export) = export(Some(&store));
         let guest = Claim { flags: OPEN_READ_ONLY, guest: true, ..Claim::default() };
         claim(&export, 1, 0, 0, 11).expect("free");
         assert_eq!(export.claim(2, guest, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
         exports.forget(1, None);
         export.claim(2, guest, || 22).expect("no initiator is there");
-        assert_eq!(kept.0.lock().reservation, 11);
+        assert_eq!(store.0.lock().reservation, 11);
         claim(&export, 3, 0, 11, 33).expect("initiator 3 continues");
         assert_eq!(
             export.begin(2, Effects::default()).err().expect("it had to go").kind(),

@@ -19,7 +19,7 @@ use super::{Arrival, ConnectionLookup, NOTHING, Target};
 use crate::carrier::{Peer, Sender};
 use crate::initiator::PROLOGUE;
 use crate::session::handshake::{may_be_greeting, refusal};
-use crate::session::proof::Jar;
+use crate::session::proof::CookieSecrets;
 use crate::session::{HANDSHAKE_BYTES, PacketRefusal, Seals, answer};
 use crate::source::Source;
 
@@ -27,7 +27,7 @@ use crate::source::Source;
 #[derive(Default)]
 pub(super) struct Handshakes {
     pub(super) half_open: HalfOpenTable,
-    jar: Jar,
+    cookies: CookieSecrets,
 }
 
 /// A hello that was answered.
@@ -71,7 +71,7 @@ impl Target {
         let Arrival { sender, peer, .. } = from;
         let mut greeted = self.handshakes.lock();
         let keys = Arc::clone(&self.keys.read());
-        let Handshakes { half_open: waiting, jar } = &mut *greeted;
+        let Handshakes { half_open: waiting, cookies } = &mut *greeted;
         if self.closed.load(Ordering::SeqCst) {
             return;
         }
@@ -90,14 +90,14 @@ impl Target {
             return;
         }
         let holders = keys.of_greeting(header.number, message);
-        let shown =
-            *peer == Peer::Stream || cookie.is_some_and(|it| jar.is_ours(it, peer, message, now));
-        let source = shown.then(|| Source::of_peer(peer, sender));
+        let has_proven_address = *peer == Peer::Stream
+            || cookie.is_some_and(|it| cookies.is_ours(it, peer, message, now));
+        let source = has_proven_address.then(|| Source::of_peer(peer, sender));
         let may_be = may_be_greeting(keys.any(), message);
         if may_be && !holders.is_empty() && !waiting.admits(source, now) {
             // A sender that is really there repeats it, even after it has proved its address.
             if let ([holder], None) = (holders, source)
-                && let Some(cookie) = jar.cookie(peer, message, now)
+                && let Some(cookie) = cookies.cookie(peer, message, now)
             {
                 let proof = holder.proofs.of_cookie(message, header.link, &cookie);
                 let header = Packet { kind: PacketKind::Cookie, link: header.link, ..NOTHING };
@@ -105,20 +105,20 @@ impl Target {
             }
             return;
         }
-        let answered = match self.answer(holders, message, keys.any()) {
-            Ok(Some(answered)) => answered,
+        let answer = match self.answer(holders, message, keys.any()) {
+            Ok(Some(answer)) => answer,
             Ok(None) => return,
-            Err(refused) => {
-                tracing::debug!("link: refused a hello: {refused}");
-                return self.refuse(sender, peer, header.connection, &keys, refused);
+            Err(refusal) => {
+                tracing::debug!("link: refused a hello: {refusal}");
+                return self.refuse(sender, peer, header.connection, &keys, refusal);
             }
         };
-        let connection = answered.hello.connection;
-        if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
+        let connection = answer.hello.connection;
+        if answer.hello.versions.0 > VERSION || answer.hello.versions.1 < VERSION {
             return self.refuse(sender, peer, connection, &keys, PacketRefusal::Unknown);
         }
-        self.send_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
-        waiting.push(answered.half_open(message, source, now));
+        self.send_to(sender, peer, PacketKind::Welcome, connection, &answer.message);
+        waiting.push(answer.half_open(message, source, now));
     }
 
     fn refuse(
@@ -153,7 +153,7 @@ impl Target {
         any: &crate::session::Security,
     ) -> Result<Option<AnsweredHello>, PacketRefusal> {
         // The refusal for a message of this shape if no key fits.
-        let mut refused = match may_be_greeting(any, message) {
+        let mut refusal = match may_be_greeting(any, message) {
             true => PacketRefusal::Unproven,
             false => answer(any, PROLOGUE, message, |_| Vec::new(), &mut [])
                 .err()
@@ -162,19 +162,19 @@ impl Target {
         for holder in holders {
             let mut out = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
             let local = holder.number((self.random.lock())());
-            let mut heard = None;
+            let mut hello_and_welcome = None;
             let respond = |payload: &[u8]| {
                 let Ok(hello) = Hello::decode(payload) else { return Vec::new() };
                 let welcome = self.welcome(&hello, local);
                 let payload = welcome.encode().unwrap_or_default();
-                heard = Some((hello, welcome));
+                hello_and_welcome = Some((hello, welcome));
                 payload
             };
             match answer(&holder.security, PROLOGUE, message, respond, &mut out) {
                 Ok((seals, bytes)) => {
                     out.truncate(bytes);
                     let holder = Arc::clone(holder);
-                    let answered = |(hello, welcome)| AnsweredHello {
+                    let answered_hello = |(hello, welcome)| AnsweredHello {
                         local,
                         holder,
                         hello,
@@ -182,13 +182,13 @@ impl Target {
                         message: out,
                         seals,
                     };
-                    return Ok(heard.map(answered));
+                    return Ok(hello_and_welcome.map(answered_hello));
                 }
                 Err(PacketRefusal::Unproven) => {}
-                Err(error) => refused = error,
+                Err(error) => refusal = error,
             }
         }
-        Err(refused)
+        Err(refusal)
     }
 
     fn welcome(&self, hello: &Hello, local: u64) -> Welcome {
@@ -206,19 +206,19 @@ impl Target {
 
     /// Finds the connection of a sealed packet. The first packet after a handshake makes the
     /// connection: it shows that its sender has the key now, and that the hello was no replay.
-    pub(super) fn known(
+    pub(super) fn look_up(
         &self,
         from: Arrival<'_>,
         header: &Packet,
         packet: &mut [u8],
     ) -> ConnectionLookup {
-        if let Some(served) = self.served(header.connection) {
+        if let Some(served) = self.find_connection(header.connection) {
             return ConnectionLookup::Served(served);
         }
         let mut greeted = self.handshakes.lock();
         // Its first packets arrive on several links at the same time: one thread makes the
         // connection, others find it.
-        if let Some(served) = self.served(header.connection) {
+        if let Some(served) = self.find_connection(header.connection) {
             return ConnectionLookup::Served(served);
         }
         let Some(index) = greeted.half_open.position(header.connection) else {
@@ -241,7 +241,7 @@ impl Target {
             local: half.local,
             remote: half.hello.connection,
             instance,
-            name: half.holder.shown(&half.hello.name),
+            name: half.holder.display_name(&half.hello.name),
             holder: half.holder,
             links: half.links,
             slots: half.slots,

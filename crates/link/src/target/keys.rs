@@ -42,11 +42,11 @@ impl Holder {
     }
 
     /// The name to show: the machine of the key, and the peer's own name.
-    pub(super) fn shown(&self, says: &str) -> String {
-        let says = crate::legible(says);
+    pub(super) fn display_name(&self, own_name: &str) -> String {
+        let own_name = crate::legible(own_name);
         match &self.name {
-            Some(name) if *name != says => format!("{} ({says})", crate::legible(name)),
-            _ => says.into_owned(),
+            Some(name) if *name != own_name => format!("{} ({own_name})", crate::legible(name)),
+            _ => own_name.into_owned(),
         }
     }
 
@@ -92,8 +92,8 @@ impl Ring {
             return if self.0.len() == 1 { &self.0 } else { &[] };
         }
         let is_meant = |holder: &Arc<Holder>| u64::from(holder.proofs.hint(message)) == hint;
-        let meant = self.0.iter().position(is_meant);
-        meant.map_or(&[], |index| &self.0[index..=index])
+        let position = self.0.iter().position(is_meant);
+        position.map_or(&[], |index| &self.0[index..=index])
     }
 
     /// The holder whose key made the connection of this number on a target.

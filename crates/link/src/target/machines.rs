@@ -38,7 +38,7 @@ enum Access {
 pub struct Rights {
     /// The access to exports that are not named.
     others: Option<Access>,
-    named: BTreeMap<String, Access>,
+    by_name: BTreeMap<String, Access>,
 }
 
 /// A machine that may attach.
@@ -56,7 +56,7 @@ impl Rights {
     /// The right to write everything.
     #[must_use]
     pub fn all() -> Self {
-        Rights { others: Some(Access::Write), named: BTreeMap::new() }
+        Rights { others: Some(Access::Write), by_name: BTreeMap::new() }
     }
 
     /// Parses `disk1,logs:ro`.
@@ -76,7 +76,7 @@ impl Rights {
             }
             let before = match name {
                 "*" => rights.others.replace(access),
-                name => rights.named.insert(name.to_owned(), access),
+                name => rights.by_name.insert(name.to_owned(), access),
             };
             if before.is_some() {
                 return Err(invalid(format!("'{name}' is listed twice")));
@@ -86,7 +86,7 @@ impl Rights {
     }
 
     fn to(&self, export: &str) -> Option<Access> {
-        self.named.get(export).copied().or(self.others)
+        self.by_name.get(export).copied().or(self.others)
     }
 
     /// Whether the machine may know of `export`.

@@ -40,7 +40,7 @@ use handshakes::Handshakes;
 use keys::{Holder, Ring};
 pub use machines::{Machine, Rights, read_machines};
 use served::{Random, TargetConnection};
-pub use standing::{KeepStanding, Standing};
+pub use standing::{Standing, StandingStore};
 
 /// The limits and the identity of a target.
 #[derive(Clone, Debug)]
@@ -173,16 +173,16 @@ impl Target {
             greeted.half_open.clear();
             Arc::clone(&keys)
         };
-        let gone: Vec<Arc<TargetConnection>> = {
+        let stale_connections: Vec<Arc<TargetConnection>> = {
             let connections = self.connections.read();
             connections.values().filter(|served| !keys.has(&served.holder)).cloned().collect()
         };
-        for served in &gone {
+        for served in &stale_connections {
             // As if the target had been restarted: initiators that are still allowed connect again.
             served.connection.send_close(12, "the keys of this machine have changed");
             self.drop_connection(served, true);
         }
-        Some(gone.len())
+        Some(stale_connections.len())
     }
 
     /// Exports `device` as `name`. `cache_identity` identifies what holds written and unflushed
@@ -205,7 +205,7 @@ impl Target {
         device: Arc<dyn PackedDevice>,
         cache_identity: [u8; 16],
         standing: Standing,
-        keep: Box<dyn KeepStanding>,
+        keep: Box<dyn StandingStore>,
     ) -> Result<()> {
         self.exports.add(name, device, cache_identity, Some((standing, keep)))
     }
@@ -216,7 +216,7 @@ impl Target {
         self.handshakes.lock().half_open.len()
     }
 
-    fn served(&self, connection: u64) -> Option<Arc<TargetConnection>> {
+    fn find_connection(&self, connection: u64) -> Option<Arc<TargetConnection>> {
         self.connections.read().get(&connection).cloned()
     }
 
@@ -254,7 +254,7 @@ impl Target {
     /// exist.
     #[must_use]
     pub fn begin_batch(&self, connection: u64) -> bool {
-        self.served(connection).inspect(|served| served.begin_batch()).is_some()
+        self.find_connection(connection).inspect(|served| served.begin_batch()).is_some()
     }
 
     /// Whether a link of some connection waits for room in the carrier of `sender`.
@@ -265,28 +265,28 @@ impl Target {
 
     /// The batch is complete: sends what its packets led to.
     pub fn end_batch(&self, connection: u64) {
-        if let Some(served) = self.served(connection) {
+        if let Some(served) = self.find_connection(connection) {
             served.end_batch(self.clock.now_ns());
         }
     }
 
     fn sealed(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8], now: u64) {
         let Arrival { sender, waker, peer } = from;
-        let served = match self.known(from, header, packet) {
+        let served = match self.look_up(from, header, packet) {
             ConnectionLookup::Served(served) => served,
             ConnectionLookup::Later => return,
             ConnectionLookup::Nobody => return self.send_unknown(sender, peer, header),
         };
-        let (mut words, mut closed) = ([None; 4], false);
-        let came = served.connection.receive(header, packet, now, &mut |said| match said {
+        let (mut words, mut is_closed) = ([None; 4], false);
+        let outcome = served.connection.receive(header, packet, now, &mut |part| match part {
             ControlPart::Word(word) => {
                 if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
                     *place = Some(word);
                 }
             }
-            ControlPart::Close(..) => closed = true,
+            ControlPart::Close(..) => is_closed = true,
         });
-        match came {
+        match outcome {
             Err(breach) => {
                 tracing::warn!("link: disconnecting {}: {}", served.name, breach.0);
                 served.connection.send_close(1, breach.0);
@@ -307,7 +307,7 @@ impl Target {
             self.word(&served.connection, word, path);
         }
         served.end_again_if_ended();
-        if closed {
+        if is_closed {
             self.drop_connection(&served, false);
         }
     }
@@ -327,14 +327,14 @@ impl Target {
                 let packet_bytes = (word.packet_bytes as usize)
                     .clamp(sawmill_format::link::PACKET_BYTES_MIN, path.packet_bytes_max);
                 connection.open_link(index, path.clone(), packet_bytes);
-                let joined =
+                let reply =
                     Word { kind: WordKind::Joined, packet_bytes: packet_bytes as u32, ..*word };
                 // As long as the join, because the way back must support that length too.
                 let padded = match path.peer {
                     Peer::Stream => sawmill_format::link::PACKET_BYTES_MIN,
                     _ => packet_bytes,
                 };
-                connection.send_word(index, &path, &joined, padded);
+                connection.send_word(index, &path, &reply, padded);
             }
             WordKind::Leave => connection.close_link(index),
             WordKind::Joined | WordKind::Ping => {}
@@ -374,14 +374,14 @@ impl Target {
         if !seek.name.is_empty() && seek.name != self.options.name {
             return;
         }
-        let found = Seek {
+        let reply = Seek {
             token: seek.token,
             instance: self.instance,
             sealed: self.keys.read().is_sealed(),
             name: self.options.name.clone(),
         };
-        if let Ok(found) = found.encode() {
-            self.send_packet(sender, peer, &Packet { kind: PacketKind::Found, ..NOTHING }, &found);
+        if let Ok(reply) = reply.encode() {
+            self.send_packet(sender, peer, &Packet { kind: PacketKind::Found, ..NOTHING }, &reply);
         }
     }
 
@@ -418,7 +418,7 @@ impl Target {
         let mut silent = Vec::new();
         for served in self.connections.read().values() {
             served.connection.tick(now);
-            if now.saturating_sub(served.connection.heard_ns()) > silence_ns {
+            if now.saturating_sub(served.connection.last_received_ns()) > silence_ns {
                 silent.push(Arc::clone(served));
             }
         }
@@ -434,8 +434,9 @@ impl Target {
     pub fn deadline_ns(&self) -> u64 {
         let latest = self.clock.now_ns() + SECOND;
         let connections = self.connections.read();
-        let due = connections.values().filter_map(|served| served.connection.deadline_ns()).min();
-        due.unwrap_or(latest).min(latest)
+        let earliest =
+            connections.values().filter_map(|served| served.connection.deadline_ns()).min();
+        earliest.unwrap_or(latest).min(latest)
     }
 
     /// Ends all connections cleanly, and admits no initiator any more.

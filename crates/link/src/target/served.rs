@@ -47,14 +47,14 @@ pub(super) struct TargetConnection {
     pub(super) source: Source,
     pub(super) since_ns: u64,
     /// Whether it has ever opened an export.
-    opened: AtomicBool,
+    has_opened: AtomicBool,
     exports: Arc<Exports>,
     random: Arc<Random>,
     open_exports: RwLock<Vec<Option<Arc<Export>>>>,
     clock: Arc<dyn Clock>,
     /// Requests at devices.
     working: AtomicUsize,
-    ended: AtomicBool,
+    has_ended: AtomicBool,
     /// Threads that are taking packets: see [`Served::begin_batch`].
     batches: AtomicU64,
 }
@@ -84,7 +84,7 @@ impl SlotOwner for TargetConnection {
         exchange.served = None;
         self.connection.role.slots.answered(exchange, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
-        if self.ended.load(Ordering::SeqCst) {
+        if self.has_ended.load(Ordering::SeqCst) {
             return;
         }
         self.connection.ready.push(slot);
@@ -123,13 +123,13 @@ impl TargetConnection {
             name: identity.name,
             source: identity.source,
             since_ns: now,
-            opened: AtomicBool::new(false),
+            has_opened: AtomicBool::new(false),
             exports,
             random,
             open_exports: RwLock::default(),
             clock,
             working: AtomicUsize::new(0),
-            ended: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             batches: AtomicU64::new(0),
         });
         // Set only here, and once.
@@ -142,7 +142,7 @@ impl TargetConnection {
     /// same addresses does not wait for a device. If its initiator is expected back, its exports
     /// are kept until `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
-        self.ended.store(true, Ordering::SeqCst);
+        self.has_ended.store(true, Ordering::SeqCst);
         self.connection.close_links();
         self.exports.forget(self.local, back_until_ns);
     }
@@ -150,7 +150,7 @@ impl TargetConnection {
     /// A thread has handled a packet. If the connection ended meanwhile, ends it again, because the
     /// packet may have opened a link.
     pub(super) fn end_again_if_ended(&self) {
-        if self.ended.load(Ordering::SeqCst) {
+        if self.has_ended.load(Ordering::SeqCst) {
             self.connection.close_links();
         }
     }
@@ -163,7 +163,7 @@ impl TargetConnection {
             connected: true,
             instance: self.instance,
             peer: self.name.clone(),
-            heard_ms: now.saturating_sub(self.connection.heard_ns()) / crate::clock::MS,
+            heard_ms: now.saturating_sub(self.connection.last_received_ns()) / crate::clock::MS,
             slots,
             slots_free: slots - busy,
             pending: busy,
@@ -174,7 +174,7 @@ impl TargetConnection {
 
     /// Whether it was ever admitted to an export.
     pub(super) fn has_opened(&self) -> bool {
-        self.opened.load(Ordering::SeqCst)
+        self.has_opened.load(Ordering::SeqCst)
     }
 
     /// Whether a device still has requests of it.
@@ -199,7 +199,7 @@ impl TargetConnection {
         // request at work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
         carried.served = Some(self.clone());
-        if self.ended.load(Ordering::SeqCst) {
+        if self.has_ended.load(Ordering::SeqCst) {
             // No answer: the initiator repeats the request on another connection.
             carried.served = None;
             self.working.fetch_sub(1, Ordering::SeqCst);
@@ -278,15 +278,15 @@ impl TargetConnection {
             now_ns: self.clock.now_ns(),
         };
         export.claim(self.local, claim, || (self.random.lock())())?;
-        if self.ended.load(Ordering::SeqCst) {
+        if self.has_ended.load(Ordering::SeqCst) {
             // The connection ended during this, perhaps before there was a claim to forget.
             self.exports.forget(self.local, None);
         }
-        self.opened.store(true, Ordering::SeqCst);
-        let opened = export.opened(open_exports.len() as u8).encode();
+        self.has_opened.store(true, Ordering::SeqCst);
+        let answer = export.opened(open_exports.len() as u8).encode();
         open_exports.push(Some(export));
-        exchange.buffer[..opened.len()].copy_from_slice(&opened);
-        exchange.length = opened.len();
+        exchange.buffer[..answer.len()].copy_from_slice(&answer);
+        exchange.length = answer.len();
         Ok(Reply::Done)
     }
 

@@ -29,7 +29,7 @@ impl Standing {
 }
 
 /// Persistent storage for a standing.
-pub trait KeepStanding: Send + Sync {
+pub trait StandingStore: Send + Sync {
     /// Stores what the next target starts with. When this returns, it survives everything that the
     /// device survives.
     fn keep(&self, standing: &Standing) -> Result<()>;

@@ -41,14 +41,14 @@ struct DiskState {
     /// The durable bytes, if they are tracked.
     durable: Mutex<Option<Vec<u8>>>,
     /// It lost what was not durable, and the next flush reports that.
-    lost: AtomicBool,
+    has_unreported_loss: AtomicBool,
 }
 
 struct Queue {
     mode: Mode,
     waiting: Vec<QueuedRequest>,
-    seen: Vec<RequestRecord>,
-    ended: bool,
+    records: Vec<RequestRecord>,
+    has_ended: bool,
     random: u64,
 }
 
@@ -64,15 +64,20 @@ impl LowerDevice {
     }
 
     pub(crate) fn over(memory: MemoryDevice, mode: Mode, seed: u64) -> Arc<LowerDevice> {
-        let queue =
-            Queue { mode, waiting: Vec::new(), seen: Vec::new(), ended: false, random: seed };
+        let queue = Queue {
+            mode,
+            waiting: Vec::new(),
+            records: Vec::new(),
+            has_ended: false,
+            random: seed,
+        };
         let inside = Arc::new(DiskState {
             memory: Unpacker::new(Arc::new(memory)),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
             failures: AtomicU32::new(0),
             durable: Mutex::new(None),
-            lost: AtomicBool::new(false),
+            has_unreported_loss: AtomicBool::new(false),
         });
         let count = if mode == Mode::Late { 2 } else { 0 };
         let thread = |_| {
@@ -100,13 +105,13 @@ impl LowerDevice {
     pub(crate) fn lose(&self) {
         if let Some(durable) = &*self.inside.durable.lock().unwrap() {
             self.memory().write_at(0, durable).unwrap();
-            self.inside.lost.store(true, SeqCst);
+            self.inside.has_unreported_loss.store(true, SeqCst);
         }
     }
 
     /// Whether a loss has not been reported yet.
     pub(crate) fn has_lost(&self) -> bool {
-        self.inside.lost.load(SeqCst)
+        self.inside.has_unreported_loss.load(SeqCst)
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -114,14 +119,14 @@ impl LowerDevice {
     }
 
     /// The requests since the last call of this.
-    pub(crate) fn seen(&self) -> Vec<RequestRecord> {
-        std::mem::take(&mut self.inside.queue.lock().unwrap().seen)
+    pub(crate) fn take_records(&self) -> Vec<RequestRecord> {
+        std::mem::take(&mut self.inside.queue.lock().unwrap().records)
     }
 
     /// The number of requests of one kind.
     pub(crate) fn count(&self, operation: Operation) -> usize {
         let queue = self.inside.queue.lock().unwrap();
-        queue.seen.iter().filter(|seen| seen.operation == operation).count()
+        queue.records.iter().filter(|record| record.operation == operation).count()
     }
 
     pub(crate) fn take_held(&self) -> Vec<QueuedRequest> {
@@ -136,26 +141,26 @@ impl LowerDevice {
     pub(crate) fn release(&self) -> usize {
         let mut count = 0;
         loop {
-            let held = self.take_held();
-            if held.is_empty() {
+            let held_requests = self.take_held();
+            if held_requests.is_empty() {
                 return count;
             }
-            count += held.len();
-            held.into_iter().for_each(|waiting| self.carry_out(waiting));
+            count += held_requests.len();
+            held_requests.into_iter().for_each(|waiting| self.carry_out(waiting));
         }
     }
 
     fn take(&self, packed: bool, request: Request) {
         let (operation, address, length) = (request.operation, request.address, request.length);
-        let seen = RequestRecord { operation, packed, address, length, fua: request.flags.fua };
+        let record = RequestRecord { operation, packed, address, length, fua: request.flags.fua };
         let mut queue = self.inside.queue.lock().unwrap();
-        queue.seen.push(seen);
+        queue.records.push(record);
         if queue.mode != Mode::Now {
             queue.waiting.push((packed, request));
             return self.inside.changed.notify_one();
         }
-        if queue.seen.len() > 1 << 16 {
-            queue.seen.clear();
+        if queue.records.len() > 1 << 16 {
+            queue.records.clear();
         }
         drop(queue);
         self.inside.by_chance(packed, request);
@@ -181,7 +186,7 @@ impl DiskState {
 
     fn carry_out(&self, packed: bool, request: Request) {
         if request.operation == Operation::Flush {
-            if self.lost.swap(false, SeqCst) {
+            if self.has_unreported_loss.swap(false, SeqCst) {
                 return request.fail(failed());
             }
             let mut durable = self.durable.lock().unwrap();
@@ -207,7 +212,7 @@ impl DiskState {
     fn answer_late(&self) {
         loop {
             let mut queue = self.queue.lock().unwrap();
-            while queue.waiting.is_empty() && !queue.ended {
+            while queue.waiting.is_empty() && !queue.has_ended {
                 queue = self.changed.wait(queue).unwrap();
             }
             if queue.waiting.is_empty() {
@@ -217,7 +222,7 @@ impl DiskState {
             let chosen = queue.below(count);
             let (packed, request) = queue.waiting.swap_remove(chosen);
             let pause = queue.below(4);
-            queue.seen.clear();
+            queue.records.clear();
             drop(queue);
             (0..pause).for_each(|_| thread::yield_now());
             self.by_chance(packed, request);
@@ -227,7 +232,7 @@ impl DiskState {
 
 impl Drop for LowerDevice {
     fn drop(&mut self) {
-        self.inside.queue.lock().unwrap().ended = true;
+        self.inside.queue.lock().unwrap().has_ended = true;
         self.inside.changed.notify_all();
         for thread in self.threads.drain(..) {
             // The last owner may be one of these threads itself.

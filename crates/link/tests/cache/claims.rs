@@ -34,10 +34,10 @@ fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
     for page in 0..1000 {
         cache.write_at(page * PAGE + 100, &[1; 700]).unwrap();
     }
-    assert_eq!(below.seen(), []);
+    assert_eq!(below.take_records(), []);
     assert_eq!(is(&cache.counters().partial_writes), 1000);
     assert_eq!(cache.read_at(5 * PAGE + 150, 600).unwrap(), [1; 600], "and is read from the page");
-    assert_eq!(below.seen(), []);
+    assert_eq!(below.take_records(), []);
 }
 
 #[test]
@@ -83,8 +83,11 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
     let (below, cache) = cache();
     cache.write_at(64 * PAGE, &[1; 16 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
-    let writes: Vec<_> =
-        below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    let writes: Vec<_> = below
+        .take_records()
+        .into_iter()
+        .filter(|record| record.operation == Operation::Write)
+        .collect();
     assert_eq!(writes.len(), 1);
     assert_eq!(
         (writes[0].packed, writes[0].address, writes[0].length),
@@ -96,10 +99,13 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
     cache.write_at(203 * PAGE + 5, &[4; 5]).unwrap();
     cache.write_at(210 * PAGE, &[5; 8 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
-    let writes: Vec<_> =
-        below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    let writes: Vec<_> = below
+        .take_records()
+        .into_iter()
+        .filter(|record| record.operation == Operation::Write)
+        .collect();
     let kinds: Vec<_> =
-        writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
+        writes.iter().map(|record| (record.packed, record.address, record.length)).collect();
     let mixture = 16 + 3 * 8 + 10 + PAGE + 5;
     assert_eq!(kinds, [(true, 200 * PAGE + 10, mixture), (false, 210 * PAGE, 8 * PAGE)]);
     assert_eq!((is(&cache.counters().packed_sent), is(&cache.counters().plain_sent)), (1, 2));
@@ -114,10 +120,13 @@ fn a_known_page_whose_packed_form_would_be_longer_goes_whole() {
         cache.flush().unwrap();
         is(&cache.counters().bytes_sent)
     };
-    let (below, known) = cache();
-    known.read_at(0, PAGE as usize).unwrap();
-    assert_eq!(scatter(&known), PAGE);
-    assert_eq!((is(&known.counters().plain_sent), is(&known.counters().whole_pages_sent)), (1, 1));
+    let (below, known_cache) = cache();
+    known_cache.read_at(0, PAGE as usize).unwrap();
+    assert_eq!(scatter(&known_cache), PAGE);
+    assert_eq!(
+        (is(&known_cache.counters().plain_sent), is(&known_cache.counters().whole_pages_sent)),
+        (1, 1)
+    );
     assert_eq!(below.memory().read_at(0, 4).unwrap(), b"!\xEE!\xEE");
 
     let (below, unknown) = cache();
@@ -134,7 +143,8 @@ fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
     let mut page = vec![0xEE; PAGE as usize];
     page[1000..3072].fill(1);
     assert_eq!(cache.read_at(0, PAGE as usize).unwrap(), page);
-    let reads: Vec<_> = below.seen().iter().map(|seen| (seen.address, seen.length)).collect();
+    let reads: Vec<_> =
+        below.take_records().iter().map(|record| (record.address, record.length)).collect();
     // Bytes 1000 to 3072 cover the sub-blocks from 1024 to 3072.
     assert_eq!(reads, [(0, 1024), (3072, 1024)]);
     assert_eq!(
@@ -142,7 +152,7 @@ fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
         (1, 2048)
     );
     assert_eq!(cache.read_at(1, 4000).unwrap(), page[1..4001], "now it is known");
-    assert_eq!(below.seen(), []);
+    assert_eq!(below.take_records(), []);
     cache.flush().unwrap();
     assert_eq!(is(&cache.counters().bytes_sent), 2072, "what was fetched is not dirty");
 }
@@ -201,13 +211,14 @@ fn a_flush_waits_for_what_was_written_before_it_and_not_for_more() {
     let flush = submit(&cache, Operation::Flush, 0, b"");
     cache.write_at(100 * PAGE, b"after it").unwrap();
     assert_eq!(flush.now(), None);
-    let asked: Vec<_> = below.seen().iter().map(|seen| (seen.operation, seen.address)).collect();
-    assert_eq!(asked, [(Operation::Write, 0)]);
-    let held = below.take_held();
-    held.into_iter().for_each(|waiting| below.carry_out(waiting));
-    let asked: Vec<_> = below.seen().iter().map(|seen| seen.operation).collect();
+    let requests: Vec<_> =
+        below.take_records().iter().map(|record| (record.operation, record.address)).collect();
+    assert_eq!(requests, [(Operation::Write, 0)]);
+    let held_requests = below.take_held();
+    held_requests.into_iter().for_each(|waiting| below.carry_out(waiting));
+    let requests: Vec<_> = below.take_records().iter().map(|record| record.operation).collect();
     assert_eq!(
-        (asked, flush.now()),
+        (requests, flush.now()),
         (vec![Operation::Flush], None),
         "then the device below flushes"
     );
@@ -222,13 +233,13 @@ fn a_write_with_fua_goes_through_with_fua() {
     cache.write_at(0, b"plain").unwrap();
     let fua = submit_with(&cache, Operation::Write, FUA, 2, 3, b"fua");
     assert_eq!(fua.now(), None);
-    let seen = below.seen();
-    assert_eq!(seen.len(), 1);
-    assert!(seen[0].fua && seen[0].address == 0 && seen[0].length == 5);
+    let records = below.take_records();
+    assert_eq!(records.len(), 1);
+    assert!(records[0].fua && records[0].address == 0 && records[0].length == 5);
     below.release();
     assert!(fua.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(0, 5).unwrap(), b"plfua");
-    assert_eq!(below.seen(), [], "no flush besides");
+    assert_eq!(below.take_records(), [], "no flush besides");
 }
 
 #[test]
@@ -239,11 +250,11 @@ fn time_flushes_what_no_user_flushes() {
     cache.tick(start);
     cache.write_at(0, b"x").unwrap();
     cache.tick(start + Duration::from_secs(4));
-    assert_eq!(below.seen(), []);
+    assert_eq!(below.take_records(), []);
     cache.tick(start + Duration::from_secs(5));
-    assert_eq!(below.seen().len(), 1);
+    assert_eq!(below.take_records().len(), 1);
     cache.tick(start + Duration::from_secs(60));
-    assert_eq!(below.seen(), [], "it is clean");
+    assert_eq!(below.take_records(), [], "it is clean");
     assert_eq!(is(&cache.counters().dirty_bytes), 0);
 }
 
@@ -254,8 +265,8 @@ fn at_the_bound_of_dirty_bytes_writers_wait_and_memory_is_bounded() {
     let (below, cache) = cache_with(Mode::Hold, options);
     let writes: Vec<_> =
         (0..100).map(|page| submit(&cache, Operation::Write, page * PAGE, &[1; 4096])).collect();
-    let answered = writes.iter().filter_map(|write| write.now()).count();
-    assert_eq!(answered, 16, "as many as fit");
+    let answered_count = writes.iter().filter_map(|write| write.now()).count();
+    assert_eq!(answered_count, 16, "as many as fit");
     assert_eq!(is(&cache.counters().writes_held), 84);
     assert!(is(&cache.counters().dirty_bytes) <= 64 << 10);
     below.release();
@@ -309,6 +320,6 @@ fn no_packed_write_has_more_entries_than_one_may_have() {
     }
     cache.flush().unwrap();
     assert_eq!(is(&cache.counters().packed_sent), 2, "40 pages have 81920 entries");
-    let wanted = b"!\0".repeat(40 * 2048);
-    assert!(cache.inner().read_at(0, wanted.len()).unwrap() == wanted);
+    let expected = b"!\0".repeat(40 * 2048);
+    assert!(cache.inner().read_at(0, expected.len()).unwrap() == expected);
 }

@@ -18,9 +18,9 @@ fn cache_with(options: Options) -> (Arc<LowerDevice>, Cache<Arc<LowerDevice>>) {
 }
 
 fn fail_all(below: &LowerDevice) -> usize {
-    let held = below.take_held();
-    let count = held.len();
-    held.into_iter().for_each(|(_, request)| request.fail(failed()));
+    let held_requests = below.take_held();
+    let count = held_requests.len();
+    held_requests.into_iter().for_each(|(_, request)| request.fail(failed()));
     count
 }
 

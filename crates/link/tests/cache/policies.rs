@@ -19,13 +19,17 @@ fn a_write_through_is_answered_when_it_is_below_and_then_read_from_the_cache() {
     let (below, cache) = cache(Policy::WriteThrough, Mode::Hold);
     let write = submit(&cache, Operation::Write, 100, b"through");
     assert_eq!(write.now(), None);
-    let seen = below.seen();
-    assert_eq!((seen.len(), seen[0].address, seen[0].length), (1, 100, 7), "just its bytes");
+    let records = below.take_records();
+    assert_eq!(
+        (records.len(), records[0].address, records[0].length),
+        (1, 100, 7),
+        "just its bytes"
+    );
     below.release();
     assert!(write.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(100, 7).unwrap(), b"through");
     assert_eq!(cache.read_at(100, 7).unwrap(), b"through");
-    assert_eq!(below.seen(), [], "nothing was read");
+    assert_eq!(below.take_records(), [], "nothing was read");
 }
 
 #[test]
@@ -33,11 +37,11 @@ fn a_write_around_is_not_cached_and_cached_bytes_do_not_outlive_it() {
     let (below, cache) = cache(Policy::WriteAround, Mode::Now);
     assert_eq!(cache.read_at(0, 4096).unwrap(), [0; 4096]);
     cache.write_at(10, b"around").unwrap();
-    assert_eq!(below.seen().last().unwrap().length, 6);
+    assert_eq!(below.take_records().last().unwrap().length, 6);
     assert_eq!(cache.read_at(0, 5).unwrap(), [0; 5]);
-    assert_eq!(below.seen(), [], "its neighbors are still cached");
+    assert_eq!(below.take_records(), [], "its neighbors are still cached");
     assert_eq!(cache.read_at(9, 8).unwrap(), b"\0around\0");
-    assert_eq!(below.seen().len(), 1, "its bytes are not");
+    assert_eq!(below.take_records().len(), 1, "its bytes are not");
 }
 
 #[test]
@@ -47,21 +51,21 @@ fn reads_and_writes_of_a_page_wait_for_the_change_before_them_and_others_do_not(
     let zeroes = submit_with(&cache, Operation::WriteZeroes, Default::default(), 10, 50, b"");
     let read = submit(&cache, Operation::Read, 0, &[9; 100]);
     let write = submit(&cache, Operation::Write, 20, b"after");
-    let elsewhere = submit(&cache, Operation::Write, 4096, b"beside");
-    assert!(elsewhere.now().unwrap().is_ok());
+    let other_write = submit(&cache, Operation::Write, 4096, b"beside");
+    assert!(other_write.now().unwrap().is_ok());
     assert_eq!((zeroes.now(), read.now(), write.now()), (None, None, None));
     below.release();
     assert!(zeroes.now().unwrap().is_ok() && write.now().unwrap().is_ok());
-    let mut wanted = [1; 100];
-    wanted[10..60].fill(0);
+    let mut expected = [1; 100];
+    expected[10..60].fill(0);
     let first = read.now().unwrap().unwrap();
     // The read and the write waited at the same time.
-    assert!(first[..20] == wanted[..20] && first[25..] == wanted[25..]);
-    wanted[20..25].copy_from_slice(b"after");
+    assert!(first[..20] == expected[..20] && first[25..] == expected[25..]);
+    expected[20..25].copy_from_slice(b"after");
     let flush = submit(&cache, Operation::Flush, 0, b"");
     below.release();
     assert!(flush.now().unwrap().is_ok());
-    assert_eq!(below.memory().read_at(0, 100).unwrap(), wanted);
+    assert_eq!(below.memory().read_at(0, 100).unwrap(), expected);
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn changes_of_one_page_go_below_one_after_the_other_and_none_overtakes() {
     let first = submit(&cache, Operation::Write, 0, b"first");
     let read = submit(&cache, Operation::Read, 0, &[0; 5]);
     let second = submit(&cache, Operation::Write, 0, b"later");
-    assert_eq!(below.seen().len(), 1);
+    assert_eq!(below.take_records().len(), 1);
     below.release();
     assert!(first.now().unwrap().is_ok() && second.now().unwrap().is_ok());
     assert_eq!(read.now().unwrap().unwrap(), b"first", "the read was before the second");

@@ -64,11 +64,11 @@ const RANGES: [(u32, &[u8]); 3] = [(0, b"abc"), (1000, b"de"), (70_000, &[7; 900
 
 #[test]
 fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
-    let seen = std::sync::Mutex::new(Vec::new());
+    let requests = std::sync::Mutex::new(Vec::new());
     let geometry = Geometry { request_bytes_max: 8192, ..MemoryDevice::new(1 << 20).geometry() };
     let device =
         Unpacker::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
-            seen.lock().unwrap().push((
+            requests.lock().unwrap().push((
                 request.operation,
                 request.address,
                 request.length,
@@ -77,11 +77,11 @@ fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
             Decision::Pass
         }));
     assert_eq!(write(&device, 500, &packed(&RANGES), true), (1, Ok(())));
-    let wanted = [(500, 3), (1500, 2), (70_500, 8192), (78_692, 808)];
-    let wanted = wanted.map(|(address, length)| (Operation::Write, address, length, true));
+    let expected = [(500, 3), (1500, 2), (70_500, 8192), (78_692, 808)];
+    let expected = expected.map(|(address, length)| (Operation::Write, address, length, true));
     assert_eq!(
-        *seen.lock().unwrap(),
-        wanted,
+        *requests.lock().unwrap(),
+        expected,
         "and nothing is read where bytes are taken as they are"
     );
     assert_eq!(device.read_at(499, 5).unwrap(), b"\0abc\0");
@@ -168,9 +168,9 @@ fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one
         disk.release();
     }
     assert_eq!(receiver.try_recv().unwrap(), (1, Ok(())));
-    let mut wanted = vec![0xEE; 1 << 20];
+    let mut expected = vec![0xEE; 1 << 20];
     ranges.iter().for_each(|(at, bytes)| {
-        wanted[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes)
+        expected[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes)
     });
-    assert!(memory.read_at(0, 1 << 20).unwrap() == wanted);
+    assert!(memory.read_at(0, 1 << 20).unwrap() == expected);
 }

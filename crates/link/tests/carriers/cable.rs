@@ -34,7 +34,7 @@ impl Cable {
             return None;
         }
         let (a, b) = (cable.space(End::A), cable.space(End::B));
-        let made =
+        let outcome =
             [&a, &b].iter().try_for_each(|space| ip(&["netns", "add", space])).and_then(|()| {
                 let veth = [
                     "-n", &a, "link", "add", "cable", "type", "veth", "peer", "name", "cable",
@@ -42,7 +42,7 @@ impl Cable {
                 ];
                 ip(&veth)
             });
-        if let Err(reason) = made {
+        if let Err(reason) = outcome {
             println!("skipped: no cable between namespaces: {reason}");
             return None;
         }
@@ -69,7 +69,7 @@ impl Cable {
     }
 
     /// The output of `ip link show` for the interface at this end.
-    pub(crate) fn shown(&self, end: End) -> String {
+    pub(crate) fn interface_state(&self, end: End) -> String {
         let words = ["-n", &self.space(end), "link", "show", "dev", "cable"];
         let output = Command::new("ip").args(words).output().expect("ip runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -132,10 +132,10 @@ fn run(program: &str, words: impl IntoIterator<Item = impl AsRef<str>>) -> Resul
     let words: Vec<String> = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
     let output =
         Command::new(program).args(&words).output().map_err(|e| format!("{program}: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if output.status.success() {
         Ok(())
     } else {
-        Err(format!("{program} {}: {said}", words.join(" ")))
+        Err(format!("{program} {}: {message}", words.join(" ")))
     }
 }

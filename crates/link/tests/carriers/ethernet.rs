@@ -23,9 +23,9 @@ fn errno(error: &std::io::Error) -> Option<Errno> {
 fn packets_of_all_sizes_arrive_over_every_mtu() {
     for mtu_bytes in [1500, 9000, 16110] {
         let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
-        let ((sender, mut own), (there, mut receiver)) =
+        let ((sender, mut own), (far_sender, mut receiver)) =
             (open(&cable, End::A), open(&cable, End::B));
-        let to = there.own();
+        let to = far_sender.own();
         assert_eq!(
             (sender.packet_bytes_max(&to), sender.interface().mtu_bytes),
             (mtu_bytes, mtu_bytes)
@@ -33,26 +33,30 @@ fn packets_of_all_sizes_arrive_over_every_mtu() {
         all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
     }
     let Some(cable) = Cable::of_mtu(65535) else { return };
-    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
-    assert_eq!(sender.send(&there.own(), &batch_of(0, &[65535, 24, 65535]), 0).expect("sent"), 3);
+    let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    assert_eq!(
+        sender.send(&far_sender.own(), &batch_of(0, &[65535, 24, 65535]), 0).expect("sent"),
+        3
+    );
     expect_in_order(&mut receiver, 0, 3);
 }
 
 #[test]
 fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let ((sender, mut own), (far_sender, mut receiver)) =
+        (open(&cable, End::A), open(&cable, End::B));
     let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
-    for (to, number) in [(stranger, 1), (BROADCAST, 2), (there.own(), 3)] {
+    for (to, number) in [(stranger, 1), (BROADCAST, 2), (far_sender.own(), 3)] {
         assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
     }
     let mut from = Vec::new();
     while from.len() < 2 {
-        let came = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
-        assert!(receiver.receive(Some(PATIENCE), false, came).expect("lives").packets > 0);
+        let on_packet = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
+        assert!(receiver.receive(Some(PATIENCE), false, on_packet).expect("lives").packets > 0);
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
-    let answer = there.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
+    let answer = far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
     assert_eq!(answer, 1);
     // The first frame is the answer: the sender did not receive its own frames before it.
     expect_in_order(&mut own, 4, 1);
@@ -61,11 +65,11 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
 #[test]
 fn the_padding_of_tiny_frames_is_cut_and_lengths_that_cannot_be_are_counted() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let (there, mut receiver) = open(&cable, End::B);
+    let (far_sender, mut receiver) = open(&cable, End::B);
     let (raw, _ring) =
         cable.at(End::A, || FrameSocket::open("cable", ETHERTYPE, 1, 1 << 16).expect("raw"));
     let mut header = [0; 14];
-    let Peer::Ethernet(to) = there.own() else { panic!("Ethernet") };
+    let Peer::Ethernet(to) = far_sender.own() else { panic!("Ethernet") };
     header[..6].copy_from_slice(&to);
     header[6..12].copy_from_slice(&raw.interface().mac);
     header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
@@ -92,8 +96,9 @@ fn an_interface_taken_down_is_an_error_and_one_put_up_opens_again() {
     let error = cable.at(End::A, || open_ethernet("cable").err().expect("still down"));
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
     cable.link(End::A, &["up"]);
-    let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
-    all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
+    let ((sender, mut own), (far_sender, mut receiver)) =
+        (open(&cable, End::A), open(&cable, End::B));
+    all_sizes_arrive(&sender, &far_sender.own(), &mut receiver, &mut own);
 }
 
 #[test]
@@ -117,13 +122,13 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
 #[test]
 fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
     let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
-    assert_eq!(sender.send(&there.own(), &batch, 0).expect("what fits goes"), 2);
+    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("what fits goes"), 2);
     expect_in_order(&mut receiver, 0, 2);
-    let error = sender.send(&there.own(), &batch, 2).expect_err("too long");
+    let error = sender.send(&far_sender.own(), &batch, 2).expect_err("too long");
     assert_eq!(errno(&error), Some(Errno::MSGSIZE));
-    assert_eq!(sender.send(&there.own(), &batch, 3).expect("the next fits"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &batch, 3).expect("the next fits"), 1);
     expect_in_order(&mut receiver, 3, 1);
     let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
@@ -132,13 +137,13 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
 #[test]
 fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
     let waker = receiver.waker();
     std::thread::scope(|scope| {
         scope.spawn(|| waker.wake());
         assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
     });
-    assert_eq!(sender.send(&there.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
     waker.wake();
     let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
     assert!(woken.waker && woken.packets == 1, "{woken:?}");
@@ -152,28 +157,32 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
         if !cable.slow_down(End::A, "80mbit", limit_bytes) {
             return;
         }
-        let ((sender, mut own), (there, mut receiver)) =
+        let ((sender, mut own), (far_sender, mut receiver)) =
             (open(&cable, End::A), open(&cable, End::B));
         let batch = batch_of(0, &[9000]);
-        let taken = send_until_full(&sender, &there.own(), &batch);
-        assert!(taken > 3, "{taken} with {limit_bytes}");
-        let more = loop {
+        let sent_count = send_until_full(&sender, &far_sender.own(), &batch);
+        assert!(sent_count > 3, "{sent_count} with {limit_bytes}");
+        let later_count = loop {
             wait_for_room(&mut own);
-            match sender.send(&there.own(), &batch, 0).expect("lives") {
+            match sender.send(&far_sender.own(), &batch, 0).expect("lives") {
                 0 => (),
-                more => break more,
+                later_count => break later_count,
             }
         };
-        assert_eq!(more, 1);
-        let mut came = 0;
-        while came < taken + more {
+        assert_eq!(later_count, 1);
+        let mut received = 0;
+        while received < sent_count + later_count {
             let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
                 assert_eq!(bytes, batch.packet(0));
             });
             let packets = woken.expect("lives").packets;
-            assert!(packets > 0, "{came} of {} came with {limit_bytes}", taken + more);
-            came += packets;
-            if came > 5 && limit_bytes > 1_000_000 {
+            assert!(
+                packets > 0,
+                "{received} of {} came with {limit_bytes}",
+                sent_count + later_count
+            );
+            received += packets;
+            if received > 5 && limit_bytes > 1_000_000 {
                 // This is enough; the rest takes a while on the slow link.
                 break;
             }
@@ -184,12 +193,12 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
 #[test]
 fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
-    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
     let batch = batch_of(0, &[9000; 100]);
     for _ in 0..20 {
-        assert_eq!(sender.send(&there.own(), &batch, 0).expect("sent"), 100);
+        assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("sent"), 100);
     }
-    let mut came = 0;
+    let mut received = 0;
     loop {
         let woken = receiver
             .receive(Some(std::time::Duration::ZERO), false, &mut |_, _| ())
@@ -197,9 +206,9 @@ fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
         if woken.packets == 0 {
             break;
         }
-        came += woken.packets;
+        received += woken.packets;
     }
-    assert!((500..2000).contains(&came), "the ring holds about 900, {came} came");
-    assert_eq!(sender.send(&there.own(), &batch, 0).expect("sent"), 100);
+    assert!((500..2000).contains(&received), "the ring holds about 900, {received} came");
+    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("sent"), 100);
     expect_in_order(&mut receiver, 0, 100);
 }

@@ -129,15 +129,15 @@ pub(crate) fn all_sizes_arrive(
         let batch = batch_of(first, &sizes);
         let mut sent = 0;
         while sent < batch.len() {
-            let taken = sender.send(to, &batch, sent).expect("sent");
-            let mut came = 0;
-            while came < taken {
+            let sent_now = sender.send(to, &batch, sent).expect("sent");
+            let mut received = 0;
+            while received < sent_now {
                 // The last may have been accepted in part: the sender's receiver sends the rest.
                 sender_too.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
-                came += expect_some(receiver, first + (sent + came) as u32).packets;
+                received += expect_some(receiver, first + (sent + received) as u32).packets;
             }
-            assert_eq!(came, taken);
-            sent += taken;
+            assert_eq!(received, sent_now);
+            sent += sent_now;
         }
         first += batch.len() as u32;
     }
@@ -147,14 +147,14 @@ pub(crate) fn all_sizes_arrive(
 /// Sends this batch repeatedly until the carrier accepts no more. Returns the number of accepted
 /// packets.
 pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> usize {
-    let mut taken = 0;
+    let mut sent_count = 0;
     for _ in 0..100_000 {
         match sender.send(to, batch, 0).expect("full is no error") {
-            0 => return taken,
-            some => taken += some,
+            0 => return sent_count,
+            count => sent_count += count,
         }
     }
-    panic!("{taken} packets and still not full");
+    panic!("{sent_count} packets and still not full");
 }
 
 /// Waits for room to send.

@@ -11,15 +11,15 @@ use crate::packets::{PATIENCE, batch_of};
 fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
     let batch = batch_of(0, &[1000, 1000, 1000, 24, 500]);
     let round = |receiver: &mut dyn Receiver| {
-        let (mut sent, mut came) = (0, 0);
+        let (mut sent, mut received) = (0, 0);
         while sent < batch.len() {
             sent += sender.send(to, &batch, sent).expect("sent");
         }
-        while came < sent {
+        while received < sent {
             let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| bytes[0] = 1);
             let packets = woken.expect("lives").packets;
             assert!(packets > 0, "a packet did not come");
-            came += packets;
+            received += packets;
         }
     };
     // What the thread allocates on first use is not the carrier's.
@@ -38,8 +38,8 @@ fn nothing_is_allocated_while_packets_travel_over_udp() {
         let options =
             UdpOptions { segmentation, ..UdpOptions::on("127.0.0.1:0".parse().expect("one")) };
         let (sender, _own) = open_udp(&options).expect("UDP");
-        let (there, mut receiver) = open_udp(&options).expect("UDP");
-        travel(&sender, &Peer::Udp(there.local().expect("bound")), &mut receiver);
+        let (far_sender, mut receiver) = open_udp(&options).expect("UDP");
+        travel(&sender, &Peer::Udp(far_sender.local().expect("bound")), &mut receiver);
     }
 }
 
@@ -57,15 +57,15 @@ fn nothing_is_allocated_while_packets_travel_over_tcp() {
 fn nothing_is_allocated_while_packets_travel_over_ethernet() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (sender, _own) = cable.at(End::A, || open_ethernet("cable").expect("Ethernet"));
-    let (there, mut receiver) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
-    travel(&sender, &there.own(), &mut receiver);
+    let (far_sender, mut receiver) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
+    travel(&sender, &far_sender.own(), &mut receiver);
 }
 
 #[test]
 fn nothing_is_allocated_while_packets_travel_past_the_network_layer() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let Ok((sender, _own)) = cable.at(End::A, || open_express("cable")) else { return };
-    let (there, mut receiver) =
+    let (far_sender, mut receiver) =
         cable.at(End::B, || open_express("cable").expect("as the other end"));
-    travel(&sender, &there.own(), &mut receiver);
+    travel(&sender, &far_sender.own(), &mut receiver);
 }

@@ -25,8 +25,8 @@ fn accepted(listener: &Listener) -> StreamHalves {
 
 fn pair() -> (StreamHalves, StreamHalves) {
     let listener = listener();
-    let here = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
-    (here, accepted(&listener))
+    let connected = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+    (connected, accepted(&listener))
 }
 
 /// A stream of which the test writes every byte.
@@ -39,7 +39,7 @@ fn raw() -> (TcpStream, StreamHalves) {
 
 #[test]
 fn packets_of_all_sizes_arrive() {
-    let ((sender, mut own), (_there, mut receiver)) = pair();
+    let ((sender, mut own), (_far_sender, mut receiver)) = pair();
     assert_eq!(sender.packet_bytes_max(&Peer::Stream), PACKET_BYTES_MAX);
     all_sizes_arrive(&sender, &Peer::Stream, &mut receiver, &mut own);
 }
@@ -51,23 +51,23 @@ fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_sai
     bytes.extend(packet(1, 5000));
     bytes.extend(packet(2, PACKET_BYTES_MAX));
     bytes.extend(packet(3, 24));
-    let mut came = 0;
+    let mut received = 0;
     // Cut in the header, the length, the body; read after each piece.
     for piece in
         [0..3, 3..7, 7..24, 24..30, 30..4000, 4000..40_000, 40_000..bytes.len()].map(|r| &bytes[r])
     {
         raw.write_all(piece).expect("written");
-        let mut next = came;
-        let wait = if came == 0 { Duration::ZERO } else { Duration::from_millis(1) };
+        let mut next = received;
+        let wait = if received == 0 { Duration::ZERO } else { Duration::from_millis(1) };
         receiver
             .receive(Some(wait), false, &mut |_, bytes| {
                 assert_eq!(bytes, packet(next, bytes.len()));
                 next += 1;
             })
             .expect("lives");
-        came = next;
+        received = next;
     }
-    expect_in_order(&mut receiver, came, 4 - came as usize);
+    expect_in_order(&mut receiver, received, 4 - received as usize);
     raw.write_all(&packet(4, 100)[..50]).expect("written");
     drop(raw);
     let error = loop {
@@ -82,12 +82,12 @@ fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_sai
 
 #[test]
 fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
-    let ((sender, mut own), (_there, mut receiver)) = pair();
+    let ((sender, mut own), (_far_sender, mut receiver)) = pair();
     // Not a multiple of a page: the kernel accepts the last one in part.
     let batch = batch_of(0, &[PACKET_BYTES_MAX - 321]);
-    let taken = send_until_full(&sender, &Peer::Stream, &batch);
-    assert!(taken > 1, "{taken}");
-    let mut came = 0;
+    let sent_count = send_until_full(&sender, &Peer::Stream, &batch);
+    assert!(sent_count > 1, "{sent_count}");
+    let mut received = 0;
     std::thread::scope(|scope| {
         // The sender's receiver only waits for packets: none arrive, but the rest is sent.
         let waker = own.waker();
@@ -96,17 +96,17 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
             }
             own
         });
-        while came < taken {
+        while received < sent_count {
             let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
                 assert_eq!(bytes, batch.packet(0));
             });
             let packets = woken.expect("lives").packets;
-            came += packets;
+            received += packets;
         }
         waker.wake();
         wait_for_room(&mut waiting.join().expect("it waits"));
     });
-    assert_eq!(came, taken);
+    assert_eq!(received, sent_count);
     assert_eq!(sender.send(&Peer::Stream, &batch, 0).expect("room"), 1);
     expect_in_order(&mut receiver, 0, 1);
 }
@@ -141,7 +141,7 @@ fn a_length_that_cannot_be_is_counted_and_ends_the_stream() {
 
 #[test]
 fn a_peer_that_leaves_between_packets_closed_the_stream() {
-    let ((sender, own), (there, mut receiver)) = pair();
+    let ((sender, own), (far_sender, mut receiver)) = pair();
     assert_eq!(sender.send(&Peer::Stream, &batch_of(3, &[24]), 0).expect("sent"), 1);
     drop((sender, own));
     expect_in_order(&mut receiver, 3, 1);
@@ -150,7 +150,7 @@ fn a_peer_that_leaves_between_packets_closed_the_stream() {
         error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"),
         "{error}"
     );
-    assert!(there.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err());
+    assert!(far_sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err());
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn no_listener_and_no_such_interface_are_errors() {
     let error = connect(free, None, PATIENCE).err().expect("no process listens");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     assert!(connect(free, Some("nosuch0"), PATIENCE).is_err());
-    let ((sender, _own), _there) = pair();
+    let ((sender, _own), _far_sender) = pair();
     assert!(sender.send(&Peer::Ethernet([1; 6]), &batch_of(0, &[24]), 0).is_err());
     let too_long = batch_of(0, &[PACKET_BYTES_MAX + 1]);
     assert!(sender.send(&Peer::Stream, &too_long, 0).is_err());

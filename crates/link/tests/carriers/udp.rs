@@ -28,8 +28,8 @@ fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation()
     for (local, segmentation) in [("127.0.0.1:0", true), ("127.0.0.1:0", false), ("[::1]:0", true)]
     {
         let (sender, mut own) = open(local, segmentation);
-        let (there, mut receiver) = open(local, segmentation);
-        all_sizes_arrive(&sender, &place(&there), &mut receiver, &mut own);
+        let (far_sender, mut receiver) = open(local, segmentation);
+        all_sizes_arrive(&sender, &place(&far_sender), &mut receiver, &mut own);
         assert_eq!(sender.has_segmentation(), segmentation);
     }
 }
@@ -37,8 +37,8 @@ fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation()
 #[test]
 fn packets_of_all_sizes_arrive_over_a_cable_that_cuts_in_software_too() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
-    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
-    let to = place(&there);
+    let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let to = place(&far_sender);
     for software in [false, true] {
         if software {
             cable.link(End::A, &["gso_max_segs", "1"]);
@@ -68,8 +68,8 @@ fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_fami
 
 #[test]
 fn lengths_that_cannot_be_are_counted_and_what_follows_a_packet_is_cut() {
-    let (there, mut receiver) = open("127.0.0.1:0", true);
-    let Peer::Udp(to) = place(&there) else { panic!("UDP") };
+    let (far_sender, mut receiver) = open("127.0.0.1:0", true);
+    let Peer::Udp(to) = place(&far_sender) else { panic!("UDP") };
     let raw = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let mut too_long = packet(0, 100);
     too_long[4] = 101;
@@ -101,13 +101,13 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
             2
         );
     }
-    let mut seen = HashMap::new();
+    let mut receiver_of_peer = HashMap::new();
     let mut counts = [0; 2];
     while counts[0] + counts[1] < 128 {
         for (index, receiver) in [&mut receiver, &mut other].into_iter().enumerate() {
             let woken = receiver.receive(Some(Duration::ZERO), false, &mut |peer, _| {
                 assert_eq!(
-                    *seen.entry(*peer).or_insert(index),
+                    *receiver_of_peer.entry(*peer).or_insert(index),
                     index,
                     "a peer stays with one receiver"
                 );
@@ -116,7 +116,7 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
         }
     }
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
-    assert_eq!(seen.len(), 64);
+    assert_eq!(receiver_of_peer.len(), 64);
 }
 
 #[test]
@@ -125,27 +125,27 @@ fn a_full_socket_takes_none_and_later_has_room() {
     if !cable.slow_down(End::A, "80mbit", 100_000_000) {
         return;
     }
-    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, mut own) = cable.at(End::A, || open("10.97.0.1:0", true));
-    let taken = send_until_full(&sender, &place(&there), &batch_of(0, &[8972; 7]));
-    assert!(taken > 50, "the kernel's buffer is larger than {taken} packets");
+    let sent_count = send_until_full(&sender, &place(&far_sender), &batch_of(0, &[8972; 7]));
+    assert!(sent_count > 50, "the kernel's buffer is larger than {sent_count} packets");
     wait_for_room(&mut own);
     cable.hurry(End::A);
-    let mut came = 0;
+    let mut packet_count = 0;
     let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
         number_of(bytes);
-        came += 1;
+        packet_count += 1;
     });
-    assert!(woken.expect("lives").packets == came && came > 0);
-    assert!(sender.send(&place(&there), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
+    assert!(woken.expect("lives").packets == packet_count && packet_count > 0);
+    assert!(sender.send(&place(&far_sender), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
 }
 
 #[test]
 fn a_packet_that_does_not_fit_is_an_error_and_never_fragmented() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
-    let to = place(&there);
+    let to = place(&far_sender);
     let fits = cable.at(End::A, || sender.packet_bytes_max(&to));
     assert_eq!(fits, 1472);
     for sizes in [&[fits + 1][..], &[fits + 1; 3]] {
@@ -161,12 +161,12 @@ fn a_packet_that_does_not_fit_is_an_error_and_never_fragmented() {
 #[test]
 fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
     cable.link(End::A, &["down"]);
-    assert!(sender.send(&place(&there), &batch_of(0, &[24]), 0).is_err());
+    assert!(sender.send(&place(&far_sender), &batch_of(0, &[24]), 0).is_err());
     cable.link(End::A, &["up"]);
-    assert_eq!(sender.send(&place(&there), &batch_of(5, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&place(&far_sender), &batch_of(5, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 5, 1);
 }
 
@@ -177,16 +177,16 @@ fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_said() {
         open_udp(&UdpOptions { interface: Some("nosuch0".into()), ..options.clone() }).err();
     assert!(error.is_some(), "there is no such interface");
     let Some(cable) = Cable::of_mtu(1500) else { return };
-    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let tied = |name: &str| {
         let options = UdpOptions { interface: Some(name.into()), ..options.clone() };
         cable.at(End::A, || open_udp(&options).expect("UDP"))
     };
     let (over_lo, _own) = tied("lo");
     let not_there = batch_of(0, &[24]);
-    let _ = over_lo.send(&place(&there), &not_there, 0);
+    let _ = over_lo.send(&place(&far_sender), &not_there, 0);
     let (over_cable, _own) = tied("cable");
-    assert_eq!(over_cable.send(&place(&there), &batch_of(9, &[24]), 0).expect("sent"), 1);
+    assert_eq!(over_cable.send(&place(&far_sender), &batch_of(9, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 9, 1);
 }
 

@@ -46,8 +46,8 @@ fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
 }
 
 fn is_free_again(cable: &Cable) {
-    let is_shown = || cable.shown(End::A).contains("xdp");
-    after_a_while(|| if is_shown() { Err(cable.shown(End::A)) } else { Ok(()) });
+    let is_program_listed = || cable.interface_state(End::A).contains("xdp");
+    after_a_while(|| if is_program_listed() { Err(cable.interface_state(End::A)) } else { Ok(()) });
     after_a_while(|| try_open(cable, End::A, "cable").map_err(|error| format!("{error:?}")));
 }
 
@@ -58,8 +58,8 @@ fn packets_of_all_sizes_arrive_over_every_mtu() {
     for mtu_bytes in [1500, 3058, 3059, 3826, 3827, 9000, 16110] {
         let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
         let Some((sender, mut own)) = open(&cable, End::A) else { return };
-        let Some((there, mut receiver)) = open(&cable, End::B) else { return };
-        let to = there.own();
+        let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
+        let to = far_sender.own();
         assert_eq!(
             (sender.packet_bytes_max(&to), sender.interface().mtu_bytes),
             (mtu_bytes, mtu_bytes)
@@ -81,18 +81,18 @@ fn an_end_with_af_packet_understands_one_with_af_xdp() {
 fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some((sender, mut own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
-    for (to, number) in [(stranger, 1), (BROADCAST, 2), (there.own(), 3)] {
+    for (to, number) in [(stranger, 1), (BROADCAST, 2), (far_sender.own(), 3)] {
         assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
     }
     let mut from = Vec::new();
     while from.len() < 2 {
-        let came = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
-        assert!(receiver.receive(Some(PATIENCE), false, came).expect("lives").packets > 0);
+        let on_packet = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
+        assert!(receiver.receive(Some(PATIENCE), false, on_packet).expect("lives").packets > 0);
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
-    assert_eq!(there.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent"), 1);
+    assert_eq!(far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent"), 1);
     expect_in_order(&mut own, 4, 1);
 }
 
@@ -100,17 +100,17 @@ fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
 fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let Some((sender, _own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let udp = |end, address| cable.at(end, || UdpSocket::bind(address).expect("UDP"));
     let (a, b) = (udp(End::A, "10.97.0.1:9"), udp(End::B, "10.97.0.2:9"));
     b.set_read_timeout(Some(PATIENCE)).expect("set");
     for bytes in [1, 1000, 8900] {
-        assert_eq!(sender.send(&there.own(), &batch_of(0, &[9000]), 0).expect("sent"), 1);
+        assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[9000]), 0).expect("sent"), 1);
         a.send_to(&vec![7; bytes], "10.97.0.2:9").expect("sent");
         let mut room = [0; 9000];
-        let (came, from) = b.recv_from(&mut room).expect("other traffic comes");
+        let (received_bytes, from) = b.recv_from(&mut room).expect("other traffic comes");
         assert_eq!(
-            (&room[..came], from.to_string()),
+            (&room[..received_bytes], from.to_string()),
             (&vec![7; bytes][..], "10.97.0.1:9".to_owned())
         );
         expect_in_order(&mut receiver, 0, 1);
@@ -121,7 +121,7 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
 fn an_interface_has_one_user_and_is_free_again_after_him() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some(first) = open(&cable, End::A) else { return };
-    assert!(cable.shown(End::A).contains("xdp"), "{}", cable.shown(End::A));
+    assert!(cable.interface_state(End::A).contains("xdp"), "{}", cable.interface_state(End::A));
     assert_eq!(try_open(&cable, End::A, "cable").err(), Some(Some(Errno::BUSY)));
     drop(first);
     is_free_again(&cable);
@@ -152,8 +152,12 @@ fn the_program_goes_with_a_process_that_was_killed() {
         command.env("HOLD_INTERFACE", "cable").stdout(Stdio::piped()).spawn().expect("started")
     });
     let lines = BufReader::new(holder.stdout.take().expect("piped")).lines();
-    let held = lines.map_while(Result::ok).any(|line| line.ends_with("held"));
-    assert!(held && cable.shown(End::A).contains("xdp"), "{}", cable.shown(End::A));
+    let is_held = lines.map_while(Result::ok).any(|line| line.ends_with("held"));
+    assert!(
+        is_held && cable.interface_state(End::A).contains("xdp"),
+        "{}",
+        cable.interface_state(End::A)
+    );
     holder.kill().expect("killed");
     holder.wait().expect("gone");
     is_free_again(&cable);
@@ -178,9 +182,9 @@ fn what_cannot_be_opened_is_an_error_that_says_why() {
 fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some((sender, mut own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     cable.link(End::A, &["down"]);
-    let error = sender.send(&there.own(), &batch_of(0, &[100]), 0).expect_err("down");
+    let error = sender.send(&far_sender.own(), &batch_of(0, &[100]), 0).expect_err("down");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
     let error =
         own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("what was taken does not go");
@@ -188,9 +192,9 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     cable.link(End::A, &["up"]);
     own.receive(Some(Duration::ZERO), false, &mut |_, _| ()).expect("it lives again");
     expect_in_order(&mut receiver, 0, 1);
-    all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
+    all_sizes_arrive(&sender, &far_sender.own(), &mut receiver, &mut own);
     // A namespace lives as long as a socket is open in it. Removing one end removes the other.
-    drop((cable, there, receiver));
+    drop((cable, far_sender, receiver));
     while own.receive(Some(Duration::from_millis(1)), false, &mut |_, _| ()).is_ok() {}
     assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
 }
@@ -199,13 +203,13 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
 fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some((sender, _own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
-    assert_eq!(sender.send(&there.own(), &batch, 0).expect("what fits goes"), 2);
+    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("what fits goes"), 2);
     expect_in_order(&mut receiver, 0, 2);
-    let error = sender.send(&there.own(), &batch, 2).expect_err("too long");
+    let error = sender.send(&far_sender.own(), &batch, 2).expect_err("too long");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::MSGSIZE));
-    assert_eq!(sender.send(&there.own(), &batch, 3).expect("the next fits"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &batch, 3).expect("the next fits"), 1);
     expect_in_order(&mut receiver, 3, 1);
     let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
@@ -215,13 +219,13 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
 fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some((sender, _own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let waker = receiver.waker();
     std::thread::scope(|scope| {
         scope.spawn(|| waker.wake());
         assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
     });
-    assert_eq!(sender.send(&there.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
     waker.wake();
     let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
     assert!(woken.waker && woken.packets == 1, "{woken:?}");
@@ -231,12 +235,12 @@ fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
 fn many_more_frames_than_there_are_chunks_pass() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let Some((sender, mut own)) = open(&cable, End::A) else { return };
-    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let batch = batch_of(0, &[9000; 40]);
     for _ in 0..200 {
         let mut sent = 0;
         while sent < batch.len() {
-            sent += sender.send(&there.own(), &batch, sent).expect("sent");
+            sent += sender.send(&far_sender.own(), &batch, sent).expect("sent");
             own.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
         }
         expect_in_order(&mut receiver, 0, sent);

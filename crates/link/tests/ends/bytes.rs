@@ -73,8 +73,8 @@ fn a_target_that_lost_its_memory_fails_a_flush_of_the_cache_and_then_shows_its_b
     drop(first);
     let memory = with_kept();
     let _second = listen(Arc::<MemoryDevice>::clone(&memory), &addresses, key());
-    let lost = cache.flush().expect_err("what was answered is gone");
-    assert_eq!(lost.kind(), ErrorKind::Unavailable, "{lost}");
+    let error = cache.flush().expect_err("what was answered is gone");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(cache.read_at(4096, 4).expect("read"), [0; 4], "the cache shows what is not there");
     assert_eq!(cache.read_at(0, 4).expect("read"), *b"kept");
     cache.flush().expect("what is dirty now is at the new target");

@@ -53,8 +53,8 @@ impl BlockDevice for HoldDevice {
 
 /// Submits a write. The result holds its outcome once it is answered.
 fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
-    let told = Arc::new(Mutex::new(None));
-    let slot = Arc::clone(&told);
+    let outcome_slot = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&outcome_slot);
     let on_outcome =
         move |outcome, _| *slot.lock().expect("no thread panics with it") = Some(outcome);
     device.submit(Request::with_bytes(
@@ -64,56 +64,56 @@ fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
         vec![1; 512],
         on_outcome,
     ));
-    told
+    outcome_slot
 }
 
 #[test]
 fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_request() {
-    let (there, back) = (Arc::<Cable>::default(), Arc::<Cable>::default());
+    let (forward, backward) = (Arc::<Cable>::default(), Arc::<Cable>::default());
     let clock = Arc::new(SteadyClock);
     let device = Arc::new(HoldDevice(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
     let target = Target::new(TargetOptions::default(), key(), clock.clone(), unguessable());
     target.add("disk", Arc::new(Unpacker::new(device.clone())), None).expect("the first export");
     let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, clock, unguessable());
-    let answers: Arc<dyn Sender> = back.clone();
+    let answers: Arc<dyn Sender> = backward.clone();
     let carry = || {
         initiator.tick();
-        while let Some(mut packet) = there.next() {
+        while let Some(mut packet) = forward.next() {
             target.receive(
                 Arrival { sender: &answers, waker: None, peer: &Peer::Stream },
                 &mut packet,
             );
         }
         target.tick();
-        while let Some(mut packet) = back.next() {
+        while let Some(mut packet) = backward.next() {
             initiator.receive(&Peer::Stream, &mut packet);
         }
     };
-    initiator.add_way(0, there.clone(), Peer::Stream, None);
+    initiator.add_way(0, forward.clone(), Peer::Stream, None);
     let answer = initiator.request_open("disk", OpenMode::default());
-    let opened = loop {
+    let open_answer = loop {
         carry();
-        if let Some(opened) = answer.poll() {
-            break opened.expect("it is there");
+        if let Some(open_answer) = answer.poll() {
+            break open_answer.expect("it is there");
         }
     };
-    let remote = initiator.opened("disk", OpenMode::default(), &opened).expect("a device");
-    let told = write_of_ones(&remote);
-    let held = loop {
+    let remote = initiator.opened("disk", OpenMode::default(), &open_answer).expect("a device");
+    let outcome_slot = write_of_ones(&remote);
+    let request = loop {
         carry();
-        if let Some(held) = device.1.lock().expect("no thread panics with it").pop() {
-            break held;
+        if let Some(request) = device.1.lock().expect("no thread panics with it").pop() {
+            break request;
         }
     };
     target.close();
     // The message about the end is lost; then the device behind the connection is closed.
-    while back.next().is_some() {}
-    held.fail(Error::new(ErrorKind::Closed, "the volume was closed"));
-    while let Some(mut packet) = back.next() {
+    while backward.next().is_some() {}
+    request.fail(Error::new(ErrorKind::Closed, "the volume was closed"));
+    while let Some(mut packet) = backward.next() {
         initiator.receive(&Peer::Stream, &mut packet);
     }
     assert!(
-        told.lock().expect("no thread panics with it").is_none(),
+        outcome_slot.lock().expect("no thread panics with it").is_none(),
         "the next target is to be asked"
     );
 }

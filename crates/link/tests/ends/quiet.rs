@@ -87,7 +87,7 @@ struct RepeatExchange {
     load: Arc<Load>,
     buffer: Vec<u8>,
     number: u64,
-    ended: Sender<Outcome>,
+    end_sender: Sender<Outcome>,
 }
 
 impl Exchange for RepeatExchange {
@@ -113,7 +113,7 @@ impl Exchange for RepeatExchange {
         // The link does not cause what follows.
         load.watch.warm.store(false, SeqCst);
         if outcome.is_err() || load.under_way.fetch_sub(1, SeqCst) == 1 {
-            self.ended.send(outcome).expect("a receiver waits");
+            self.end_sender.send(outcome).expect("a receiver waits");
         }
     }
 }
@@ -143,14 +143,15 @@ fn allocates_nothing(kinds: &[&str]) {
     let watch = Arc::new(Watch::default());
     let device = WatchedDevice { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
     let pair = Arc::new(Pair::new(Arc::new(device), kinds, &key));
-    let (ended, end) = channel();
+    let (end_sender, end) = channel();
     let load =
         Arc::new(Load { pair, watch: Arc::clone(&watch), done: 0.into(), under_way: DEPTH.into() });
     for number in 0..DEPTH as u64 {
-        let (load, ended) = (Arc::clone(&load), ended.clone());
+        let (load, end_sender) = (Arc::clone(&load), end_sender.clone());
         let buffer = vec![0; LENGTHS[2] as usize];
-        let again = Box::new(RepeatExchange { load: Arc::clone(&load), buffer, number, ended });
-        load.submit(number, again);
+        let exchange =
+            Box::new(RepeatExchange { load: Arc::clone(&load), buffer, number, end_sender });
+        load.submit(number, exchange);
     }
     end.recv_timeout(PATIENCE).expect("all end").expect("all are done");
     // The pair's threads must not be those that drop it.

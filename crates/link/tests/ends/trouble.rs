@@ -49,14 +49,14 @@ fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_go
     let alone = OpenMode::default();
     let device = ask(&first, alone).expect("it is free");
     device.write_at(0, b"first").expect("written");
-    let refused = ask(&second, alone).err().expect("the first one has it");
-    assert_eq!(refused.kind(), ErrorKind::InUse, "{refused}");
-    let taken = ask(&second, OpenMode { take_over: true, ..alone }).expect("taken over");
-    assert_eq!(taken.read_at(0, 5).expect("read"), b"first");
-    taken.write_at(0, b"other").expect("written");
-    let fenced = device.write_at(0, b"first").expect_err("it was taken over");
-    assert_eq!(fenced.kind(), ErrorKind::Fenced, "{fenced}");
-    assert_eq!(taken.read_at(0, 5).expect("read"), b"other");
+    let error = ask(&second, alone).err().expect("the first one has it");
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    let new_device = ask(&second, OpenMode { take_over: true, ..alone }).expect("taken over");
+    assert_eq!(new_device.read_at(0, 5).expect("read"), b"first");
+    new_device.write_at(0, b"other").expect("written");
+    let error = device.write_at(0, b"first").expect_err("it was taken over");
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    assert_eq!(new_device.read_at(0, 5).expect("read"), b"other");
     let readers = OpenMode { read_only: true, shared: true, take_over: false };
     assert!(ask(&first, readers).is_err(), "a writer that is alone shares with no reader");
 }
@@ -130,11 +130,11 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
     let mut listener = Some(listen(Arc::clone(&memory) as Arc<dyn BlockDevice>, &addresses, key()));
     let attached = attach(&addresses, key(), InitiatorOptions::default());
     let device = open(&attached);
-    let stop = AtomicBool::new(false);
+    let is_stopped = AtomicBool::new(false);
     let write = |thread: u64| {
         let mut round = 0u64;
         let mut length = 1;
-        while !stop.load(Ordering::SeqCst) || round < 10 {
+        while !is_stopped.load(Ordering::SeqCst) || round < 10 {
             round += 1;
             length = (length * 7 + 13) % 60_000 + 1;
             let bytes = vec![(round % 251) as u8; length];
@@ -159,7 +159,7 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
             drop(listener.take());
             listener = Some(listen(Arc::clone(&memory) as Arc<dyn BlockDevice>, &addresses, key()));
         }
-        stop.store(true, Ordering::SeqCst);
+        is_stopped.store(true, Ordering::SeqCst);
         threads.into_iter().map(|thread| thread.join().expect("no thread fails")).sum::<u64>()
     });
     let status = attached.initiator().status();

@@ -178,9 +178,9 @@ impl World {
     }
 
     /// Waits for an answer.
-    pub(crate) fn answer(&mut self, told: &OutcomeCell) -> Outcome {
+    pub(crate) fn answer(&mut self, outcome_cell: &OutcomeCell) -> Outcome {
         for _ in 0..100_000 {
-            if let Some(outcome) = told.lock().expect("one thread").take() {
+            if let Some(outcome) = outcome_cell.lock().expect("one thread").take() {
                 return outcome;
             }
             self.step();
@@ -189,8 +189,8 @@ impl World {
     }
 
     pub(crate) fn write(&mut self, device: &RemoteDevice, address: u64, bytes: Vec<u8>) -> Outcome {
-        let told = ask(device, Operation::Write, address, bytes);
-        self.answer(&told)
+        let outcome_cell = ask(device, Operation::Write, address, bytes);
+        self.answer(&outcome_cell)
     }
 }
 
@@ -201,13 +201,13 @@ pub(crate) fn request(
     address: u64,
     bytes: Vec<u8>,
 ) -> (Request, OutcomeCell) {
-    let told = OutcomeCell::default();
-    let slot = Arc::clone(&told);
+    let outcome_cell = OutcomeCell::default();
+    let slot = Arc::clone(&outcome_cell);
     let on_outcome = move |outcome, _| {
         let before = slot.lock().expect("one thread").replace(outcome);
         assert!(before.is_none(), "it was answered twice");
     };
-    (Request::with_bytes(operation, address, Flags::default(), bytes, on_outcome), told)
+    (Request::with_bytes(operation, address, Flags::default(), bytes, on_outcome), outcome_cell)
 }
 
 pub(crate) fn ask(
@@ -216,12 +216,12 @@ pub(crate) fn ask(
     address: u64,
     bytes: Vec<u8>,
 ) -> OutcomeCell {
-    let (request, told) = request(operation, address, bytes);
+    let (request, outcome_cell) = request(operation, address, bytes);
     device.submit(request);
-    told
+    outcome_cell
 }
 
-pub(crate) fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8> {
+pub(crate) fn content(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8> {
     memory.read_at(address, length).expect("memory reads")
 }
 
@@ -277,7 +277,7 @@ fn exports_keep_their_devices_in_whatever_order_they_are_opened_again() {
             world.lose_permille = 0;
             for (index, memory) in memories.iter().enumerate() {
                 assert_eq!(
-                    held(memory, 4999, 2),
+                    content(memory, 4999, 2),
                     [round * 16 + index as u8, 0],
                     "seed {seed}, disk {index}"
                 );
@@ -309,7 +309,7 @@ fn an_export_opened_on_an_earlier_connection_is_opened_again() {
     world.write(&a, 0, vec![1; 10]).expect("written on another connection");
     let b = initiator.opened("b", OpenMode::default(), &bytes).expect("a device");
     world.write(&b, 0, vec![2; 10]).expect("written");
-    assert_eq!((held(&memories[0], 0, 1), held(&memories[1], 0, 1)), (vec![1], vec![2]));
+    assert_eq!((content(&memories[0], 0, 1), content(&memories[1], 0, 1)), (vec![1], vec![2]));
 }
 
 #[test]
@@ -318,14 +318,14 @@ fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
     world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
-    let told = ask(&device, Operation::Write, 0, vec![9; 8192]);
+    let outcome_cell = ask(&device, Operation::Write, 0, vec![9; 8192]);
     world.run(SECOND);
-    assert!(told.lock().expect("one thread").is_none(), "its second half is at the device");
+    assert!(outcome_cell.lock().expect("one thread").is_none(), "its second half is at the device");
     world.restart(TargetOptions::default());
     let after = Arc::new(MemoryDevice::new(1 << 20));
     world.show("disk", Arc::clone(&after), 2);
-    world.answer(&told).expect("written in the end");
-    assert_eq!(held(&after, 0, 1), [0], "its first half is gone");
+    world.answer(&outcome_cell).expect("written in the end");
+    assert_eq!(content(&after, 0, 1), [0], "its first half is gone");
     let flushes = [(); 2].map(|()| ask(&device, Operation::Flush, 0, Vec::new()));
     for flush in &flushes {
         let error = world.answer(flush).expect_err("asked before the loss was known");
@@ -355,7 +355,7 @@ fn a_fenced_initiator_does_not_take_the_export_back_by_a_new_connection() {
         world.cut.clear();
         let error = world.answer(&late).expect_err("the second one has it");
         assert!(matches!(error.kind(), ErrorKind::Fenced | ErrorKind::InUse), "{error}");
-        assert_eq!(held(&memory, 0, 5000), vec![2; 5000]);
+        assert_eq!(content(&memory, 0, 5000), vec![2; 5000]);
         world.write(&new, 0, vec![3; 5000]).expect("it is still the second one's");
     }
 }
@@ -368,11 +368,11 @@ fn a_packed_write_longer_than_the_slots_granted_fails_and_the_link_goes_on() {
     world.show("disk", Arc::clone(&memory), 1);
     let initiator = world.initiator(1, InitiatorOptions::default());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
-    let (packed, told) = request(Operation::Write, 0, vec![0; 8192]);
+    let (packed, outcome_cell) = request(Operation::Write, 0, vec![0; 8192]);
     device.submit_packed(packed);
-    assert_eq!(world.answer(&told).expect_err("too long").kind(), ErrorKind::Invalid);
+    assert_eq!(world.answer(&outcome_cell).expect_err("too long").kind(), ErrorKind::Invalid);
     world.write(&device, 0, vec![7; 10_000]).expect("cut into pieces");
-    assert_eq!(held(&memory, 9999, 2), [7, 0]);
+    assert_eq!(content(&memory, 9999, 2), [7, 0]);
     let status = initiator.status();
     assert_eq!((status.pending, status.slots_free), (0, status.slots));
 }
@@ -417,13 +417,16 @@ fn the_timeout_counts_from_the_last_packet_of_the_target() {
     world.step();
     assert!(!initiator.status().connected, "the target ended in order");
     world.cut.push(1);
-    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
+    let outcome_cell = ask(&device, Operation::Write, 0, vec![1; 10]);
     world.run(10 * SECOND);
-    assert!(told.lock().expect("one thread").is_none(), "30 s are not over");
+    assert!(outcome_cell.lock().expect("one thread").is_none(), "30 s are not over");
     world.run(30 * SECOND);
-    assert_eq!(world.answer(&told).expect_err("30 s are over").kind(), ErrorKind::Unreachable);
-    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
-    assert!(world.answer(&told).is_err(), "and so does everything later");
+    assert_eq!(
+        world.answer(&outcome_cell).expect_err("30 s are over").kind(),
+        ErrorKind::Unreachable
+    );
+    let outcome_cell = ask(&device, Operation::Write, 0, vec![1; 10]);
+    assert!(world.answer(&outcome_cell).is_err(), "and so does everything later");
 }
 
 #[test]
@@ -435,9 +438,9 @@ fn an_initiator_that_gave_up_waits_for_nothing() {
     world.target.close();
     world.step();
     world.cut.push(1);
-    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
+    let outcome_cell = ask(&device, Operation::Write, 0, vec![1; 10]);
     world.run(40 * SECOND);
-    assert_eq!(world.answer(&told).expect_err("given up").kind(), ErrorKind::Unreachable);
+    assert_eq!(world.answer(&outcome_cell).expect_err("given up").kind(), ErrorKind::Unreachable);
     // A thread does not wait for a time in the past.
     assert!(
         initiator.deadline_ns() > world.clock.now_ns() + SECOND,
@@ -468,7 +471,7 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
             world.show("disk", Arc::clone(&memory), 1);
         }
         world.recorded.extend(old);
-        assert_eq!(held(&memory, 0, 20_000), vec![round; 20_000]);
+        assert_eq!(content(&memory, 0, 20_000), vec![round; 20_000]);
         assert!(world.target.status().len() <= 1, "one connection, whatever is said again");
     }
 }

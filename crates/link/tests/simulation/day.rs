@@ -28,10 +28,12 @@ fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
         story.run_load(OPERATIONS);
         story.rest();
         rests += 1;
-        let more = CountingAllocator::bytes_of_this_thread() - first;
-        most = most.max(more);
-        if more > TABLES_BYTES_MAX {
-            story.fail(&format!("after {rests} rests {more} bytes more are kept than at first"));
+        let growth_bytes = CountingAllocator::bytes_of_this_thread() - first;
+        most = most.max(growth_bytes);
+        if growth_bytes > TABLES_BYTES_MAX {
+            story.fail(&format!(
+                "after {rests} rests {growth_bytes} bytes more are kept than at first"
+            ));
         }
     }
     (story.outcome(), rests, most)

@@ -45,13 +45,13 @@ fn who(peer: &Peer) -> u8 {
 }
 
 /// Packets arrive after a delay.
-struct Way {
+struct DelayedCarrier {
     flying: PacketTimeline,
     clock: Arc<WorldClock>,
     from: Peer,
 }
 
-impl Way {
+impl DelayedCarrier {
     fn send(&self, to: Peer, bytes: &[u8]) {
         let mut flying = self.flying.lock().expect("one thread");
         let order = flying.last_key_value().map_or(0, |((_, order), _)| *order) + 1;
@@ -59,13 +59,13 @@ impl Way {
     }
 }
 
-impl Sender for Way {
+impl Sender for DelayedCarrier {
     fn packet_bytes_max(&self, _: &Peer) -> usize {
         1472
     }
 
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        (from..batch.len()).for_each(|index| Way::send(self, *to, batch.packet(index)));
+        (from..batch.len()).for_each(|index| DelayedCarrier::send(self, *to, batch.packet(index)));
         Ok(batch.len() - from)
     }
 }
@@ -77,9 +77,9 @@ struct Scene {
     target: Arc<Target>,
     user: Arc<Initiator>,
     /// What strangers received, with the address where they received it.
-    heard: Vec<(Peer, Vec<u8>)>,
+    stranger_packets: Vec<(Peer, Vec<u8>)>,
     /// The user's packets that arrived at the target.
-    said: Vec<Vec<u8>>,
+    user_packets: Vec<Vec<u8>>,
 }
 
 impl Scene {
@@ -91,15 +91,23 @@ impl Scene {
         let mut dice = Dice::new(seed);
         let target = target_of(&clock, security(), dice.next());
         let user = initiator_of(&clock, security(), dice.next());
-        Scene { clock, flying, dice, target, user, heard: Vec::new(), said: Vec::new() }
+        Scene {
+            clock,
+            flying,
+            dice,
+            target,
+            user,
+            stranger_packets: Vec::new(),
+            user_packets: Vec::new(),
+        }
     }
 
-    fn way(&self, from: Peer) -> Way {
-        Way { flying: Arc::clone(&self.flying), clock: Arc::clone(&self.clock), from }
+    fn carrier(&self, from: Peer) -> DelayedCarrier {
+        DelayedCarrier { flying: Arc::clone(&self.flying), clock: Arc::clone(&self.clock), from }
     }
 
     fn begin(&self) {
-        self.user.add_way(0, Arc::new(self.way(address(USER, 0))), address(TARGET, 0), None);
+        self.user.add_way(0, Arc::new(self.carrier(address(USER, 0))), address(TARGET, 0), None);
     }
 
     /// Lets a millisecond pass, and delivers what arrives in it.
@@ -118,14 +126,14 @@ impl Scene {
             match who(&to) {
                 TARGET => {
                     if who(&from) == USER {
-                        self.said.push(bytes.clone());
+                        self.user_packets.push(bytes.clone());
                     }
-                    let sender: Arc<dyn Sender> = Arc::new(self.way(to));
+                    let sender: Arc<dyn Sender> = Arc::new(self.carrier(to));
                     self.target
                         .receive(Arrival { sender: &sender, waker: None, peer: &from }, &mut bytes);
                 }
                 USER => self.user.receive(&from, &mut bytes),
-                _ => self.heard.push((to, bytes)),
+                _ => self.stranger_packets.push((to, bytes)),
             }
         }
         self.target.tick();
@@ -133,8 +141,8 @@ impl Scene {
     }
 
     /// The user's packets of these kinds.
-    fn said(&self, is: impl Fn(PacketKind) -> bool) -> Vec<Vec<u8>> {
-        self.said.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
+    fn user_packets_of(&self, is: impl Fn(PacketKind) -> bool) -> Vec<Vec<u8>> {
+        self.user_packets.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
     }
 
     /// Recorded hellos of other initiators: this target never answered these handshakes.
@@ -143,12 +151,12 @@ impl Scene {
         for _ in 0..count {
             let flying = PacketTimeline::default();
             let other = initiator_of(&self.clock, security(), self.dice.next());
-            let way = Way {
+            let carrier = DelayedCarrier {
                 flying: Arc::clone(&flying),
                 clock: Arc::clone(&self.clock),
                 from: address(USER, 7),
             };
-            other.add_way(0, Arc::new(way), address(TARGET, 0), None);
+            other.add_way(0, Arc::new(carrier), address(TARGET, 0), None);
             let hello = flying.lock().expect("one thread").pop_first().expect("it greets").1.2;
             all.push(hello);
             other.close();
@@ -159,11 +167,11 @@ impl Scene {
     /// The user opens the export, with `each` before each millisecond. Returns the time it took.
     fn open(&mut self, most_ns: u64, mut each: impl FnMut(&mut Self)) -> Option<u64> {
         let began = self.clock.now_ns();
-        let asked = self.user.request_open("disk", OpenMode::default());
+        let request = self.user.request_open("disk", OpenMode::default());
         while self.clock.now_ns() < began + most_ns {
             each(self);
             self.pass();
-            if let Some(answer) = asked.poll() {
+            if let Some(answer) = request.poll() {
                 answer.expect("it is opened");
                 return Some(self.clock.now_ns() - began);
             }
@@ -212,15 +220,15 @@ fn scenes(mut callback: impl FnMut(&mut Scene, Trust<'_>, &str)) {
 
 #[test]
 fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_seconds() {
-    scenes(|scene, trust, told| {
+    scenes(|scene, trust, scene_name| {
         // So many that hardly one of them still waits for its connection when it is repeated.
         let hellos = scene.recorded(2000, trust);
         let mut count = 0usize;
         let mut flood = |scene: &mut Scene| {
             for _ in 0..3 {
                 count += 1;
-                let to = scene.way(address(SPOOFED, (count % 200) as u8));
-                Way::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
+                let to = scene.carrier(address(SPOOFED, (count % 200) as u8));
+                DelayedCarrier::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
             }
         };
         // The flood has gone on for a while, and has the strangers' places for the next 600 ms.
@@ -230,28 +238,29 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_sec
         }
         scene.begin();
         let took = scene.open(10 * SECOND, flood);
-        assert!(took.is_some_and(|took| took < 2 * SECOND), "{told}: {took:?} ns");
-        assert!(scene.target.unfinished() <= 9, "{told}: the flood grew");
+        assert!(took.is_some_and(|took| took < 2 * SECOND), "{scene_name}: {took:?} ns");
+        assert!(scene.target.unfinished() <= 9, "{scene_name}: the flood grew");
         let shortest = hellos.iter().map(Vec::len).min().expect("there are some");
         let longest = |kind| {
-            let of_kind = scene.heard.iter().filter(|(_, bytes)| kind_of(bytes) == Some(kind));
+            let of_kind =
+                scene.stranger_packets.iter().filter(|(_, bytes)| kind_of(bytes) == Some(kind));
             of_kind.map(|(_, bytes)| bytes.len()).max()
         };
         assert!(
             longest(PacketKind::Cookie).is_some_and(|most| most < shortest),
-            "{told}: it amplifies"
+            "{scene_name}: it amplifies"
         );
     });
 }
 
 #[test]
 fn a_thief_of_hellos_that_answers_cookies_at_its_own_address_keeps_no_user_out() {
-    scenes(|scene, trust, told| {
+    scenes(|scene, trust, scene_name| {
         let hellos = scene.recorded(40, trust);
         let (mut count, mut cookies) = (0usize, BTreeMap::new());
         let mut flood = |scene: &mut Scene| {
             // A port for each hello shows the thief which hello a cookie is for.
-            for (to, bytes) in scene.heard.drain(..) {
+            for (to, bytes) in scene.stranger_packets.drain(..) {
                 if let (Peer::Udp(to), Some(PacketKind::Cookie)) = (to, kind_of(&bytes)) {
                     cookies.insert(to.port(), bytes[HEADER_BYTES..][..16].to_vec());
                 }
@@ -260,9 +269,10 @@ fn a_thief_of_hellos_that_answers_cookies_at_its_own_address_keeps_no_user_out()
                 count += 1;
                 let port = (count % hellos.len()) as u16;
                 let hello = &hellos[usize::from(port)];
-                let said = cookies.get(&port).map_or(hello.clone(), |cookie| retry(hello, cookie));
+                let packet =
+                    cookies.get(&port).map_or(hello.clone(), |cookie| retry(hello, cookie));
                 let from = Peer::Udp(([10, 0, 0, THIEF], port).into());
-                Way::send(&scene.way(from), address(TARGET, 0), &said);
+                DelayedCarrier::send(&scene.carrier(from), address(TARGET, 0), &packet);
             }
         };
         for _ in 0..300 {
@@ -271,8 +281,8 @@ fn a_thief_of_hellos_that_answers_cookies_at_its_own_address_keeps_no_user_out()
         }
         scene.begin();
         let took = scene.open(10 * SECOND, flood);
-        assert!(took.is_some_and(|took| took < 2 * SECOND), "{told}: {took:?} ns");
-        assert!(!cookies.is_empty(), "{told}: the thief was asked for none");
+        assert!(took.is_some_and(|took| took < 2 * SECOND), "{scene_name}: {took:?} ns");
+        assert!(!cookies.is_empty(), "{scene_name}: the thief was asked for none");
     });
 }
 
@@ -287,14 +297,19 @@ fn retry(hello: &[u8], cookie: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_hello_that_led_to_a_connection_is_not_answered_again() {
-    scenes(|scene, _, told| {
+    scenes(|scene, _, scene_name| {
         scene.begin();
         scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
-        let hello = scene.said(|kind| kind == PacketKind::Hello).pop().expect("it greeted");
-        scene.heard.clear();
-        Way::send(&scene.way(address(SPOOFED, 1)), address(TARGET, 0), &hello);
+        let hello =
+            scene.user_packets_of(|kind| kind == PacketKind::Hello).pop().expect("it greeted");
+        scene.stranger_packets.clear();
+        DelayedCarrier::send(&scene.carrier(address(SPOOFED, 1)), address(TARGET, 0), &hello);
         (0..200).for_each(|_| scene.pass());
-        assert_eq!((scene.heard.len(), scene.target.unfinished()), (0, 0), "{told}");
+        assert_eq!(
+            (scene.stranger_packets.len(), scene.target.unfinished()),
+            (0, 0),
+            "{scene_name}"
+        );
     });
 }
 
@@ -309,54 +324,54 @@ fn forged(sealed: &[u8], proof: &[u8]) -> Vec<u8> {
 
 #[test]
 fn forged_unknowns_at_any_rate_make_no_user_reconnect() {
-    scenes(|scene, _, told| {
+    scenes(|scene, _, scene_name| {
         scene.begin();
         scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
-        let began = scene.said(|kind| kind == PacketKind::Hello).len();
-        let (mut after, mut answered) = (0, 0);
+        let hello_count = scene.user_packets_of(|kind| kind == PacketKind::Hello).len();
+        let (mut sent_count, mut answer_count) = (0, 0);
         for round in 0..2000 {
             // One for each packet that the user sends, and some more, with and without a proof.
-            let said = scene.said(|kind| kind == PacketKind::Sealed);
-            for packet in &said[after..] {
+            let sealed_packets = scene.user_packets_of(|kind| kind == PacketKind::Sealed);
+            for packet in &sealed_packets[sent_count..] {
                 for proof in [&[][..], &[0; 16], &packet[HEADER_BYTES..][..16]] {
-                    let way = scene.way(address(TARGET, 0));
-                    Way::send(&way, address(USER, 0), &forged(packet, proof));
+                    let carrier = scene.carrier(address(TARGET, 0));
+                    DelayedCarrier::send(&carrier, address(USER, 0), &forged(packet, proof));
                 }
             }
-            after = said.len();
+            sent_count = sealed_packets.len();
             if round % 100 == 0 {
-                let asked = scene.user.request_list();
+                let request = scene.user.request_list();
                 for _ in 0..80 {
                     scene.pass();
-                    answered += usize::from(asked.poll().is_some());
+                    answer_count += usize::from(request.poll().is_some());
                 }
             }
             scene.pass();
         }
-        assert!(answered >= 20, "{told}: {answered} lists of 20");
+        assert!(answer_count >= 20, "{scene_name}: {answer_count} lists of 20");
         assert_eq!(
-            scene.said(|kind| kind == PacketKind::Hello).len(),
-            began,
-            "{told}: it greeted again"
+            scene.user_packets_of(|kind| kind == PacketKind::Hello).len(),
+            hello_count,
+            "{scene_name}: it greeted again"
         );
     });
 }
 
 #[test]
 fn a_restarted_target_is_believed_that_it_knows_no_connection() {
-    scenes(|scene, trust, told| {
+    scenes(|scene, trust, scene_name| {
         scene.begin();
         scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
         let seed = scene.dice.next();
         scene.target = target_of(&scene.clock, trust(), seed);
         let took = scene.open(PEACE_NS, |_| ()).expect("it is opened again");
-        assert!(took < SECOND, "{told}: {took} ns");
+        assert!(took < SECOND, "{scene_name}: {took} ns");
     });
 }
 
 #[test]
 fn strangers_that_open_nothing_fill_no_target() {
-    scenes(|scene, trust, told| {
+    scenes(|scene, trust, scene_name| {
         let all = TargetOptions::default().connections_max;
         for stranger in 0..all {
             // Half of them from one address, the others from one each.
@@ -364,10 +379,10 @@ fn strangers_that_open_nothing_fill_no_target() {
             let seed = scene.dice.next();
             let other = initiator_of(&scene.clock, trust(), seed);
             let from = address(THIEF, which);
-            other.add_way(0, Arc::new(scene.way(from)), address(TARGET, 0), None);
+            other.add_way(0, Arc::new(scene.carrier(from)), address(TARGET, 0), None);
             for _ in 0..200 {
                 scene.pass();
-                for (to, mut bytes) in std::mem::take(&mut scene.heard) {
+                for (to, mut bytes) in std::mem::take(&mut scene.stranger_packets) {
                     if to == from {
                         other.receive(&address(TARGET, 0), &mut bytes);
                     }
@@ -375,10 +390,10 @@ fn strangers_that_open_nothing_fill_no_target() {
                 other.tick();
             }
         }
-        assert_eq!(scene.target.status().len(), all, "{told}: the target is full");
+        assert_eq!(scene.target.status().len(), all, "{scene_name}: the target is full");
         scene.begin();
         let took = scene.open(10 * SECOND, |_| ()).expect("it is let in");
-        assert!(took < 2 * SECOND, "{told}: {took} ns");
-        assert_eq!(scene.target.status().len(), all, "{told}");
+        assert!(took < 2 * SECOND, "{scene_name}: {took} ns");
+        assert_eq!(scene.target.status().len(), all, "{scene_name}");
     });
 }

@@ -14,7 +14,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
 
-use crate::claims::{MS, SECOND, World, ask, held, ids, small_slots};
+use crate::claims::{MS, SECOND, World, ask, content, ids, small_slots};
 use crate::network::{Dice, WorldClock};
 
 const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
@@ -64,8 +64,8 @@ fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
 fn hellos(world: &World, from: u8) -> usize {
     let is_hello =
         |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
-    let came = world.recorded.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
-    came.map(|(_, bytes)| bytes).collect::<std::collections::HashSet<_>>().len()
+    let hellos = world.recorded.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
+    hellos.map(|(_, bytes)| bytes).collect::<std::collections::HashSet<_>>().len()
 }
 
 #[test]
@@ -90,22 +90,22 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
     }
     world.open(&backup, "disk1", READER).expect("it may read everything");
     world.write(&device, 0, vec![2; 5000]).expect("no initiator took it over");
-    assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![2; 5000]);
     let error = world.open(&backup, "no such export", READER).err().expect("there is none");
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("disk2"), "{error}");
-    for (initiator, shown) in
+    for (initiator, visible_names) in
         [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])]
     {
         let answer = initiator.request_list();
         let bytes = loop {
             world.step();
-            if let Some(told) = answer.poll() {
-                break told.expect("a list");
+            if let Some(outcome) = answer.poll() {
+                break outcome.expect("a list");
             }
         };
-        let listed = exports(&bytes).expect("whole");
-        let listed: Vec<_> = listed.named.iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(listed, shown);
+        let names = exports(&bytes).expect("whole");
+        let names: Vec<_> = names.named.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(names, visible_names);
     }
 }
 
@@ -123,13 +123,13 @@ fn a_key_that_is_taken_back_ends_its_machine_and_no_other_until_it_is_given_agai
     let late = ask(&device, Operation::Write, 0, vec![2; 5000]);
     world.run(30 * SECOND);
     assert!(late.lock().expect("one thread").is_none(), "it waits");
-    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![1; 5000]);
     assert_eq!(hellos(&world, 2), 1, "the other one has its connection still");
 
     assert_eq!(world.target.set_machines(Vec::new()), None, "no machines are not fewer machines");
     assert_eq!(world.target.set_machines(machines(&[DB1, BACKUP])), Some(0));
     world.answer(&late).expect("it went on");
-    assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![2; 5000]);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_machine_that_loses_the_right_to_an_export_is_denied() {
     assert_eq!(world.target.set_machines(machines(&[("db1", 1, "logs"), BACKUP])), Some(1));
     let error = world.write(&device, 0, vec![2; 5000]).expect_err("it may not any more");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![1; 5000]);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_machine_that_says_the_id_of_another_ends_nothing_of_that() {
     let thief = world.initiator_with(2, small_slots(), Security::Key(secret(2)), same());
     world.open(&thief, "logs", WRITER).expect("its own");
     world.write(&device, 0, vec![1; 5000]).expect("written");
-    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![1; 5000]);
     assert_eq!(hellos(&world, 1), 1, "its connection was not ended");
 }
 
@@ -185,9 +185,9 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
             .collect();
         // A check whether new keys are due falls into this time.
         world.run(SECOND / 2);
-        all.iter().for_each(|told| drop(world.answer(told).expect("written")));
+        all.iter().for_each(|outcome_cell| drop(world.answer(outcome_cell).expect("written")));
         for part in 0..16 {
-            assert_eq!(held(&disk1, part * 4096, 4096), vec![round + part as u8; 4096]);
+            assert_eq!(content(&disk1, part * 4096, 4096), vec![round + part as u8; 4096]);
         }
     }
     assert!(hellos(&world, 1) >= 5, "{} connections", hellos(&world, 1));
@@ -200,8 +200,8 @@ fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u
     let until = world.clock.now_ns() + long_ns;
     while world.clock.now_ns() < until {
         world.step();
-        if let Some(told) = answer.poll() {
-            let Err(error) = told else { panic!("the reader got between") };
+        if let Some(outcome) = answer.poll() {
+            let Err(error) = outcome else { panic!("the reader got between") };
             assert!(matches!(error.kind(), ErrorKind::InUse | ErrorKind::Unavailable), "{error}");
             answer = backup.request_open("disk1", READER);
         }
@@ -231,7 +231,7 @@ fn an_initiator_that_has_an_export_alone_keeps_it_while_its_keys_change() {
         no_reader_gets_between(&mut world, &backup, 20 * MS);
         world.write(&device, 0, vec![round as u8; 5000]).expect("it may still");
     }
-    assert_eq!(held(&disk1, 0, 5000), vec![5; 5000]);
+    assert_eq!(content(&disk1, 0, 5000), vec![5; 5000]);
 }
 
 #[test]

@@ -100,19 +100,19 @@ impl World {
 
     /// Moves 64 KiB each way.
     fn moves_bytes(&mut self) {
-        let asked = self.initiator.request_open("disk", OpenMode::default());
-        let mut opened = None;
+        let request = self.initiator.request_open("disk", OpenMode::default());
+        let mut outcome = None;
         self.until("the disk opens", |_| {
-            opened = opened.take().or_else(|| asked.poll());
-            opened.is_some()
+            outcome = outcome.take().or_else(|| request.poll());
+            outcome.is_some()
         });
-        let answer = opened.expect("just seen").expect("it opens");
+        let answer = outcome.expect("just seen").expect("it opens");
         let disk = self.initiator.opened("disk", OpenMode::default(), &answer).expect("it opens");
         for operation in [Operation::Write, Operation::Read] {
             let done = Arc::new(Mutex::new(None));
-            let told = Arc::clone(&done);
+            let outcome_cell = Arc::clone(&done);
             let on_outcome = move |outcome: Outcome, _| {
-                *told.lock().expect("one thread") = Some(outcome.is_ok())
+                *outcome_cell.lock().expect("one thread") = Some(outcome.is_ok())
             };
             disk.submit(Request::with_bytes(
                 operation,

@@ -43,7 +43,7 @@ pub(crate) struct RandomRequest {
 /// The outcome of a request.
 pub(crate) struct Completion {
     pub(crate) id: u64,
-    pub(crate) asked: LoadRequest,
+    pub(crate) request: LoadRequest,
     pub(crate) error: Option<Error>,
     /// The bytes that were read.
     pub(crate) bytes: Vec<u8>,
@@ -65,7 +65,7 @@ pub(crate) struct LoadRequest {
 
 struct PendingRequest {
     id: u64,
-    asked: LoadRequest,
+    request: LoadRequest,
     /// The address of a write, over all devices; `buffer`: the bytes of a packed write or a read.
     at: u64,
     buffer: Vec<u8>,
@@ -74,7 +74,7 @@ struct PendingRequest {
 
 impl Exchange for PendingRequest {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        if self.asked.kind == Kind::Packed {
+        if self.request.kind == Kind::Packed {
             let start = offset as usize;
             return into.copy_from_slice(&self.buffer[start..start + into.len()]);
         }
@@ -85,10 +85,14 @@ impl Exchange for PendingRequest {
         &mut self.buffer
     }
 
-    fn complete(self: Box<Self>, told: Outcome) {
-        let ended =
-            Completion { id: self.id, asked: self.asked, error: told.err(), bytes: self.buffer };
-        self.sender.send(ended).expect("the story listens");
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let completion = Completion {
+            id: self.id,
+            request: self.request,
+            error: outcome.err(),
+            bytes: self.buffer,
+        };
+        self.sender.send(completion).expect("the story listens");
     }
 }
 
@@ -141,13 +145,14 @@ pub(crate) fn submit(
     device: &RemoteDevice,
     id: u64,
     drawn: &RandomRequest,
-    asked: LoadRequest,
+    request: LoadRequest,
     sender: Tell<Completion>,
 ) {
     let base = drawn.device as u64 * SIZE_BYTES;
     let (address, length) = drawn.ranges.first().copied().unwrap_or_default();
     let flags = Flags { fua: drawn.fua, no_unmap: false };
-    let mut waiting = PendingRequest { id, asked, at: base + address, buffer: Vec::new(), sender };
+    let mut waiting =
+        PendingRequest { id, request, at: base + address, buffer: Vec::new(), sender };
     let operation = match drawn.kind {
         Kind::Packed => {
             waiting.buffer = payload(id, base, &drawn.ranges);
@@ -177,8 +182,8 @@ fn payload(id: u64, base: u64, ranges: &[(u64, u64)]) -> Vec<u8> {
             ((address - first) as u32, bytes)
         })
         .collect();
-    let shown = bytes.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
-    let mut payload = vec![0; packed_write::encoded_bytes(shown.clone()) as usize];
-    packed_write::encode(shown, &mut payload).expect("a packed write");
+    let slices = bytes.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
+    let mut payload = vec![0; packed_write::encoded_bytes(slices.clone()) as usize];
+    packed_write::encode(slices, &mut payload).expect("a packed write");
     payload
 }

@@ -99,8 +99,8 @@ impl Story {
     fn take_over(&mut self) {
         self.end_leavers();
         self.outcome.taken_over += 1;
-        let taken: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
-        let seat = (0..SEATS).find(|seat| !taken.contains(seat)).expect("a seat is free");
+        let used_seats: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
+        let seat = (0..SEATS).find(|seat| !used_seats.contains(seat)).expect("a seat is free");
         self.log("a user takes over");
         self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
     }

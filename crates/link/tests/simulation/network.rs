@@ -210,11 +210,11 @@ impl Sender for FalseSender {
             return Ok(batch.len() - from);
         }
         let full = network.faults[self.link].full_permille;
-        for taken in 0..batch.len() - from {
+        for index in 0..batch.len() - from {
             if network.dice.permille(full) {
-                return Ok(taken);
+                return Ok(index);
             }
-            network.send(now, self.to, self.link, batch.packet(from + taken));
+            network.send(now, self.to, self.link, batch.packet(from + index));
         }
         Ok(batch.len() - from)
     }

@@ -45,7 +45,7 @@ pub(crate) struct Oracle {
     /// Each user's answered writes that none of its flushes covers.
     unflushed: BTreeMap<u64, BTreeSet<u64>>,
     /// Each user's answered writes that a power cut may have undone: a flush must report that.
-    taken: BTreeMap<u64, BTreeSet<u64>>,
+    undone: BTreeMap<u64, BTreeSet<u64>>,
     cuts: u64,
 }
 
@@ -79,7 +79,7 @@ impl Oracle {
             flushes: BTreeMap::new(),
             newest_flush: 0,
             unflushed: BTreeMap::new(),
-            taken: BTreeMap::new(),
+            undone: BTreeMap::new(),
             cuts: 0,
         }
     }
@@ -166,14 +166,14 @@ impl Oracle {
     /// Checks the bytes of a read. Returns what is wrong with them.
     pub(crate) fn read_answered(&mut self, id: u64, bytes: &[u8]) -> Result<(), String> {
         let read = self.reads.remove(&id).ok_or("a read was answered twice")?;
-        let shown =
+        let value_of =
             |id: &u64| if self.writes.get(id).is_some_and(|write| write.zeroes) { 0 } else { *id };
-        for (cell, seen) in read.cells.clone().zip(bytes.chunks_exact(CELL as usize)) {
-            let value = u64::from_le_bytes(seen[..8].try_into().expect("eight bytes"));
-            let twin = u64::from_le_bytes(seen[8..16].try_into().expect("eight bytes"));
+        for (cell, bytes_of_cell) in read.cells.clone().zip(bytes.chunks_exact(CELL as usize)) {
+            let value = u64::from_le_bytes(bytes_of_cell[..8].try_into().expect("eight bytes"));
+            let twin = u64::from_le_bytes(bytes_of_cell[8..16].try_into().expect("eight bytes"));
             let tied = twin == twin_of(value, self.first + cell);
             let may = &read.may[&cell];
-            if !tied || !may.iter().any(|id| shown(id) == value) {
+            if !tied || !may.iter().any(|id| value_of(id) == value) {
                 return Err(format!("cell {cell}: read {value} ({twin:x}), and it may be {may:?}"));
             }
         }
@@ -189,15 +189,15 @@ impl Oracle {
     pub(crate) fn flush_answered(&mut self, id: u64, well: bool) -> Result<(), String> {
         let flush = self.flushes.remove(&id).ok_or("a flush was answered twice")?;
         let whole = flush.cuts == self.cuts;
-        let taken = self.taken.entry(flush.user).or_default();
-        if well && whole && !taken.is_empty() {
+        let undone = self.undone.entry(flush.user).or_default();
+        if well && whole && !undone.is_empty() {
             return Err("a flush succeeded, and writes before it are lost".into());
         }
         match well {
             // A flush in flight at the power cut: it was executed before, and its answer was on its
             // way.
-            true => taken.retain(|write| !flush.covers.contains(write)),
-            false => taken.clear(),
+            true => undone.retain(|write| !flush.covers.contains(write)),
+            false => undone.clear(),
         }
         self.may_be_durable(&flush.may, well && whole && id > self.newest_flush);
         if well && whole {
@@ -240,7 +240,7 @@ impl Oracle {
         }
         self.cuts += 1;
         for (user, unflushed) in &mut self.unflushed {
-            self.taken.entry(*user).or_default().append(unflushed);
+            self.undone.entry(*user).or_default().append(unflushed);
         }
     }
 }

@@ -14,10 +14,10 @@ use sawmill_device::{
 };
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
-use sawmill_link::target::{KeepStanding, Standing, TargetOptions};
+use sawmill_link::target::{Standing, StandingStore, TargetOptions};
 use sawmill_link::{PackedDevice, Unpacker};
 
-use crate::claims::{MS, SECOND, StuckDevice, World, ask, held, request, small_slots};
+use crate::claims::{MS, SECOND, StuckDevice, World, ask, content, request, small_slots};
 
 const ALONE: OpenMode = OpenMode { read_only: false, take_over: false, shared: false };
 const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };
@@ -26,7 +26,7 @@ const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };
 #[derive(Clone, Default)]
 struct MemoryStanding(Arc<Mutex<Standing>>);
 
-impl KeepStanding for MemoryStanding {
+impl StandingStore for MemoryStanding {
     fn keep(&self, standing: &Standing) -> Result<()> {
         *self.0.lock().expect("one thread") = *standing;
         Ok(())
@@ -34,24 +34,24 @@ impl KeepStanding for MemoryStanding {
 }
 
 impl World {
-    fn show_lasting(&self, name: &str, device: impl BlockDevice + 'static, kept: &MemoryStanding) {
-        let (standing, keep) = (*kept.0.lock().expect("one thread"), Box::new(kept.clone()));
+    fn show_lasting(&self, name: &str, device: impl BlockDevice + 'static, store: &MemoryStanding) {
+        let (standing, keep) = (*store.0.lock().expect("one thread"), Box::new(store.clone()));
         let device = Arc::new(Unpacker::new(device));
         self.target.add_lasting(name, device, [1; 16], standing, keep).expect("shown once");
     }
 
-    fn restart_lasting(&mut self, device: impl BlockDevice + 'static, kept: &MemoryStanding) {
+    fn restart_lasting(&mut self, device: impl BlockDevice + 'static, store: &MemoryStanding) {
         self.restart(TargetOptions::default());
-        self.show_lasting("disk", device, kept);
+        self.show_lasting("disk", device, store);
     }
 }
 
 #[test]
 fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next_target_first() {
     for (old_comes_first, new_left) in [(true, false), (false, false), (true, true)] {
-        let (mut world, kept) = (World::new(11), MemoryStanding::default());
+        let (mut world, store) = (World::new(11), MemoryStanding::default());
         let memory = Arc::new(MemoryDevice::new(1 << 20));
-        world.show_lasting("disk", Arc::clone(&memory), &kept);
+        world.show_lasting("disk", Arc::clone(&memory), &store);
         let (first, second) =
             (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
         let old = world.open(&first, "disk", ALONE).expect("free");
@@ -65,14 +65,14 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
             new = None;
             world.run(SECOND);
         }
-        world.restart_lasting(Arc::clone(&memory), &kept);
+        world.restart_lasting(Arc::clone(&memory), &store);
         world.cut = if old_comes_first { vec![2] } else { vec![1] };
         world.run(10 * SECOND);
         world.cut.clear();
         let error = world.answer(&late).expect_err("another initiator had it since");
         assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
         assert_eq!(
-            held(&memory, 0, 5000),
+            content(&memory, 0, 5000),
             vec![2; 5000],
             "the old write is in place of the newer one"
         );
@@ -84,9 +84,9 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
 
 #[test]
 fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
-    let (mut world, kept) = (World::new(12), MemoryStanding::default());
+    let (mut world, store) = (World::new(12), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
-    world.show_lasting("disk", Arc::clone(&memory), &kept);
+    world.show_lasting("disk", Arc::clone(&memory), &store);
     let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
     let old = world.open(&first, "disk", ALONE).expect("free");
     world.cut.push(1);
@@ -98,25 +98,25 @@ fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
     world.run(SECOND);
     world.cut.clear();
     assert_eq!(world.answer(&late).expect_err("the second one had it").kind(), ErrorKind::Fenced);
-    assert_eq!(held(&memory, 0, 5000), vec![2; 5000]);
+    assert_eq!(content(&memory, 0, 5000), vec![2; 5000]);
 }
 
 #[test]
 fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cannot_know() {
-    let (mut world, kept) = (World::new(13), MemoryStanding::default());
+    let (mut world, store) = (World::new(13), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
-    world.show_lasting("disk", Arc::clone(&memory), &kept);
+    world.show_lasting("disk", Arc::clone(&memory), &store);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     for round in 1..4 {
-        world.restart_lasting(Arc::clone(&memory), &kept);
+        world.restart_lasting(Arc::clone(&memory), &store);
         world.write(&device, 0, vec![round; 5000]).expect("no other initiator had it");
     }
     world.restart_lasting(Arc::clone(&memory), &MemoryStanding::default());
     let error =
         world.write(&device, 0, vec![9; 5000]).expect_err("another initiator may have had it");
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
-    assert_eq!(held(&memory, 0, 5000), vec![3; 5000]);
+    assert_eq!(content(&memory, 0, 5000), vec![3; 5000]);
     let again = world.initiator(2, small_slots());
     world.open(&again, "disk", ALONE).expect("it is attached again");
 }
@@ -131,7 +131,7 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
             (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
         let device = world.open(&first, "disk", ALONE).expect("free");
         world.lose_permille = lose_permille;
-        let told = ask(&device, Operation::Write, 4096, vec![1; 10]);
+        let outcome_cell = ask(&device, Operation::Write, 4096, vec![1; 10]);
         world.run(5 * SECOND);
         drop(device);
         world.run(5 * SECOND);
@@ -140,9 +140,9 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
             .err()
             .expect("a request of the first one is under way");
         assert_eq!(busy.kind(), ErrorKind::InUse, "{busy}");
-        let held = stuck.2.lock().expect("one thread").pop().expect("it is at the device");
-        held.done();
-        world.answer(&told).expect("written");
+        let request = stuck.2.lock().expect("one thread").pop().expect("it is at the device");
+        request.done();
+        world.answer(&outcome_cell).expect("written");
         world.run(5 * SECOND);
         drop(world.open(&second, "disk", ALONE).expect("it was given back"));
         world.run(5 * SECOND);
@@ -158,8 +158,8 @@ fn an_export_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
     let mut world = World::new(15);
     let memories = [(); 3].map(|()| Arc::new(MemoryDevice::new(1 << 20)));
     let show = |world: &World| {
-        let named = ["a", "b", "c"].into_iter().zip(&memories);
-        named.for_each(|(name, memory)| world.show(name, Arc::clone(memory), 1));
+        let exports = ["a", "b", "c"].into_iter().zip(&memories);
+        exports.for_each(|(name, memory)| world.show(name, Arc::clone(memory), 1));
     };
     show(&world);
     let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
@@ -173,7 +173,7 @@ fn an_export_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
         world
             .write(device, 0, vec![7; 10])
             .expect("open on the new connection, under another number");
-        assert_eq!(held(memory, 0, 10), vec![7; 10]);
+        assert_eq!(content(memory, 0, 10), vec![7; 10]);
     }
     world.open(&second, "a", ALONE).expect("it is free");
     drop((b, c));
@@ -247,22 +247,22 @@ impl BlockDevice for Forgetful {
 
 #[test]
 fn a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target() {
-    let (mut world, kept) = (World::new(18), MemoryStanding::default());
+    let (mut world, store) = (World::new(18), MemoryStanding::default());
     let (memory, fails) = (Arc::new(MemoryDevice::new(1 << 20)), Arc::new(AtomicBool::new(true)));
-    world.show_lasting("disk", Forgetful(Arc::clone(&memory), Arc::clone(&fails)), &kept);
+    world.show_lasting("disk", Forgetful(Arc::clone(&memory), Arc::clone(&fails)), &store);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     world.write(&device, 0, vec![1; 10]).expect("written");
     let flush = ask(&device, Operation::Flush, 0, Vec::new());
-    let failed = |kept: &MemoryStanding| kept.0.lock().expect("one thread").failed_syncs;
-    while failed(&kept) == 0 {
+    let failed_syncs = |store: &MemoryStanding| store.0.lock().expect("one thread").failed_syncs;
+    while failed_syncs(&store) == 0 {
         // The target receives everything, but what it sends is lost.
         world.step();
         world.wire.lock().expect("one thread").retain(|(from, ..)| *from != 0);
     }
     assert!(flush.lock().expect("one thread").is_none(), "its failure was lost on the way");
     fails.store(false, Ordering::SeqCst);
-    world.restart_lasting(Forgetful(memory, fails), &kept);
+    world.restart_lasting(Forgetful(memory, fails), &store);
     let error = world.answer(&flush).expect_err("the write may be lost");
     assert!(error.to_string().contains("may be lost"), "{error}");
     world.run(MS);
@@ -309,30 +309,34 @@ fn no_request_completes_under_a_lock() {
     let initiator = world.initiator(1, InitiatorOptions::default());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let curious = |operation, length| {
-        let told = Arc::new(Mutex::new(None));
-        let exchange = Box::new(ReentrantExchange(Arc::clone(&initiator), Arc::clone(&told)));
-        (Request::new(operation, 0, length, Flags::default(), exchange), told)
+        let outcome_slot = Arc::new(Mutex::new(None));
+        let exchange =
+            Box::new(ReentrantExchange(Arc::clone(&initiator), Arc::clone(&outcome_slot)));
+        (Request::new(operation, 0, length, Flags::default(), exchange), outcome_slot)
     };
     world.cut.push(1);
     // Longer than the slots of the next target, so that it fails there without being sent.
-    let (packed, packed_told) = curious(Operation::Write, 8192);
+    let (packed, packed_outcome) = curious(Operation::Write, 8192);
     device.submit_packed(packed);
-    let (write, write_told) = curious(Operation::Write, 10_000);
+    let (write, write_outcome) = curious(Operation::Write, 10_000);
     device.submit(write);
     world.restart(slots(4096));
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     world.cut.clear();
     world.run(10 * SECOND);
-    let (late, late_told) = curious(Operation::Write, 10);
+    let (late, late_outcome) = curious(Operation::Write, 10);
     world.cut.push(1);
     device.submit(late);
     initiator.fail(Error::new(ErrorKind::Closed, "it was asked for"));
-    for (told, well) in [(packed_told, false), (write_told, true), (late_told, false)] {
-        let (outcome, free) = told.lock().expect("one thread").take().expect("it was told");
-        assert_eq!(outcome.is_ok(), well, "{outcome:?}");
-        assert!(free, "a lock was held");
+    for (outcome_slot, is_ok) in
+        [(packed_outcome, false), (write_outcome, true), (late_outcome, false)]
+    {
+        let (outcome, is_unlocked) =
+            outcome_slot.lock().expect("one thread").take().expect("it was told");
+        assert_eq!(outcome.is_ok(), is_ok, "{outcome:?}");
+        assert!(is_unlocked, "a lock was held");
     }
-    let (after, told) = request(Operation::Write, 0, vec![0; 10]);
+    let (after, outcome_cell) = request(Operation::Write, 0, vec![0; 10]);
     device.submit(after);
-    assert!(world.answer(&told).is_err(), "it is over");
+    assert!(world.answer(&outcome_cell).is_err(), "it is over");
 }

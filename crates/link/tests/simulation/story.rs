@@ -13,7 +13,7 @@ use sawmill_device::ErrorKind;
 use sawmill_link::Unpacker;
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Answer, OpenMode};
-use sawmill_link::target::{Arrival, KeepStanding, Standing, Target, TargetOptions};
+use sawmill_link::target::{Arrival, Standing, StandingStore, Target, TargetOptions};
 
 use crate::disk::Disk;
 use crate::load::{Completion, Kind, LoadRequest, RandomRequest, SIZE_BYTES, draw, submit};
@@ -47,7 +47,7 @@ pub(crate) struct Outcome {
     pub(crate) damaged: u64,
     pub(crate) restarts: u64,
     pub(crate) power_cuts: u64,
-    pub(crate) losses_told: u64,
+    pub(crate) reported_losses: u64,
     pub(crate) link_deaths: u64,
     pub(crate) partitions: u64,
     pub(crate) reconnections: u64,
@@ -70,7 +70,7 @@ impl Outcome {
         self.damaged += other.damaged;
         self.restarts += other.restarts;
         self.power_cuts += other.power_cuts;
-        self.losses_told += other.losses_told;
+        self.reported_losses += other.reported_losses;
         self.link_deaths += other.link_deaths;
         self.partitions += other.partitions;
         self.reconnections += other.reconnections;
@@ -237,11 +237,11 @@ impl Story {
                     Err(error) => self.fail(&format!("{name} cannot be opened: {error}")),
                 }
             };
-            let opened = initiator.opened(&name, mode, &bytes).expect("a geometry");
+            let device = initiator.opened(&name, mode, &bytes).expect("a geometry");
             // The story must know of earlier answers first.
             self.listen();
             let (new, others) = self.users.split_last_mut().expect("just pushed");
-            new.devices.push(opened);
+            new.devices.push(device);
             new.barred.push(false);
             for other in others.iter_mut().filter(|_| mode.take_over) {
                 other.barred[device] = true;
@@ -290,9 +290,10 @@ impl Story {
         self.users.iter().for_each(|user| user.initiator.tick());
         self.target.tick();
         self.listen();
-        if let Some((id, asked)) = self.under_way.first_key_value().map(|(id, asked)| (*id, *asked))
+        if let Some((id, request)) =
+            self.under_way.first_key_value().map(|(id, request)| (*id, *request))
         {
-            self.judge_wait(id, &asked);
+            self.judge_wait(id, &request);
         }
     }
 
@@ -336,41 +337,43 @@ impl Story {
     }
 
     pub(crate) fn listen(&mut self) {
-        while let Ok(ended) = self.receiver.try_recv() {
-            self.under_way.remove(&ended.id);
-            let said =
-                ended.error.as_ref().map_or("done".to_owned(), |error| format!("failed: {error}"));
-            self.log(&format!("{} of {}: {said}", ended.id, ended.asked.user));
-            self.judge_wait(ended.id, &ended.asked);
-            if let Err(why) = self.judge(ended) {
+        while let Ok(completion) = self.receiver.try_recv() {
+            self.under_way.remove(&completion.id);
+            let result = completion
+                .error
+                .as_ref()
+                .map_or("done".to_owned(), |error| format!("failed: {error}"));
+            self.log(&format!("{} of {}: {result}", completion.id, completion.request.user));
+            self.judge_wait(completion.id, &completion.request);
+            if let Err(why) = self.judge(completion) {
                 self.fail(&why);
             }
         }
     }
 
     /// Checks how long a request waited, whether it was answered or not.
-    fn judge_wait(&mut self, id: u64, asked: &LoadRequest) {
-        let Some(user) = self.users.iter().find(|user| user.number == asked.user) else { return };
-        let waited = self.now_ns() - asked.since_ns;
-        let waited = waited - (user.cut_ns - asked.cut_ns).min(waited);
+    fn judge_wait(&mut self, id: u64, request: &LoadRequest) {
+        let Some(user) = self.users.iter().find(|user| user.number == request.user) else { return };
+        let waited = self.now_ns() - request.since_ns;
+        let waited = waited - (user.cut_ns - request.cut_ns).min(waited);
         self.outcome.longest_wait_ms = self.outcome.longest_wait_ms.max(waited / MS);
         if waited > WAIT_NS_MAX {
             self.fail(&format!("request {id} waited for {} ms", waited / MS));
         }
     }
 
-    fn judge(&mut self, ended: Completion) -> Result<(), String> {
-        let Completion { id, asked, error, bytes } = ended;
-        let oracle = &mut self.oracles[asked.device];
-        let user = self.users.iter().find(|user| user.number == asked.user);
+    fn judge(&mut self, completion: Completion) -> Result<(), String> {
+        let Completion { id, request, error, bytes } = completion;
+        let oracle = &mut self.oracles[request.device];
+        let user = self.users.iter().find(|user| user.number == request.user);
         // Users that were cut off or are gone.
         let may_fail = user.is_none_or(|user| user.leaves);
-        match (asked.kind, error) {
-            (_, None) if asked.barred => Err(format!("request {id}: a fenced user was served")),
+        match (request.kind, error) {
+            (_, None) if request.barred => Err(format!("request {id}: a fenced user was served")),
             (Kind::Read, None) => oracle.read_answered(id, &bytes),
             (Kind::Flush, None) => oracle.flush_answered(id, true),
             (_, None) => {
-                oracle.write_answered(id, asked.fua);
+                oracle.write_answered(id, request.fua);
                 Ok(())
             }
             (_, Some(_)) if may_fail => {
@@ -379,7 +382,7 @@ impl Story {
                 Ok(())
             }
             (Kind::Flush, Some(_)) => {
-                self.outcome.losses_told += 1;
+                self.outcome.reported_losses += 1;
                 oracle.flush_answered(id, false)
             }
             (_, Some(error)) => Err(format!("request {id} failed: {error}")),
@@ -413,7 +416,7 @@ impl Story {
         self.outcome.operations += 1;
         self.outcome.packed += u64::from(drawn.kind == Kind::Packed);
         self.outcome.discards += u64::from(drawn.kind == Kind::Discard);
-        let asked = LoadRequest {
+        let request = LoadRequest {
             kind: drawn.kind,
             device: drawn.device,
             fua: drawn.fua,
@@ -422,9 +425,9 @@ impl Story {
             since_ns: now,
             cut_ns: user.cut_ns,
         };
-        self.under_way.insert(id, asked);
-        self.log(&format!("{id} of {}: {drawn:?}", asked.user));
-        submit(&self.users[who].devices[drawn.device], id, drawn, asked, self.sender.clone());
+        self.under_way.insert(id, request);
+        self.log(&format!("{id} of {}: {drawn:?}", request.user));
+        submit(&self.users[who].devices[drawn.device], id, drawn, request, self.sender.clone());
         self.listen();
     }
 
@@ -527,7 +530,7 @@ struct StoredStanding {
     run: u64,
 }
 
-impl KeepStanding for StoredStanding {
+impl StandingStore for StoredStanding {
     fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
         if self.network.lock().expect("one thread").target_run == self.run {
             *self.standing.lock().expect("one thread") = *standing;
@@ -551,11 +554,11 @@ fn target_of(
     let run = place.network.lock().expect("one thread").target_run;
     for (device, disk) in disks.iter().enumerate() {
         let (standing, network) = (Arc::clone(&disk.standing), Arc::clone(&place.network));
-        let known = *standing.lock().expect("one thread");
+        let stored_standing = *standing.lock().expect("one thread");
         let keep = Box::new(StoredStanding { standing, network, run });
-        let shown = Arc::new(Unpacker::new(Arc::clone(disk)));
+        let unpacker = Arc::new(Unpacker::new(Arc::clone(disk)));
         let name = format!("disk{device}");
-        target.add_lasting(&name, shown, [boot; 16], known, keep).expect("shown once");
+        target.add_lasting(&name, unpacker, [boot; 16], stored_standing, keep).expect("shown once");
     }
     target
 }

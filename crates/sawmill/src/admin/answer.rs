@@ -52,7 +52,7 @@ pub(super) async fn answer(
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
     }
     match request.uri().path() {
-        "/status" => match serde_json::to_vec(&told(shared, only)) {
+        "/status" => match serde_json::to_vec(&visible_status(shared, only)) {
             Ok(body) => reply("application/json", body),
             Err(error) => refuse(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -94,7 +94,7 @@ fn is_of_another_site(request: &Request<Incoming>) -> bool {
 
 /// The status. Through the loopback address, which any user of this machine can read, it omits our
 /// paths.
-fn told(shared: &AdminState, only: Option<&str>) -> ProcessStatus {
+fn visible_status(shared: &AdminState, only: Option<&str>) -> ProcessStatus {
     let mut status = (shared.subject.status)(only);
     if only.is_none() {
         status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
@@ -138,7 +138,7 @@ async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Resp
     let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
     let body = tokio::time::timeout(REQUEST_TIME_MAX, body).await;
     let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
-    let body = body.map_err(|late| unread(format!("the request did not arrive: {late}")))?;
+    let body = body.map_err(|error| unread(format!("the request did not arrive: {error}")))?;
     let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
     serde_json::from_slice(&body.to_bytes())
         .map_err(|error| unread(format!("unknown request: {error}")))

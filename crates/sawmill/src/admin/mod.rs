@@ -91,7 +91,7 @@ pub(crate) enum Door {
 
 /// A running admin server.
 pub(crate) struct Admin {
-    stop: watch::Sender<bool>,
+    stop_sender: watch::Sender<bool>,
     shared: Option<Arc<AdminState>>,
     thread: Option<JoinHandle<()>>,
     sockets: Mutex<Vec<PathBuf>>,
@@ -166,7 +166,7 @@ impl Admin {
             listeners.push(Listener::Loopback(listener));
         }
         let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
-        let (stop, stopped) = watch::channel(false);
+        let (stop_sender, stopped) = watch::channel(false);
         let shared = Arc::new(AdminState {
             subject,
             blocked: Default::default(),
@@ -194,14 +194,14 @@ impl Admin {
             })
             .map_err(|error| Failure::io("cannot start the admin server's thread", &error))?;
         let (shared, thread) = (Some(shared), Some(thread));
-        Ok(Admin { stop, shared, thread, sockets: Mutex::new(sockets), loopback, address })
+        Ok(Admin { stop_sender, shared, thread, sockets: Mutex::new(sockets), loopback, address })
     }
 
     /// A server without addresses.
     pub(crate) fn none() -> Admin {
-        let (stop, _) = watch::channel(true);
+        let (stop_sender, _) = watch::channel(true);
         Admin {
-            stop,
+            stop_sender,
             shared: None,
             thread: None,
             sockets: Mutex::default(),
@@ -245,7 +245,7 @@ impl Drop for Admin {
             // It may be gone already; the next process recognizes a left-over socket.
             let _ = fs::remove_file(socket);
         }
-        let _ = self.stop.send(true);
+        let _ = self.stop_sender.send(true);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -282,10 +282,10 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-fn bind_loopback(wanted: SocketAddr) -> Result<TcpListener> {
+fn bind_loopback(address: SocketAddr) -> Result<TcpListener> {
     let cannot =
-        |error: io::Error| Failure::io(format!("cannot listen on {wanted} for --admin"), &error);
-    let listener = TcpListener::bind(wanted).map_err(cannot)?;
+        |error: io::Error| Failure::io(format!("cannot listen on {address} for --admin"), &error);
+    let listener = TcpListener::bind(address).map_err(cannot)?;
     listener.set_nonblocking(true).map_err(cannot)?;
     Ok(listener)
 }
@@ -309,7 +309,7 @@ async fn serve_all(
         }
     }
     // An error means that the sender is gone, which also means stop.
-    let _ = stopped.wait_for(|stop| *stop).await;
+    let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
 }
 
 /// Takes connections to the control socket of a volume, forever.

@@ -309,8 +309,8 @@ pub(crate) struct OperationStatus {
 
 impl OperationStatus {
     /// The numbers of a device's meter.
-    pub(crate) fn new(seen: &OperationSnapshot) -> Self {
-        let operation = match seen.operation {
+    pub(crate) fn new(snapshot: &OperationSnapshot) -> Self {
+        let operation = match snapshot.operation {
             Operation::Read => "read",
             Operation::Write => "write",
             Operation::Flush => "flush",
@@ -321,11 +321,11 @@ impl OperationStatus {
         };
         OperationStatus {
             operation: operation.to_owned(),
-            requests: seen.requests,
-            bytes: seen.bytes,
-            errors: seen.errors,
-            in_flight: seen.in_flight,
-            latency: Histogram::new(&seen.latency, Some(seen.latency_ns / 1000)),
+            requests: snapshot.requests,
+            bytes: snapshot.bytes,
+            errors: snapshot.errors,
+            in_flight: snapshot.in_flight,
+            latency: Histogram::new(&snapshot.latency, Some(snapshot.latency_ns / 1000)),
         }
     }
 }
@@ -352,22 +352,22 @@ pub(crate) struct DoorStatus {
 
 impl DoorStatus {
     /// The numbers of a door.
-    pub(crate) fn new(kind: &str, address: String, seen: &DoorCounts) -> Self {
-        let DoorCounts { reads, writes, flushes, discards, write_zeroes, others, .. } = seen;
+    pub(crate) fn new(kind: &str, address: String, counts: &DoorCounts) -> Self {
+        let DoorCounts { reads, writes, flushes, discards, write_zeroes, others, .. } = counts;
         DoorStatus {
             door: kind.to_owned(),
             address,
-            connections: seen.connections,
-            connections_total: seen.connections_total,
-            connections_refused: seen.connections_refused,
-            connections_cut: seen.connections_cut,
+            connections: counts.connections,
+            connections_total: counts.connections_total,
+            connections_refused: counts.connections_refused,
+            connections_cut: counts.connections_cut,
             // The sum is formed here, so that metrics and dashboard agree on it.
             requests: reads + writes + flushes + discards + write_zeroes + others,
-            errors: seen.errors,
-            in_flight: seen.in_flight,
-            bytes_in: seen.bytes_in,
-            bytes_out: seen.bytes_out,
-            protocol_violations: seen.protocol_violations,
+            errors: counts.errors,
+            in_flight: counts.in_flight,
+            bytes_in: counts.bytes_in,
+            bytes_out: counts.bytes_out,
+            protocol_violations: counts.protocol_violations,
         }
     }
 }
@@ -437,8 +437,8 @@ pub(crate) struct Histogram {
 impl Histogram {
     /// A histogram from its buckets, and their sum if known.
     pub(crate) fn new(buckets: &[u64], sum_us: Option<u64>) -> Self {
-        let used = buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
-        Histogram { buckets_us_log2: buckets[..used].to_vec(), sum_us }
+        let bucket_count = buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+        Histogram { buckets_us_log2: buckets[..bucket_count].to_vec(), sum_us }
     }
 
     /// How many durations it holds.

@@ -221,7 +221,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let folder = tempfile::tempdir().unwrap();
     let (enter, entered) = std::sync::mpsc::channel();
     let release = Arc::new(Mutex::new(()));
-    let held = release.lock();
+    let guard = release.lock();
     let closed = Arc::clone(&release);
     let enter = Mutex::new(enter);
     let safety_waiter: Box<SafetyWaiter> = Box::new(move |_, safety, _, _| {
@@ -254,7 +254,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
         control::query_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
     };
     assert!(refused.to_string().contains("no disk has 0 bytes"), "the change was made: {refused}");
-    drop((held, strangers));
+    drop((guard, strangers));
 }
 
 #[test]
@@ -282,9 +282,9 @@ fn connections_of_others_have_a_limit_and_places_come_free() {
     // Its place becomes free when the server notices that it has closed.
     loop {
         let mut stream = connect();
-        let asked = stream
+        let request_outcome = stream
             .write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        if asked.is_ok() && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+        if request_outcome.is_ok() && stream.read(&mut byte).is_ok_and(|read| read == 1) {
             break;
         }
     }

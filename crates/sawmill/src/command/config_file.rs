@@ -61,11 +61,11 @@ impl ConfigFile {
         let Some(path) = path_of(named) else { return Ok(None) };
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        let given = parse(&text, cli, name).map_err(|failure| {
+        let options = parse(&text, cli, name).map_err(|failure| {
             let what = format!("configuration file {}", path.display());
             Failure::caused(failure.exit(), what, failure)
         })?;
-        Ok(Some(ConfigFile { path, options: given }))
+        Ok(Some(ConfigFile { path, options }))
     }
 
     /// The arguments that the file adds to a command line that was parsed to `matches`.
@@ -101,7 +101,7 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<FileOption>> {
         // The error has several lines: the place, a picture, the reason.
         Failure::usage(error.to_string()).caused_by(error)
     })?;
-    let mut given = Vec::new();
+    let mut file_options = Vec::new();
     // All tables: a mistake in that of another command shows now, and not when its unit starts.
     for (table, options) in &file {
         let Some(command) = cli.find_subcommand(table) else {
@@ -113,11 +113,11 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<FileOption>> {
             )));
         };
         for (option, value) in options {
-            let known = || command.get_arguments().filter_map(clap::Arg::get_long);
-            if !known().any(|long| long == option) {
+            let long_names = || command.get_arguments().filter_map(clap::Arg::get_long);
+            if !long_names().any(|long| long == option) {
                 // People write the names with underscores, as in other TOML files.
-                let near =
-                    known().find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
+                let near = long_names()
+                    .find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
                 let hint = near.map_or_else(String::new, |near| format!("; do you mean {near:?}?"));
                 let text = format!("[{table}] has no option {option:?}{hint}");
                 return Err(Failure::usage(text));
@@ -128,11 +128,11 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<FileOption>> {
                 ))
             })?;
             if table == name {
-                given.push(FileOption { option: option.clone(), values });
+                file_options.push(FileOption { option: option.clone(), values });
             }
         }
     }
-    Ok(given)
+    Ok(file_options)
 }
 
 fn values_of(value: &Value) -> Option<Vec<String>> {
@@ -179,8 +179,8 @@ mod tests {
     fn the_command_line_wins_over_the_file_and_the_file_over_defaults() {
         let text = "[serve]\njournal-bytes = \"4G\"\ncache-bytes = \"1G\"\nread-only = false\n\
                     nbd = [\"unix:/run/a.sock\", \"unix:/run/b.sock\"]\n";
-        let given = parse(text, &cli(), "serve").unwrap();
-        let file = ConfigFile { path: PathBuf::from("config.toml"), options: given };
+        let options = parse(text, &cli(), "serve").unwrap();
+        let file = ConfigFile { path: PathBuf::from("config.toml"), options };
         let matches = cli().get_matches_from(["sawmill", "serve", "disk1", "--cache-bytes", "2G"]);
         let (_, matches) = matches.subcommand().unwrap();
         let mut arguments = file.arguments(matches, cli().find_subcommand("serve").unwrap());

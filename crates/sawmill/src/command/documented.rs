@@ -112,13 +112,13 @@ fn every_command_line_that_a_document_shows_is_understood() {
     use ErrorKind::{
         DisplayHelp, DisplayVersion, InvalidValue, MissingRequiredArgument, ValueValidation,
     };
-    let (mut faults, mut seen) = (Vec::new(), 0);
+    let (mut faults, mut line_count) = (Vec::new(), 0);
     for path in documents() {
         let text = fs::read_to_string(&path).expect("a document");
         let whole = commands(&text).into_iter().map(|found| (found, true));
         let named = mentions(&text).into_iter().map(|found| (found, false));
         for ((number, words), is_whole) in whole.chain(named) {
-            seen += 1;
+            line_count += 1;
             let Err(error) = Cli::try_parse_from(&words) else { continue };
             let is_fine = match error.kind() {
                 DisplayHelp | DisplayVersion => true,
@@ -135,8 +135,8 @@ fn every_command_line_that_a_document_shows_is_understood() {
             }
         }
     }
-    assert!(seen > 200, "only {seen} command lines were found");
-    assert!(faults.is_empty(), "{} of {seen}:\n{}", faults.len(), faults.join("\n"));
+    assert!(line_count > 200, "only {line_count} command lines were found");
+    assert!(faults.is_empty(), "{} of {line_count}:\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]

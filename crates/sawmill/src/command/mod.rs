@@ -6,13 +6,13 @@
 //! Not here: what a command does (its module), the configuration file (`config_file`), how output
 //! and errors look (`sawmill_console`).
 
-mod aim;
 mod config_file;
 mod disks;
 #[cfg(test)]
 mod documented;
 mod doors;
 mod drivers;
+mod effect;
 mod links;
 mod opening;
 mod past;
@@ -27,11 +27,11 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Paths, STORE_VARIABLE};
-use aim::{Aim, as_far_as_read};
 use config_file::ConfigFile;
 use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
 use doors::{device, door, handoff};
 use drivers::{conform, driver, run};
+use effect::{Effect, as_far_as_read};
 use links::{attach, link, target};
 use past::{
     clone, copy, export, flatten, import, log, promote, replicate, rollback, set, snapshot,
@@ -140,11 +140,11 @@ fn command_line() -> clap::Command {
 /// Name and purpose of each visible command.
 #[cfg(test)]
 fn visible_commands() -> Vec<(String, String)> {
-    let told = |command: &&clap::Command| !command.is_hide_set();
+    let is_visible = |command: &&clap::Command| !command.is_hide_set();
     let about =
         |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
     let commands = Cli::command();
-    let commands = commands.get_subcommands().filter(told);
+    let commands = commands.get_subcommands().filter(is_visible);
     commands.map(|command| (command.get_name().to_owned(), about(command))).collect()
 }
 
@@ -213,8 +213,8 @@ pub(crate) const KEEP: &str = "keep";
 /// Parses the command line, runs the command, and returns the exit code.
 pub(crate) fn run() -> ExitCode {
     let exit = match parse(std::env::args_os().collect()) {
-        Ok(ParsedLine::Cli(cli, Aim::Act)) => carry_out(*cli),
-        Ok(ParsedLine::Cli(cli, Aim::Print)) => as_far_as_read(carry_out(*cli)),
+        Ok(ParsedLine::Cli(cli, Effect::Act)) => carry_out(*cli),
+        Ok(ParsedLine::Cli(cli, Effect::Print)) => as_far_as_read(carry_out(*cli)),
         Ok(ParsedLine::Shown) => Ok(Exit::Ok),
         Err(Refusal::Clap(error)) => as_far_as_read(refuse(&error)),
         Err(Refusal::Other(failure)) => as_far_as_read(Err(failure)),
@@ -228,7 +228,7 @@ pub(crate) fn run() -> ExitCode {
 
 /// A parsed command line.
 enum ParsedLine {
-    Cli(Box<Cli>, Aim),
+    Cli(Box<Cli>, Effect),
     /// `--print-config` has printed it; nothing is left to do.
     Shown,
 }
@@ -273,7 +273,7 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<ParsedLine, Refusal> {
         output::line(&format!("# {path}\n{}", words.join(" "))).map_err(Refusal::Other)?;
         return Ok(ParsedLine::Shown);
     }
-    Ok(ParsedLine::Cli(Box::new(cli), Aim::of(&matches)))
+    Ok(ParsedLine::Cli(Box::new(cli), Effect::of(&matches)))
 }
 
 /// The index of the command's name in a command line that was parsed.
@@ -338,8 +338,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Man(arguments) => man::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments),
         Command::Keep => {
-            let kept = sawmill_frontend::mount_holder::keep();
-            kept.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
+            let outcome = sawmill_frontend::mount_holder::keep();
+            outcome.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
         }
         Command::VerifyCrash(arguments) => verify_crash::run(&context.console(), &arguments),
     }
@@ -399,13 +399,13 @@ fn one_line(error: &clap::Error) -> String {
             !p.is_empty() && !p.starts_with("Usage:") && !p.starts_with("For more information")
         })
         .collect();
-    let joined = paragraphs.join("; ");
-    let message = joined.trim_start_matches("error: ").replace("tip: ", "").trim_end().to_owned();
-    format!("{message}; see '{} --help'", asked_command(&text))
+    let summary = paragraphs.join("; ");
+    let message = summary.trim_start_matches("error: ").replace("tip: ", "").trim_end().to_owned();
+    format!("{message}; see '{} --help'", usage_command(&text))
 }
 
 /// The command in clap's usage line, for example `sawmill create`.
-fn asked_command(text: &str) -> String {
+fn usage_command(text: &str) -> String {
     let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
     let words: Vec<&str> = usage
         .unwrap_or_default()
@@ -414,15 +414,16 @@ fn asked_command(text: &str) -> String {
             word.bytes().all(|b| b.is_ascii_lowercase() || b == b'-') && !word.starts_with('-')
         })
         .collect();
-    if words.is_empty() { asked_by_arguments() } else { words.join(" ") }
+    if words.is_empty() { command_of_arguments() } else { words.join(" ") }
 }
 
 /// Errors of value parsers have no usage line; the arguments show the command.
-fn asked_by_arguments() -> String {
-    let known = Cli::command();
+fn command_of_arguments() -> String {
+    let command_line = Cli::command();
     // The first word that is a command; a value of a global option rarely is one.
-    let asked = std::env::args().skip(1).find(|word| known.find_subcommand(word).is_some());
-    asked.map_or_else(|| "sawmill".to_owned(), |command| format!("sawmill {command}"))
+    let command_name =
+        std::env::args().skip(1).find(|word| command_line.find_subcommand(word).is_some());
+    command_name.map_or_else(|| "sawmill".to_owned(), |command| format!("sawmill {command}"))
 }
 
 #[cfg(test)]
@@ -475,16 +476,16 @@ mod tests {
     }
 
     fn arguments_table(command: &ClapCommand) -> String {
-        let told: Vec<&Arg> = command
+        let arguments: Vec<&Arg> = command
             .get_arguments()
             .filter(|a| !matches!(a.get_id().as_str(), "help" | "version"))
             .filter(|a| !a.is_hide_set())
             .filter(|a| !a.is_global_set() || command.get_name() == "sawmill")
             .collect();
-        if told.is_empty() {
+        if arguments.is_empty() {
             return String::new();
         }
-        let rows: String = told.into_iter().map(option_row).collect();
+        let rows: String = arguments.into_iter().map(option_row).collect();
         format!("| option | meaning | value |\n|---|---|---|\n{rows}\n")
     }
 
@@ -499,8 +500,8 @@ mod tests {
             "#".repeat(level),
             arguments_table(command)
         ));
-        let told = |c: &&ClapCommand| c.get_name() != "help" && !c.is_hide_set();
-        for inner in command.get_subcommands().filter(told) {
+        let is_documented = |c: &&ClapCommand| c.get_name() != "help" && !c.is_hide_set();
+        for inner in command.get_subcommands().filter(is_documented) {
             describe(inner, &format!("{path} {}", inner.get_name()), level + 1, into);
         }
     }
@@ -522,10 +523,10 @@ mod tests {
                 tables.split_once(&format!("### {group}\n")).unwrap_or_else(|| panic!("{group}"));
             let (table, _) = table.split_once("\n#").unwrap_or((table, ""));
             for name in names {
-                let is_told = [format!("`sawmill {name}"), format!("`{name} ")]
+                let is_listed = [format!("`sawmill {name}"), format!("`{name} ")]
                     .iter()
                     .any(|form| table.contains(form));
-                assert!(is_told, "README's table {group:?} lacks {name}");
+                assert!(is_listed, "README's table {group:?} lacks {name}");
                 assert!(help.contains(&format!("\n  {name} ")), "--help lacks {name}");
             }
             grouped.extend(names);

@@ -152,7 +152,7 @@ impl OpenArguments {
         volumes: Vec<VolumeAddress>,
     ) -> Result<Plan> {
         for (index, address) in volumes.iter().enumerate() {
-            if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
+            if volumes[..index].iter().any(|other| other.display_name() == address.display_name()) {
                 return Err(Failure::usage(format!(
                     "two volumes have the name {}; exports need different names: serve one of them \
                      from another process",
@@ -165,8 +165,8 @@ impl OpenArguments {
         {
             return Err(Failure::usage(format!(
                 "{} is a past state: add --read-only, or write to a clone: sawmill clone {} NEW",
-                address.shown(),
-                address.shown()
+                address.display_name(),
+                address.display_name()
             )));
         }
         if self.read_only && self.journal.is_some() {
@@ -224,8 +224,8 @@ fn parse_age(text: &str) -> std::result::Result<Duration, String> {
     Err("an age below 1s would make every write wait; give 1s or more, or 0".to_owned())
 }
 
-fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {
-    match given {
+fn plan_journal(journal: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {
+    match journal {
         None => Ok(JournalPlan::State),
         Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
         // A path that does not exist yet is a file to make for one volume, a folder for several.

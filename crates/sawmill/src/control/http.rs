@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     /// The result for an answer of which only the first bytes arrive.
-    fn heard(answer: &'static [u8]) -> Result<Answer> {
+    fn outcome_of(answer: &'static [u8]) -> Result<Answer> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -157,21 +157,21 @@ mod tests {
             let _ = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(answer).unwrap();
         });
-        let heard =
+        let outcome =
             request(&path, Method::GET, "/status", Vec::new(), Some(Duration::from_secs(60)));
         server.join().unwrap();
-        heard
+        outcome
     }
 
     #[test]
     fn an_answer_that_was_cut_short_is_no_answer() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody";
-        assert_eq!(heard(whole).unwrap(), Answer::Whole(b"body".to_vec()));
+        assert_eq!(outcome_of(whole).unwrap(), Answer::Whole(b"body".to_vec()));
         for cut in 0..whole.len() {
-            let heard = heard(&whole[..cut]);
+            let outcome = outcome_of(&whole[..cut]);
             assert!(
-                !matches!(heard, Ok(Answer::Whole(_) | Answer::Nobody)),
-                "cut at {cut}: {heard:?}"
+                !matches!(outcome, Ok(Answer::Whole(_) | Answer::Nobody)),
+                "cut at {cut}: {outcome:?}"
             );
         }
     }

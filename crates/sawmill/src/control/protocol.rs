@@ -30,9 +30,9 @@ pub(crate) enum ControlRequest {
     Past(Past),
     /// Changes the size; answered with [`ResizeReply`] once that is durable.
     Resize { size_bytes: u64 },
-    /// Opens a door; answered with [`DoorAdded`].
+    /// Opens a door; answered with [`AddDoorReply`].
     AddDoor(DoorPlan),
-    /// Closes a door; answered with [`DoorRemoved`].
+    /// Closes a door; answered with [`RemoveDoorReply`].
     RemoveDoor { address: String },
     /// Answered with [`HandOffResult`](crate::handoff::HandOffResult).
     HandOff(HandOff),
@@ -83,7 +83,7 @@ pub(crate) struct ResizeReply {
 
 /// A door that was opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DoorAdded {
+pub(crate) struct AddDoorReply {
     /// `nbd`, `ublk`, `vhost-user` or `fuse`.
     pub(crate) door: String,
     pub(crate) address: String,
@@ -91,7 +91,7 @@ pub(crate) struct DoorAdded {
 
 /// The address of a door that was closed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DoorRemoved {
+pub(crate) struct RemoveDoorReply {
     pub(crate) removed: String,
 }
 

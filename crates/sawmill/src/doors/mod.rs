@@ -156,7 +156,7 @@ pub(crate) struct Doors {
     /// Held while doors are opened, closed or handed over.
     changing: Mutex<()>,
     /// The doors belong to another process.
-    gone: AtomicBool,
+    is_gone: AtomicBool,
     /// The most volumes that doors were opened for together.
     volumes: AtomicUsize,
     shared: DoorResources,
@@ -237,11 +237,11 @@ impl Doors {
                 .contains(&address.to_owned())
         });
         let Some(found) = found else {
-            let there: Vec<_> =
+            let addresses: Vec<_> =
                 self.of(volume).iter().map(|open| open.door.export(volume).address).collect();
             return Err(Failure::new(
                 Exit::NotFound,
-                format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
+                format!("volume {volume} has no door {address}; it has: {}", addresses.join(", ")),
             ));
         };
         if found.shows.len() > 1 {
@@ -259,7 +259,7 @@ impl Doors {
     }
 
     fn require_ours(&self) -> Result<()> {
-        if !self.gone.load(Ordering::Acquire) {
+        if !self.is_gone.load(Ordering::Acquire) {
             return Ok(());
         }
         Err(Failure::new(
@@ -431,13 +431,13 @@ impl Doors {
     ) -> Vec<Error> {
         let threads = doors.len().min(TAKERS_MAX);
         let next = Mutex::new(doors.into_iter().enumerate());
-        let taken = Mutex::new(Vec::new());
+        let outcomes = Mutex::new(Vec::new());
         let work = || loop {
             let Some((index, door)) = next.lock().next() else { return };
             let outcome = open(door);
             // At once: its users have waited since the old process went quiet.
             outcome.iter().for_each(OpenDoor::resume);
-            taken.lock().push((index, outcome));
+            outcomes.lock().push((index, outcome));
         };
         std::thread::scope(|scope| {
             for _ in 1..threads {
@@ -447,10 +447,10 @@ impl Doors {
             }
             work();
         });
-        let mut taken = taken.into_inner();
-        taken.sort_by_key(|(index, _)| *index);
+        let mut outcomes = outcomes.into_inner();
+        outcomes.sort_by_key(|(index, _)| *index);
         let mut failed = Vec::new();
-        for (_, outcome) in taken {
+        for (_, outcome) in outcomes {
             match outcome {
                 Ok(opened) => self.open.write().push(Arc::new(opened)),
                 Err(error) => failed.push(error),
@@ -462,7 +462,7 @@ impl Doors {
     /// Releases everything that was handed over; its new owner has it.
     pub(crate) fn release(&self) {
         // First, so that a door command that waits for the lock is refused.
-        self.gone.store(true, Ordering::Release);
+        self.is_gone.store(true, Ordering::Release);
         self.all().iter().for_each(|open| open.release());
     }
 

@@ -250,14 +250,14 @@ mod tests {
 
     #[test]
     fn a_relative_path_means_the_same_in_another_process() {
-        let here = std::env::current_dir().unwrap();
+        let folder = std::env::current_dir().unwrap();
         for (text, word) in [
             ("nbd=unix:a.sock", "nbd=unix:"),
             ("vhost-user=a.sock", "vhost-user="),
             ("fuse=a.sock", "fuse="),
             ("loop=a.sock", "loop="),
         ] {
-            let absolute = format!("{word}{}", here.join("a.sock").display());
+            let absolute = format!("{word}{}", folder.join("a.sock").display());
             assert_eq!(DoorPlan::parse(text).unwrap().to_string(), absolute);
         }
     }

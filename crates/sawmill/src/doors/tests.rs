@@ -3,22 +3,22 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sawmill_device::Result;
-use sawmill_frontend::{DoorCounts, ExportSeen};
+use sawmill_frontend::{DoorCounts, ExportStatus};
 
 use super::*;
 
 /// Reports each call to it. Becomes quiet only when all of its peers have been asked to as well.
 struct Fake {
     name: &'static str,
-    said: Sender<String>,
+    call_sender: Sender<String>,
     peers: Mutex<Vec<Sender<()>>>,
-    asked: Mutex<Receiver<()>>,
+    peer_receiver: Mutex<Receiver<()>>,
     outcome: Option<ErrorKind>,
 }
 
 impl Fake {
     fn say(&self, what: &str) {
-        self.said.send(format!("{} {what}", self.name)).unwrap();
+        self.call_sender.send(format!("{} {what}", self.name)).unwrap();
     }
 }
 
@@ -31,8 +31,8 @@ impl Door for Fake {
         self.name.to_owned()
     }
 
-    fn export(&self, _name: &str) -> ExportSeen {
-        ExportSeen { address: self.address(), peers: Vec::new() }
+    fn export(&self, _name: &str) -> ExportStatus {
+        ExportStatus { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {
@@ -43,12 +43,14 @@ impl Door for Fake {
         let peers = self.peers.lock();
         peers.iter().for_each(|peer| peer.send(()).unwrap());
         for _ in 0..peers.len() {
-            let late = |_| Error::new(ErrorKind::Unavailable, "alone");
-            self.asked.lock().recv_timeout(patience).map_err(late)?;
+            let failure = |_| Error::new(ErrorKind::Unavailable, "alone");
+            self.peer_receiver.lock().recv_timeout(patience).map_err(failure)?;
         }
         self.say("quiet");
         match self.outcome {
-            None => Ok(Box::new(FakeQuiet { name: self.name, said: self.said.clone() })),
+            None => {
+                Ok(Box::new(FakeQuiet { name: self.name, call_sender: self.call_sender.clone() }))
+            }
             Some(kind) => Err(Error::new(kind, "as was wanted")),
         }
     }
@@ -66,7 +68,7 @@ impl Door for Fake {
 /// See [`Fake`].
 struct FakeQuiet {
     name: &'static str,
-    said: Sender<String>,
+    call_sender: Sender<String>,
 }
 
 impl QuietDoor for FakeQuiet {
@@ -75,24 +77,27 @@ impl QuietDoor for FakeQuiet {
     }
 
     fn release(self: Box<Self>) {
-        self.said.send(format!("{} let go", self.name)).unwrap();
+        self.call_sender.send(format!("{} let go", self.name)).unwrap();
     }
 
     fn resume(self: Box<Self>) {
-        self.said.send(format!("{} resumes", self.name)).unwrap();
+        self.call_sender.send(format!("{} resumes", self.name)).unwrap();
     }
 }
 
 /// Doors by name, what they show, and how quieting them ends.
 fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiver<String>) {
-    let (said, receiver) = channel();
-    let (sender, asked): (Vec<_>, Vec<_>) = fakes.iter().map(|_| channel()).unzip();
+    let (call_sender, receiver) = channel();
+    let (sender, peer_receivers): (Vec<_>, Vec<_>) = fakes.iter().map(|_| channel()).unzip();
     let doors = Doors::default();
-    for (index, (&(name, shows, outcome), asked)) in fakes.iter().zip(asked).enumerate() {
+    for (index, (&(name, shows, outcome), peer_receiver)) in
+        fakes.iter().zip(peer_receivers).enumerate()
+    {
         let mut peers = sender.clone();
         peers.remove(index);
-        let (said, peers, asked) = (said.clone(), Mutex::new(peers), Mutex::new(asked));
-        let door = Arc::new(Fake { name, said, peers, asked, outcome });
+        let (call_sender, peers, peer_receiver) =
+            (call_sender.clone(), Mutex::new(peers), Mutex::new(peer_receiver));
+        let door = Arc::new(Fake { name, call_sender, peers, peer_receiver, outcome });
         let shows = shows.iter().map(|&name| name.to_owned()).collect();
         let plan = DoorPlan::parse("ublk").unwrap();
         let (quiet, claim) = (Mutex::default(), Mutex::default());
@@ -102,9 +107,9 @@ fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiv
 }
 
 fn sorted(receiver: &Receiver<String>) -> Vec<String> {
-    let mut said: Vec<_> = receiver.try_iter().collect();
-    said.sort();
-    said
+    let mut calls: Vec<_> = receiver.try_iter().collect();
+    calls.sort();
+    calls
 }
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -174,19 +179,19 @@ fn a_door_that_is_slow_to_be_taken_over_and_is_lost_holds_up_no_other() {
     let slow_first: Vec<Option<Arc<OpenDoor>>> =
         std::iter::once(None).chain(handed.into_iter().map(Some)).collect();
     let receiver = Mutex::new(receiver);
-    let heard = Mutex::new(Vec::new());
+    let calls = Mutex::new(Vec::new());
     let ours = Doors::default();
     let failed = ours.take_over_with(slow_first, |door| match door {
         Some(door) => Ok(Arc::into_inner(door).expect("there is no other reference")),
         None => {
             let others = (0..2).map_while(|_| receiver.lock().recv_timeout(PATIENCE).ok());
-            heard.lock().extend(others);
+            calls.lock().extend(others);
             Err(Error::new(ErrorKind::Unavailable, "lost"))
         }
     });
     assert_eq!(failed.len(), 1);
-    heard.lock().sort();
-    assert_eq!(*heard.lock(), ["a resumes", "b resumes"], "before the first is given up");
-    let kept: Vec<String> = ours.all().iter().map(|open| open.door.address()).collect();
-    assert_eq!(kept, ["a", "b"], "in their order");
+    calls.lock().sort();
+    assert_eq!(*calls.lock(), ["a resumes", "b resumes"], "before the first is given up");
+    let addresses: Vec<String> = ours.all().iter().map(|open| open.door.address()).collect();
+    assert_eq!(addresses, ["a", "b"], "in their order");
 }

@@ -56,7 +56,7 @@ impl Drivers {
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(Failure::usage("there is no driver command; give one after --"));
         };
-        let shown = program.display();
+        let display = program.display();
         let mut driver = Command::new(program);
         driver.args(arguments).env(SOCKET_VARIABLE, socket);
         // P132: a driver is any program, and the keys would give it every volume of the store.
@@ -86,7 +86,7 @@ impl Drivers {
                 std::io::ErrorKind::PermissionDenied => Exit::Denied,
                 _ => Exit::Unavailable,
             };
-            Failure::caused(exit, format!("cannot start the driver {shown}"), error)
+            Failure::caused(exit, format!("cannot start the driver {display}"), error)
         })?;
         let pid = child.id();
         // Before the thread knows the driver: it removes the number when the process has ended.
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_command_that_is_none_is_named() {
         let drivers = Drivers::new(vec!["/no/such/driver".into()], Vec::new());
-        let told = drivers.start(Path::new("/x"), |_, _| ()).unwrap_err().to_string();
-        assert!(told.contains("/no/such/driver"), "{told}");
+        let message = drivers.start(Path::new("/x"), |_, _| ()).unwrap_err().to_string();
+        assert!(message.contains("/no/such/driver"), "{message}");
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Plan {
     /// Its state folder, which has the driver socket and the default door.
     pub(crate) folder: PathBuf,
     /// Options that override what drivers declare.
-    pub(crate) given: Facts,
+    pub(crate) overrides: Facts,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
     /// The command that starts a driver; empty: drivers start on their own.
@@ -136,7 +136,8 @@ pub(crate) fn drive(
     daemon::on_signals(&[SIGTERM, SIGINT, SIGHUP], move |signal| {
         to_main_loop.send(MainEvent::Signal(signal)).is_ok()
     })?;
-    let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
+    let host =
+        Host::start(&plan.name, &plan.folder.join(SOCKET), plan.overrides.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
         doors: Arc::new(Doors::new(plan.nbd_budget.clone())),
@@ -189,8 +190,8 @@ impl Driving<'_> {
     }
 
     fn handle_events(&mut self, receiver: &Receiver<MainEvent>) -> Result<Exit> {
-        for heard in receiver {
-            match heard {
+        for main_event in receiver {
+            match main_event {
                 MainEvent::Host(event) => self.host_says(event)?,
                 MainEvent::Signal(SIGHUP) => self.replace(),
                 MainEvent::Signal(_) if self.is_ending => {
@@ -256,7 +257,7 @@ impl Driving<'_> {
         let around = std::mem::replace(&mut self.plan.wrapper, Box::new(Ok));
         let device = around(device)?;
         let size_bytes = device.geometry().size_bytes;
-        let shown = DoorVolume {
+        let volume = DoorVolume {
             name: self.plan.name.clone(),
             description: "a device with a driver".into(),
             device,
@@ -265,12 +266,12 @@ impl Driving<'_> {
             // Chunks are in the memory of this process.
             outlives_server: self.host.options().is_some_and(|options| options.mode == Mode::Plain),
         };
-        self.doors.open_all(&self.plan.doors, &[shown])?;
+        self.doors.open_all(&self.plan.doors, &[volume])?;
         let addresses = self.doors.addresses(&self.plan.name);
-        let told = |facts: Facts, (kind, address): &(&str, String)| {
+        let add_door = |facts: Facts, (kind, address): &(&str, String)| {
             facts.with("door", format!("{kind} {address}"))
         };
-        self.host.show_doors(addresses.iter().fold(Facts::default(), told));
+        self.host.show_doors(addresses.iter().fold(Facts::default(), add_door));
         let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
         (self.on_event)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })
     }
@@ -366,7 +367,7 @@ impl Driving<'_> {
         self.send_after(wait, MainEvent::StartAgain)
     }
 
-    /// Sends `heard` after `wait`.
+    /// Sends `event` after `wait`.
     fn send_after(&self, wait: Duration, event: MainEvent) -> Result<()> {
         let sender = self.sender.clone();
         let later = move || {

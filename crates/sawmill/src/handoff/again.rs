@@ -4,7 +4,7 @@
 //! Invariants: only these threads wait for stores; callers wait for the threads, and never beyond a
 //! deadline. Doors resume as soon as one of their volumes is open. No volume returns after
 //! [`ReopenQueue::end`], and none is being opened while another process may open it
-//! ([`ReopenQueue::none_on_the_way`]). Not here: when to retry (`command::serve`).
+//! ([`ReopenQueue::wait_for_reopens`]). Not here: when to retry (`command::serve`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,7 +31,7 @@ pub(crate) struct ReopenQueue {
 #[derive(Default)]
 struct State {
     /// Indexes of volumes that a thread is opening.
-    on_the_way: Vec<usize>,
+    reopening_indexes: Vec<usize>,
     /// How many of them are being put back or given up.
     landing: usize,
     /// Nothing is put back or given up any more.
@@ -74,14 +74,14 @@ impl ReopenQueue {
 
     /// Waits until no volume is being opened. Returns `InUse`, with the names, if that takes too
     /// long.
-    pub(crate) fn none_on_the_way(&self, deadline: Instant) -> Result<()> {
+    pub(crate) fn wait_for_reopens(&self, deadline: Instant) -> Result<()> {
         let mut state = self.state.lock();
-        while !state.on_the_way.is_empty() {
+        while !state.reopening_indexes.is_empty() {
             if !self.changed.wait_until(&mut state, deadline).timed_out() {
                 continue;
             }
             let name = |&index: &usize| self.serving.volumes[index].name();
-            let names: Vec<&str> = state.on_the_way.iter().map(name).collect();
+            let names: Vec<&str> = state.reopening_indexes.iter().map(name).collect();
             if names.is_empty() {
                 break;
             }
@@ -95,14 +95,14 @@ impl ReopenQueue {
         Ok(())
     }
 
-    /// As [`none_on_the_way`](Self::none_on_the_way). Volumes that are still not open then report
+    /// As [`wait_for_reopens`](Self::wait_for_reopens). Volumes that are still not open then report
     /// that.
     pub(crate) fn settle(&self, deadline: Instant) {
-        if self.none_on_the_way(deadline).is_ok() {
+        if self.wait_for_reopens(deadline).is_ok() {
             return;
         }
-        let late = self.state.lock().on_the_way.clone();
-        for index in late {
+        let late_indexes = self.state.lock().reopening_indexes.clone();
+        for index in late_indexes {
             let why = Failure::new(Exit::Unavailable, "its store has not answered yet");
             self.serving.volumes[index].keep_away(&why);
         }
@@ -120,25 +120,25 @@ impl ReopenQueue {
 
     fn depart(&self, index: usize) -> bool {
         let mut state = self.state.lock();
-        if state.has_ended || state.on_the_way.contains(&index) {
+        if state.has_ended || state.reopening_indexes.contains(&index) {
             return false;
         }
-        state.on_the_way.push(index);
+        state.reopening_indexes.push(index);
         true
     }
 
     fn arrive(&self, index: usize) {
-        self.state.lock().on_the_way.retain(|&other| other != index);
+        self.state.lock().reopening_indexes.retain(|&other| other != index);
         self.changed.notify_all();
     }
 
     /// The read cache, reopened if it was closed.
     fn cache(&self) -> Option<Cache> {
-        let mut held = self.serving.cache.lock();
-        if held.is_none() {
+        let mut guard = self.serving.cache.lock();
+        if guard.is_none() {
             // Without a cache reads are slower and nothing is lost, so a failure is no reason to
             // stop.
-            *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(
+            *guard = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(
                 |failure| {
                     tracing::warn!(
                         "a hand-off was rolled back; serving without the read cache: {failure}"
@@ -147,7 +147,7 @@ impl ReopenQueue {
                 },
             );
         }
-        held.clone()
+        guard.clone()
     }
 
     /// Tries to open a volume. If it may succeed later, the users of the volume wait; if it never

@@ -57,7 +57,7 @@ pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
 
 /// A requested hand-off, for the thread that serves.
 pub(crate) struct HandOffRequest {
-    pub(crate) wanted: HandOff,
+    pub(crate) hand_off: HandOff,
     pub(crate) answer: SyncSender<Result<HandOffResult>>,
 }
 

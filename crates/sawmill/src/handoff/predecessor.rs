@@ -39,10 +39,10 @@ struct Successor {
 
 impl Successor {
     /// Starts the program with this process's own arguments.
-    fn start(wanted: &HandOff) -> Result<Successor> {
+    fn start(hand_off: &HandOff) -> Result<Successor> {
         let own = crate::program::own()
             .map_err(|error| Failure::io("cannot find the sawmill program", &error))?;
-        let program = wanted.binary.as_ref().unwrap_or(&own);
+        let program = hand_off.binary.as_ref().unwrap_or(&own);
         let (stream, theirs) = UnixStream::pair()
             .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
         // This process may have been a successor itself: then its own arguments have the option.
@@ -77,35 +77,36 @@ pub(crate) struct Predecessor<'a> {
 
 impl Predecessor<'_> {
     /// Hands everything over. After an error, this process continues to serve.
-    pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<HandOffResult> {
-        let outcome = self.try_hand_off(wanted);
+    pub(crate) fn hand_off(&self, hand_off: &HandOff) -> Result<HandOffResult> {
+        let outcome = self.try_hand_off(hand_off);
         if outcome.is_err() {
             // The successor has made files for its staging memory that nobody will use now.
-            let here = self.serving.volumes.iter().filter_map(|served| served.volume().ok());
-            here.for_each(|volume| volume.release_preallocated());
+            let open_volumes =
+                self.serving.volumes.iter().filter_map(|served| served.volume().ok());
+            open_volumes.for_each(|volume| volume.release_preallocated());
         }
         outcome
     }
 
-    fn try_hand_off(&self, wanted: &HandOff) -> Result<HandOffResult> {
+    fn try_hand_off(&self, hand_off: &HandOff) -> Result<HandOffResult> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
             Failure::caused(failure.exit(), "hand-off failed, this process still serves", failure)
         };
-        let successor = Successor::start(wanted).map_err(refuse)?;
+        let successor = Successor::start(hand_off).map_err(refuse)?;
         let version =
-            self.wait_until_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
+            self.wait_until_prepared(&successor, begun + hand_off.timeout).map_err(refuse)?;
         // Two processes must never open the same volume. No reopening is retried while this thread
         // is here.
-        self.reopen_queue.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
+        self.reopen_queue.wait_for_reopens(begun + hand_off.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
         // From here on no door comes or goes: the parcel must have all of them.
-        let held = self.serving.doors.hold(wanted.timeout).map_err(refuse)?;
-        let quiet = Instant::now();
-        let deadline = quiet + wanted.stall_max;
+        let guard = self.serving.doors.hold(hand_off.timeout).map_err(refuse)?;
+        let quiet_since = Instant::now();
+        let deadline = quiet_since + hand_off.stall_max;
         // Half of the time is for requests in flight, half for the other process.
-        let quieted = self.serving.doors.quiesce(wanted.stall_max / 2).map_err(Failure::from);
+        let quieted = self.serving.doors.quiesce(hand_off.stall_max / 2).map_err(Failure::from);
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             // Dead before anything is reopened here, because it may hold the locks (decision 0020).
             drop(successor);
@@ -113,8 +114,8 @@ impl Predecessor<'_> {
             self.reopen_queue.settle(Instant::now() + SETTLE_WITHIN);
             return Err(with_absent(refuse(failure), self.serving));
         }
-        let done = self.leave(successor, version, prepared_ms, quiet);
-        drop(held);
+        let done = self.leave(successor, version, prepared_ms, quiet_since);
+        drop(guard);
         Ok(done)
     }
 
@@ -212,7 +213,7 @@ impl Predecessor<'_> {
         mut successor: Successor,
         version: String,
         prepared_ms: u64,
-        quiet: Instant,
+        quiet_since: Instant,
     ) -> HandOffResult {
         // First: from here on the successor must survive, whatever happens to this process.
         successor.is_free = true;
@@ -221,12 +222,15 @@ impl Predecessor<'_> {
         // A successor that cannot receive this is dead; then the next process finds what a killed
         // server leaves.
         let _ = send_word(&successor.stream, &Word::Gone);
-        tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
+        tracing::debug!(
+            took = ?quiet_since.elapsed(),
+            "hand-off: this process has released the doors"
+        );
         // No time limit while it lives: the service manager must learn of the successor before this
         // process exits.
-        let heard = receive_word(&successor.stream, None);
-        let stall_ms = milliseconds(quiet.elapsed());
-        let (unheard, lost_doors) = match heard {
+        let outcome = receive_word(&successor.stream, None);
+        let stall_ms = milliseconds(quiet_since.elapsed());
+        let (unheard, lost_doors) = match outcome {
             Ok(Word::Serving { lost_doors }) => (false, lost_doors),
             Ok(word) => (true, vec![unexpected(&word).to_string()]),
             // The successor has the volumes: this process must not touch them any more.

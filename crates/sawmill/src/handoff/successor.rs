@@ -109,8 +109,8 @@ fn talk(
     if let Err(failure) = receive_word(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
-    let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
-    let mut lost = serving.doors.take_over(handed, &shown);
+    let door_volumes: Vec<_> = serving.volumes.iter().map(ServedVolume::door_volume).collect();
+    let mut lost = serving.doors.take_over(handed, &door_volumes);
     let serving = Arc::new(serving);
     let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
         Ok(admin) => admin,

@@ -150,7 +150,7 @@ impl LinkReport {
         };
         LinkReport {
             link,
-            address: status.peer.as_ref().map(shown),
+            address: status.peer.as_ref().map(peer_address),
             state: state.into(),
             state_ms: status.state_ms,
             packet_bytes: status.packet_bytes,
@@ -171,7 +171,7 @@ impl LinkReport {
 }
 
 /// The address of a peer, nearly in the form that users type.
-fn shown(peer: &Peer) -> String {
+fn peer_address(peer: &Peer) -> String {
     match peer {
         Peer::Udp(address) => format!("udp:{address}"),
         Peer::Ethernet(address) => {
@@ -221,11 +221,11 @@ impl StatusListener {
         let over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&over);
         let answer = move || {
-            for asked in listener.incoming() {
+            for connection in listener.incoming() {
                 if ended.load(Ordering::SeqCst) {
                     return;
                 }
-                if let Err(error) = asked.and_then(|stream| answer(stream, &teller())) {
+                if let Err(error) = connection.and_then(|stream| answer(stream, &teller())) {
                     tracing::debug!("cannot report link status: {error}");
                 }
             }
@@ -236,10 +236,10 @@ impl StatusListener {
     }
 }
 
-fn answer(mut stream: UnixStream, told: &EndReport) -> io::Result<()> {
+fn answer(mut stream: UnixStream, report: &EndReport) -> io::Result<()> {
     // One thread answers everybody: a client that reads nothing must not stop it.
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
-    stream.write_all(&serde_json::to_vec(told)?)
+    stream.write_all(&serde_json::to_vec(report)?)
 }
 
 impl Drop for StatusListener {
@@ -265,7 +265,7 @@ pub(crate) fn query_all(folder: &Path) -> Vec<EndReport> {
             continue;
         }
         match query(&path) {
-            Ok(told) => all.push(told),
+            Ok(report) => all.push(report),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 // Its process has died.
                 let _ = std::fs::remove_file(&path);
@@ -273,7 +273,7 @@ pub(crate) fn query_all(folder: &Path) -> Vec<EndReport> {
             Err(error) => tracing::warn!("{} does not answer: {error}", path.display()),
         }
     }
-    all.sort_by_key(|told| told.pid);
+    all.sort_by_key(|report| report.pid);
     all
 }
 
@@ -293,10 +293,10 @@ mod tests {
     #[test]
     fn an_end_is_listed_until_it_ends_and_dead_sockets_are_swept() {
         let folder = tempfile::tempdir().unwrap();
-        let told = || EndReport { name: "store".into(), pid: 7, ..EndReport::default() };
-        let telling = StatusListener::start(folder.path(), Arc::new(told)).unwrap();
-        let heard = query_all(folder.path());
-        assert_eq!((heard.len(), heard[0].name.as_str(), heard[0].pid), (1, "store", 7));
+        let report = || EndReport { name: "store".into(), pid: 7, ..EndReport::default() };
+        let telling = StatusListener::start(folder.path(), Arc::new(report)).unwrap();
+        let reports = query_all(folder.path());
+        assert_eq!((reports.len(), reports[0].name.as_str(), reports[0].pid), (1, "store", 7));
         drop(telling);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let dead = folder.path().join("9.end");

@@ -94,8 +94,8 @@ mod tests {
             ("link:eth:a,eth:b,eth:c,eth:d,eth:e,eth:f,eth:g,eth:h,eth:i/disk1", "at most 8"),
         ];
         for (text, word) in table {
-            let told = LinkLocation::parse(text).unwrap_err().to_string();
-            assert!(told.contains(word), "{text}: {told}");
+            let message = LinkLocation::parse(text).unwrap_err().to_string();
+            assert!(message.contains(word), "{text}: {message}");
         }
         let whole = LinkLocation::parse("link:eth:eth0/").unwrap();
         assert!(

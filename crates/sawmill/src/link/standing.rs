@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use sawmill_device::{Error, ErrorKind};
 use sawmill_format::crc::crc32c;
 use sawmill_format::export_state::ExportState;
-use sawmill_link::target::{KeepStanding, Standing};
+use sawmill_link::target::{Standing, StandingStore};
 
 use crate::durable;
 use sawmill_console::exit::{Failure, Result};
@@ -82,7 +82,7 @@ impl StateFile {
     }
 }
 
-impl KeepStanding for StateFile {
+impl StandingStore for StateFile {
     fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
         let state = ExportState {
             reservation: standing.reservation,

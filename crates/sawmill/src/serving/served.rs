@@ -48,7 +48,7 @@ struct Absent {
 pub(crate) struct ServedVolume {
     pub(crate) address: VolumeAddress,
     pub(crate) volume_id: VolumeId,
-    shown: String,
+    display_name: String,
     state: RwLock<VolumeState>,
     /// What the doors hold: it stays when the volume is closed and reopened.
     gate: Arc<Gate>,
@@ -73,14 +73,15 @@ impl ServedVolume {
     ) -> Self {
         let (volume_id, noted) = (volume.status().volume_id, Mutex::new((Instant::now(), None)));
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
-        let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
-        let held = RwLock::new(VolumeState::Open(volume));
+        let (display_name, meter) =
+            (address.display_name(), Arc::new(Meter::new(Arc::clone(&gate))));
+        let state = RwLock::new(VolumeState::Open(volume));
         let added = journal_path.as_ref().map(|_| DoorNote::of(&folder));
         ServedVolume {
             address,
             volume_id,
-            shown,
-            state: held,
+            display_name,
+            state,
             gate,
             meter,
             store,
@@ -93,7 +94,7 @@ impl ServedVolume {
 
     /// The export's name: the volume's, with the cut that is served.
     pub(crate) fn name(&self) -> &str {
-        &self.shown
+        &self.display_name
     }
 
     /// The open volume. Returns `Unavailable` while it is away; the text says why.
@@ -101,9 +102,10 @@ impl ServedVolume {
         match &*self.state.read() {
             VolumeState::Open(volume) => Ok(Arc::clone(volume)),
             VolumeState::Away(Absent { reason, .. })
-            | VolumeState::GivenUp(Absent { reason, .. }) => {
-                Err(Failure::new(Exit::Unavailable, format!("volume {}: {reason}", self.shown)))
-            }
+            | VolumeState::GivenUp(Absent { reason, .. }) => Err(Failure::new(
+                Exit::Unavailable,
+                format!("volume {}: {reason}", self.display_name),
+            )),
         }
     }
 
@@ -121,17 +123,17 @@ impl ServedVolume {
             self.gate.open();
             return Err(error);
         }
-        let mut held = self.state.write();
-        let (closed, last) = match &mut *held {
+        let mut state = self.state.write();
+        let (closed, last) = match &mut *state {
             VolumeState::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
             VolumeState::Away(absent) | VolumeState::GivenUp(absent) => {
                 (None, std::mem::take(&mut absent.last))
             }
         };
         let reason = "it is being handed off to another process; try again".to_owned();
-        *held = VolumeState::Away(Absent { last, reason });
+        *state = VolumeState::Away(Absent { last, reason });
         // The lock ends here, because a request for the status must not wait for the close.
-        drop(held);
+        drop(state);
         let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
         // The gate's reference to the volume would keep the journal locked for the next process.
@@ -171,15 +173,16 @@ impl ServedVolume {
 
     /// The volume will not be reopened in this process: its users get errors instead of waiting.
     pub(crate) fn give_up(&self, why: &Failure) {
-        let mut held = self.state.write();
-        if let VolumeState::Away(absent) = &mut *held {
+        let mut state = self.state.write();
+        if let VolumeState::Away(absent) = &mut *state {
             let reason = format!(
                 "a hand-off was rolled back and reopen failed; accepted writes are in its journal; \
                  fix the cause and retry the hand-off, or restart the server: {why}"
             );
-            *held = VolumeState::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
+            *state =
+                VolumeState::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
         }
-        drop(held);
+        drop(state);
         // Waiting requests now reach `Away`, which fails them.
         self.gate.open();
     }
@@ -192,7 +195,7 @@ impl ServedVolume {
     pub(super) fn given_up(&self) -> Option<String> {
         match &*self.state.read() {
             VolumeState::GivenUp(absent) => {
-                Some(format!("volume {}: {}", self.shown, absent.reason))
+                Some(format!("volume {}: {}", self.display_name, absent.reason))
             }
             _ => None,
         }
@@ -209,16 +212,16 @@ impl ServedVolume {
     }
 
     /// The volume as doors serve it.
-    pub(crate) fn as_shown(&self) -> DoorVolume {
+    pub(crate) fn door_volume(&self) -> DoorVolume {
         DoorVolume {
-            name: self.shown.clone(),
-            description: format!("{} on {}", self.shown, self.store.name()),
+            name: self.display_name.clone(),
+            description: format!("{} on {}", self.display_name, self.store.name()),
             device: Arc::clone(&self.meter) as Arc<dyn BlockDevice>,
             folder: self.folder.clone(),
             identity: match (self.folder.file_name(), &self.address.cut) {
                 (Some(name), None) => name.to_string_lossy().into_owned(),
                 (Some(name), Some((cut, _))) => format!("{}@{cut}", name.to_string_lossy()),
-                (None, _) => self.shown.clone(),
+                (None, _) => self.display_name.clone(),
             },
             outlives_server: true,
         }

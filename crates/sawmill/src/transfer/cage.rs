@@ -80,20 +80,21 @@ pub(super) fn run(
         let stderr = scope.spawn(|| read(stderr));
         let status = end(&mut child, time_max);
         let (stdout, stderr) = (stdout.join(), stderr.join());
-        let gone = || io::Error::other("the thread that reads the output of a program died");
-        let (stdout, stderr) = (stdout.map_err(|_| gone())?, stderr.map_err(|_| gone())?);
+        let panic_error = || io::Error::other("the thread that reads the output of a program died");
+        let (stdout, stderr) =
+            (stdout.map_err(|_| panic_error())?, stderr.map_err(|_| panic_error())?);
         Ok(status?.map(|status| Output { status, stdout, stderr }))
     })
 }
 
 /// Reads the output of a program, up to the limit of an answer.
 fn read(from: Option<impl io::Read>) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(from) = from {
         // After an error, what was read before it is the answer.
-        let _ = io::Read::read_to_end(&mut io::Read::take(from, ANSWER_BYTES_MAX), &mut said);
+        let _ = io::Read::read_to_end(&mut io::Read::take(from, ANSWER_BYTES_MAX), &mut output);
     }
-    said
+    output
 }
 
 fn end(child: &mut Child, time_max: Duration) -> io::Result<Option<ExitStatus>> {
@@ -123,9 +124,9 @@ mod tests {
         let names: Vec<&str> =
             text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
         assert!(names.iter().all(|name| ["PATH", "LANG"].contains(name)), "{text}");
-        let late = run("sleep", Access::Read, Duration::ZERO, &|command| {
+        let outcome = run("sleep", Access::Read, Duration::ZERO, &|command| {
             command.arg("1000");
         });
-        assert!(late.unwrap().is_none());
+        assert!(outcome.unwrap().is_none());
     }
 }

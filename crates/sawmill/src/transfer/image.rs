@@ -93,8 +93,8 @@ fn missing(program: &str, error: &io::Error) -> Failure {
 
 /// QEMU's output as an error of ours.
 fn failure_of(path: &Path, output: &Output) -> Failure {
-    let said = String::from_utf8_lossy(&output.stderr);
-    let text = format!("QEMU cannot use {}: {}", path.display(), said.trim());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let text = format!("QEMU cannot use {}: {}", path.display(), stderr.trim());
     Failure::new(Exit::Unavailable, text)
 }
 
@@ -130,8 +130,8 @@ impl ImageServer {
         let child = started.map_err(|error| missing("qemu-nbd", &error))?;
         let mut server = ImageServer { child, path, _folder: folder };
         let end = server.connect(&format!("nbd+unix:///?socket={}", socket.display()))?;
-        let shown = server.path.display().to_string();
-        Ok((server, end.named(shown)))
+        let name = server.path.display().to_string();
+        Ok((server, end.named(name)))
     }
 
     /// Connects once: the server exits after its first connection. It listens as soon as the image
@@ -150,22 +150,22 @@ impl ImageServer {
             }
             let ended = self.child.try_wait().map_err(|error| missing("qemu-nbd", &error))?;
             if ended.is_some() || Instant::now() > deadline {
-                return Err(self.said());
+                return Err(self.failure());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// The reason why it does not serve.
-    fn said(&mut self) -> Failure {
+    fn failure(&mut self) -> Failure {
         // It may still be running, but it reports nothing more.
         // Killed first: the end of its errors never comes while it runs.
         let _ = self.child.kill();
-        let mut said = String::new();
+        let mut output = String::new();
         if let Some(stderr) = &mut self.child.stderr {
-            let _ = io::Read::read_to_string(stderr, &mut said);
+            let _ = io::Read::read_to_string(stderr, &mut output);
         }
-        let text = format!("QEMU cannot open {}: {}", self.path.display(), said.trim());
+        let text = format!("QEMU cannot open {}: {}", self.path.display(), output.trim());
         Failure::new(Exit::Unavailable, text)
     }
 
@@ -175,7 +175,7 @@ impl ImageServer {
         // QEMU may write metadata after the connection has ended, and only its status tells a
         // failure.
         let status = self.child.wait().map_err(failed)?;
-        if status.success() { Ok(()) } else { Err(self.said()) }
+        if status.success() { Ok(()) } else { Err(self.failure()) }
     }
 }
 

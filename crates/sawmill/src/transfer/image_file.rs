@@ -45,9 +45,9 @@ fn of_name(path: &Path) -> Format {
 
 /// The format of a source: the given one, otherwise the one of its name, which its content must
 /// not contradict.
-pub(crate) fn format_of_source(said: Option<Format>, path: &Path) -> Result<Format> {
-    if let Some(said) = said {
-        return Ok(said);
+pub(crate) fn format_of_source(format: Option<Format>, path: &Path) -> Result<Format> {
+    if let Some(format) = format {
+        return Ok(format);
     }
     let mut head = [0; 512];
     let read = open(path)?.read_at(&mut head, 0);

@@ -40,26 +40,26 @@ fn follow(
     backing_file: &BackingFile,
     follow_backing: bool,
 ) -> Result<(PathBuf, Format)> {
-    let (shown, name) = (path.display(), &backing_file.name);
+    let (image, name) = (path.display(), &backing_file.name);
     let refuse = |text: String| Err(Failure::new(Exit::Refused, text));
     // Before the option is looked at: it allows files of this machine only (P131).
     // `nbd:...`, `json:...` and the like are addresses to QEMU.
     if name.split('/').next().is_some_and(|first| first.contains(':')) {
         return refuse(format!(
-            "{shown} is a layer over {name}, which is not a file: it cannot be imported"
+            "{image} is a layer over {name}, which is not a file: it cannot be imported"
         ));
     }
     if !follow_backing {
         return refuse(format!(
-            "{shown} is a layer over {name}: importing it also reads that file; to allow that, \
+            "{image} is a layer over {name}: importing it also reads that file; to allow that, \
              pass --follow-backing"
         ));
     }
     // Never detected: the writer of a raw file controls what its content looks like.
     let Some(format) = backing_file.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
-            "{shown} is a layer over {name} but does not give its format; set it in the image with \
-             `qemu-img rebase -u -F FORMAT -b {name} {shown}`"
+            "{image} is a layer over {name} but does not give its format; set it in the image with \
+             `qemu-img rebase -u -F FORMAT -b {name} {image}`"
         ));
     };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -68,19 +68,19 @@ fn follow(
 }
 
 fn failure_of(path: &Path, refusal: Refusal) -> Failure {
-    let shown = path.display();
+    let image = path.display();
     let failure = match &refusal {
         Refusal::Other(what) => Failure::new(
             Exit::Refused,
             format!(
-                "{shown} {what}: images of several files cannot be imported; convert it first, \
+                "{image} {what}: images of several files cannot be imported; convert it first, \
                  where those files may be read (`qemu-img convert -O raw`)"
             ),
         ),
         Refusal::Unusable(_) | Refusal::Unread { .. } => Failure::new(
             Exit::Corrupt,
             format!(
-                "{shown} is damaged, truncated, or of an unknown kind: {refusal}; nothing was \
+                "{image} is damaged, truncated, or of an unknown kind: {refusal}; nothing was \
                  imported"
             ),
         ),

@@ -119,7 +119,7 @@ struct Plan<'a> {
     piece_bytes: u64,
     /// Bounded by the runs of one window.
     runs: VecDeque<Allocation>,
-    on_their_way: BTreeSet<u64>,
+    in_flight_addresses: BTreeSet<u64>,
 }
 
 impl Plan<'_> {
@@ -149,13 +149,13 @@ impl Plan<'_> {
         }
         self.at += length;
         // Under the lock of the plan: `done_through` must never pass a piece that is being moved.
-        self.on_their_way.insert(piece.address);
+        self.in_flight_addresses.insert(piece.address);
         Ok(Some(piece))
     }
 
     /// Everything before this is in place.
     fn done_through(&self) -> u64 {
-        self.on_their_way.first().copied().unwrap_or(self.at)
+        self.in_flight_addresses.first().copied().unwrap_or(self.at)
     }
 }
 
@@ -165,7 +165,7 @@ struct Transfer<'a> {
     target: &'a dyn Target,
     start: Start,
     plan: Mutex<Plan<'a>>,
-    stop: AtomicBool,
+    is_stopped: AtomicBool,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
@@ -192,9 +192,9 @@ pub(crate) fn transfer(
             at: start.from,
             piece_bytes: piece_bytes.max(GRAIN_BYTES as u64),
             runs: VecDeque::new(),
-            on_their_way: BTreeSet::new(),
+            in_flight_addresses: BTreeSet::new(),
         }),
-        stop: AtomicBool::new(false),
+        is_stopped: AtomicBool::new(false),
         read_bytes: AtomicU64::new(0),
         written_bytes: AtomicU64::new(0),
     };
@@ -220,7 +220,7 @@ pub(crate) fn transfer(
             }
         };
         // Before the scope joins the workers, which would move all other pieces first.
-        transfer.stop.store(true, Ordering::Release);
+        transfer.is_stopped.store(true, Ordering::Release);
         outcome
     })?;
     // After the last read, because a change during any read spoils the copy.
@@ -270,17 +270,17 @@ impl<'a> Transfer<'a> {
 
     /// Takes pieces until none are left, or a worker failed.
     fn work(&self, sender: &SyncSender<sawmill_console::exit::Failure>) {
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.is_stopped.load(Ordering::Acquire) {
             let next = self.plan().next();
             let moved = match next {
                 Ok(None) => return,
                 Ok(Some(piece)) => self.move_piece(piece).map(|()| {
-                    self.plan().on_their_way.remove(&piece.address);
+                    self.plan().in_flight_addresses.remove(&piece.address);
                 }),
                 Err(failure) => Err(failure),
             };
             if let Err(failure) = moved {
-                self.stop.store(true, Ordering::Release);
+                self.is_stopped.store(true, Ordering::Release);
                 // The receiver of a first failure has stopped listening.
                 let _ = sender.send(failure);
                 return;

@@ -169,13 +169,13 @@ fn only_a_prefix_without_gaps_counts_as_done() {
         at: 0,
         piece_bytes: 1 << 20,
         runs: VecDeque::new(),
-        on_their_way: BTreeSet::new(),
+        in_flight_addresses: BTreeSet::new(),
     };
     let first = plan.next().unwrap().unwrap();
     let second = plan.next().unwrap().unwrap();
-    plan.on_their_way.remove(&second.address);
+    plan.in_flight_addresses.remove(&second.address);
     assert_eq!(plan.done_through(), 0);
-    plan.on_their_way.remove(&first.address);
+    plan.in_flight_addresses.remove(&first.address);
     assert_eq!(plan.done_through(), 2 << 20);
 }
 

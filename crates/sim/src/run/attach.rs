@@ -280,12 +280,15 @@ impl Run {
 
     /// Checks that the size is between the one last reported and the largest one requested.
     fn check_size(&mut self, process: &Process) -> Verdict {
-        let found = process.stepped.volume().geometry().size_bytes;
-        if found < self.size_bytes || found > self.asked_bytes {
-            let (told, asked) = (self.size_bytes, self.asked_bytes);
-            return Err(format!("the disk has {found} bytes; {told} were told, {asked} asked for"));
+        let disk_bytes = process.stepped.volume().geometry().size_bytes;
+        if disk_bytes < self.size_bytes || disk_bytes > self.requested_bytes {
+            let (reported_bytes, requested_bytes) = (self.size_bytes, self.requested_bytes);
+            return Err(format!(
+                "the disk has {disk_bytes} bytes; {reported_bytes} were told, {requested_bytes} \
+                 asked for"
+            ));
         }
-        self.size_bytes = found;
+        self.size_bytes = disk_bytes;
         Ok(())
     }
 

@@ -58,12 +58,12 @@ impl Run {
             return Ok(());
         }
         let index = self.dice.below(self.past.clones.len() as u64) as usize;
-        let gone = self.past.clones.swap_remove(index);
-        self.log("delete clone", || format!("  {} is deleted", gone.name));
+        let clone = self.past.clones.swap_remove(index);
+        self.log("delete clone", || format!("  {} is deleted", clone.name));
         let (world, store) = self.faultless_process();
-        delete_in(&*world, &*store, &gone.name)
+        delete_in(&*world, &*store, &clone.name)
             .map(drop)
-            .map_err(|error| format!("{} cannot be deleted: {error}", gone.name))
+            .map_err(|error| format!("{} cannot be deleted: {error}", clone.name))
     }
 
     /// One of the clones, by its index.

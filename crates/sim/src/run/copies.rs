@@ -28,11 +28,11 @@ struct Aide {
 }
 
 fn copy_back(aide: &Aide) -> Result<(), (ErrorKind, String)> {
-    let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
+    let error_parts = |error: sawmill_volume::Error| (error.kind(), error.to_string());
     let options = CopyOptions { fail_back: true, ..CopyOptions::default() };
     let (from, to) = (VolumeAt::new(&aide.second, NAME), VolumeAt::new(&aide.first, NAME));
-    let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(told)?;
-    copier.round(&mut |_| ()).map(drop).map_err(told)
+    let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(error_parts)?;
+    copier.round(&mut |_| ()).map(drop).map_err(error_parts)
 }
 
 impl Run {
@@ -81,20 +81,20 @@ impl Run {
     }
 
     fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
-        let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
+        let error_parts = |error: sawmill_volume::Error| (error.kind(), error.to_string());
         let options = CopyOptions::default();
         let (from, to) = (VolumeAt::new(&aide.first, NAME), VolumeAt::new(&aide.second, NAME));
-        let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(told)?;
+        let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(error_parts)?;
         for _ in 0..2 {
             let round = copier.round(&mut |_| {
                 for _ in 0..self.dice.below(5) {
-                    let went = self.step_beside();
+                    let step_verdict = self.step_beside();
                     if verdict.is_ok() {
-                        *verdict = went;
+                        *verdict = step_verdict;
                     }
                 }
             });
-            round.map_err(told)?;
+            round.map_err(error_parts)?;
         }
         Ok(())
     }
@@ -102,17 +102,17 @@ impl Run {
     /// The writing process takes a step while the copier copies.
     fn step_beside(&mut self) -> Verdict {
         let Some(mut process) = self.process.take() else { return Ok(()) };
-        let mut heard = Ok(());
+        let mut verdict = Ok(());
         if !process.life.is_dead() {
             match live(|| self.step(&mut process)) {
                 Some(stepped) if !process.life.is_dead() => {
-                    heard = stepped.and_then(|()| self.receive_answers(&mut process));
+                    verdict = stepped.and_then(|()| self.receive_answers(&mut process));
                 }
                 _ => process.life.die(),
             }
         }
         self.process = Some(process);
-        heard
+        verdict
     }
 
     fn land_late_at_second(&mut self) {

@@ -40,20 +40,20 @@ impl Run {
 
     /// Meets edges beside the attached process.
     pub(super) fn meet_edges(&mut self) -> Verdict {
-        let met = self.settings.edges;
-        if self.meets(met.locks, STEP_ODDS) {
+        let edges = self.settings.edges;
+        if self.meets(edges.locks, STEP_ODDS) {
             self.attach_beside()?;
         }
-        if self.meets(met.foreign_memory, STEP_ODDS) {
+        if self.meets(edges.foreign_memory, STEP_ODDS) {
             self.keep_memory();
         }
-        if self.meets(met.histories, STEP_ODDS) {
+        if self.meets(edges.histories, STEP_ODDS) {
             self.back_up();
         }
-        if self.meets(met.warm_cache, STEP_ODDS / 4) {
+        if self.meets(edges.warm_cache, STEP_ODDS / 4) {
             self.save_index();
         }
-        if self.meets(met.hand_offs, STEP_ODDS) {
+        if self.meets(edges.hand_offs, STEP_ODDS) {
             self.hand_off()?;
         }
         Ok(())
@@ -61,24 +61,24 @@ impl Run {
 
     /// Meets edges between lives: only a process that will be replaced may be attached.
     pub(super) fn meet_edges_between(&mut self, machine: usize) -> Verdict {
-        let met = self.settings.edges;
+        let edges = self.settings.edges;
         if self.process.is_some() {
             return Ok(());
         }
-        if self.meets(met.histories, 4) {
+        if self.meets(edges.histories, 4) {
             // It may have been closed cleanly.
             self.back_up();
         }
-        if self.meets(met.foreign_memory, 2) {
+        if self.meets(edges.foreign_memory, 2) {
             self.exchange_memory(machine)?;
         }
-        if self.meets(met.commands, 2) {
+        if self.meets(edges.commands, 2) {
             self.command_at_rest(machine)?;
         }
-        if self.meets(met.histories, 2) {
+        if self.meets(edges.histories, 2) {
             self.live_in_a_copy(machine)?;
         }
-        if self.meets(met.histories, 4) {
+        if self.meets(edges.histories, 4) {
             self.restore(machine)?;
         }
         Ok(())

@@ -135,9 +135,9 @@ impl Run {
             return;
         }
         let index = self.dice.below(self.past.snapshots.len() as u64) as usize;
-        let gone = self.past.snapshots.swap_remove(index);
-        self.log("delete snapshot", || format!("  the end of {} is ordered", gone.name));
-        if let Ok(answer) = process.stepped.volume().begin_delete_snapshot(&gone.name) {
+        let snapshot = self.past.snapshots.swap_remove(index);
+        self.log("delete snapshot", || format!("  the end of {} is ordered", snapshot.name));
+        if let Ok(answer) = process.stepped.volume().begin_delete_snapshot(&snapshot.name) {
             process.order = Some(PendingOrder { kind: OrderKind::Delete, answer, stray: false });
         }
     }
@@ -158,13 +158,13 @@ impl Run {
         let size_bytes =
             (self.size_bytes + 512 * (1 + self.dice.below(32))).min(self.settings.size_bytes);
         if size_bytes < process.stepped.volume().geometry().size_bytes
-            || self.asked_bytes > size_bytes
+            || self.requested_bytes > size_bytes
         {
             return;
         }
         self.log("grow", || format!("  a disk of {size_bytes} bytes is ordered"));
         if let Ok(answer) = process.stepped.volume().begin_grow(size_bytes) {
-            self.asked_bytes = size_bytes;
+            self.requested_bytes = size_bytes;
             let stray = process.replaced_at.is_some();
             process.order = Some(PendingOrder { kind: OrderKind::Grow(size_bytes), answer, stray });
         }
@@ -263,9 +263,9 @@ impl Run {
     pub(super) fn receive_order_answers(&mut self, beside: bool) -> Verdict {
         let slot = if beside { &mut self.zombie } else { &mut self.process };
         let Some(mut process) = slot.take() else { return Ok(()) };
-        let heard = self.receive_order_answer(&mut process);
+        let verdict = self.receive_order_answer(&mut process);
         *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
-        heard
+        verdict
     }
 
     fn receive_order_answer(&mut self, process: &mut Process) -> Verdict {
@@ -288,8 +288,8 @@ impl Run {
                 let excused = process.replaced_at.is_some()
                     || process.life.is_dead()
                     || self.has_disk_faults();
-                let ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
-                if excused || ended || matches!(ordered.kind, OrderKind::Delete) {
+                let has_ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
+                if excused || has_ended || matches!(ordered.kind, OrderKind::Delete) {
                     return Ok(());
                 }
                 Err(format!("an order was refused: {error}"))
@@ -351,26 +351,26 @@ impl Run {
         cut: Option<Cut>,
     ) -> std::result::Result<Vec<u8>, String> {
         let (world, store) = self.faultless_process();
-        let shown = format!("{name} at {cut:?}");
+        let place = format!("{name} at {cut:?}");
         let options = OpenOptions { read_only: true, cut, ..OpenOptions::new(journal_path()) };
         let opened = SteppedVolume::open(world, store, name, &options);
-        let stepped = opened.map_err(|error| format!("{shown} cannot be opened: {error}"))?;
+        let stepped = opened.map_err(|error| format!("{place} cannot be opened: {error}"))?;
         let mut client = Client::default();
         client.read_whole(stepped.volume());
         let answer = client
             .padded_answer(self.settings.size_bytes)
-            .ok_or_else(|| format!("{shown} gives no answer"))?;
-        answer.map_err(|error| format!("{shown} cannot be read: {error}"))
+            .ok_or_else(|| format!("{place} gives no answer"))?;
+        answer.map_err(|error| format!("{place} cannot be read: {error}"))
     }
 
     pub(super) fn judge(&mut self, name: &str, cut: Option<Cut>, image: &[u8]) -> Verdict {
-        let shown = format!("{name} at {cut:?}");
-        let found = self.read_volume(name, cut)?;
-        match found.iter().zip(image).position(|(one, other)| one != other) {
+        let place = format!("{name} at {cut:?}");
+        let bytes = self.read_volume(name, cut)?;
+        match bytes.iter().zip(image).position(|(one, other)| one != other) {
             None => Ok(()),
             Some(at) => Err(format!(
-                "byte {at} of {shown} is {:#04x} and was {:#04x}",
-                found[at], image[at]
+                "byte {at} of {place} is {:#04x} and was {:#04x}",
+                bytes[at], image[at]
             )),
         }
     }

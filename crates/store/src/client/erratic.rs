@@ -31,7 +31,7 @@ struct State {
     /// Unanswered calls that may still take effect: a put of bytes, or a delete.
     late: Vec<(String, Option<Bytes>)>,
     /// How often each kind of trouble happened.
-    met: BTreeMap<&'static str, u64>,
+    trouble_counts: BTreeMap<&'static str, u64>,
 }
 
 impl State {
@@ -41,7 +41,7 @@ impl State {
             return None;
         }
         let kind = kinds[self.dice.below(kinds.len() as u64) as usize];
-        *self.met.entry(kind).or_default() += 1;
+        *self.trouble_counts.entry(kind).or_default() += 1;
         Some(kind)
     }
 
@@ -139,10 +139,10 @@ impl Backend for Arc<Erratic> {
         if let Some(trouble) = state.trouble(&["away", "cut short", "hangs", "refused"]) {
             return unheard(trouble);
         }
-        let shown = state.objects.iter().filter(|(key, _)| key.starts_with(prefix));
-        let shown =
-            shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 });
-        ready(Ok(shown.collect())).boxed()
+        let objects = state.objects.iter().filter(|(key, _)| key.starts_with(prefix));
+        let objects = objects
+            .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 });
+        ready(Ok(objects.collect())).boxed()
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
@@ -226,9 +226,9 @@ impl ErraticRun {
                     assert!(other.is_none(), "S2, seed {seed}: {key} was created twice");
                 }
                 Ok(PutOutcome::Taken) => {
-                    let there = self.backend.state.lock().objects.get(&key).cloned();
+                    let stored_body = self.backend.state.lock().objects.get(&key).cloned();
                     assert!(
-                        there.is_some_and(|there| there != body),
+                        stored_body.is_some_and(|stored_body| stored_body != body),
                         "S2, seed {seed}: {key} was taken by nobody"
                     );
                 }
@@ -237,12 +237,12 @@ impl ErraticRun {
                 }
             }
         }
-        let is_told = outcomes.iter().all(std::result::Result::is_ok);
-        let is_made = self.state.created.contains_key(&key);
+        let is_all_answered = outcomes.iter().all(std::result::Result::is_ok);
+        let is_created = self.state.created.contains_key(&key);
         // Or an earlier put that got no answer created it.
         let is_there = self.backend.state.lock().objects.contains_key(&key);
         assert!(
-            !is_told || is_made || is_there,
+            !is_all_answered || is_created || is_there,
             "S2, seed {seed}: of all racers nobody made {key}"
         );
     }
@@ -293,14 +293,14 @@ impl ErraticRun {
     }
 
     async fn list(&mut self) {
-        let Ok(shown) =
+        let Ok(listed) =
             self.client.inner.list(List { prefix: "k/".into(), class: Class::Read }).await
         else {
             return;
         };
-        let shown: BTreeSet<String> = shown.into_iter().map(|info| info.key).collect();
-        let there: BTreeSet<String> = self.backend.state.lock().objects.keys().cloned().collect();
-        assert_eq!(shown, there, "S6, seed {}", self.seed);
+        let listed: BTreeSet<String> = listed.into_iter().map(|info| info.key).collect();
+        let stored: BTreeSet<String> = self.backend.state.lock().objects.keys().cloned().collect();
+        assert_eq!(listed, stored, "S6, seed {}", self.seed);
     }
 
     /// Keys reported as created exist, and keys reported as deleted do not, unless an earlier put
@@ -313,8 +313,8 @@ impl ErraticRun {
         {
             assert_eq!(state.objects.get(key), Some(body), "S3, seed {seed}: {key}");
         }
-        for (key, there) in &state.objects {
-            let is_sent = self.state.sent.get(key).is_some_and(|sent| sent.contains(there));
+        for (key, object_body) in &state.objects {
+            let is_sent = self.state.sent.get(key).is_some_and(|sent| sent.contains(object_body));
             assert!(is_sent, "S2, seed {seed}: {key} has what was never sent");
         }
     }
@@ -341,28 +341,28 @@ async fn play(seed: u64) -> BTreeMap<&'static str, u64> {
         }
         play.judge();
     }
-    let quiet = play.backend.state.lock().late.is_empty();
-    if quiet {
+    let is_quiet = play.backend.state.lock().late.is_empty();
+    if is_quiet {
         let state = play.backend.state.lock();
         let returned = play.state.deleted.iter().find(|key| state.objects.contains_key(*key));
         assert!(
-            returned.is_none() || state.met.contains_key("late"),
+            returned.is_none() || state.trouble_counts.contains_key("late"),
             "S7, seed {seed}: {returned:?} is back"
         );
     }
-    std::mem::take(&mut play.backend.state.lock().met)
+    std::mem::take(&mut play.backend.state.lock().trouble_counts)
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_contract_is_kept_over_a_backend_that_does_everything_wrong() {
-    let mut met = BTreeMap::<&str, u64>::new();
+    let mut trouble_counts = BTreeMap::<&str, u64>::new();
     for seed in 1..=SEEDS {
         for (kind, count) in play(seed).await {
-            *met.entry(kind).or_default() += count;
+            *trouble_counts.entry(kind).or_default() += count;
         }
     }
     assert!(
-        met.len() == 10 && met.values().all(|count| *count > SEEDS / 4),
-        "what happened: {met:?}"
+        trouble_counts.len() == 10 && trouble_counts.values().all(|count| *count > SEEDS / 4),
+        "what happened: {trouble_counts:?}"
     );
 }

@@ -91,8 +91,8 @@ impl Service {
             Some(client) => client.clone(),
             None => {
                 // Invalid settings are an error; a client without them could bypass a proxy.
-                let made = client(&self.options).map_err(failed)?;
-                self.pieces.get_or_init(|| made).clone()
+                let new_client = client(&self.options).map_err(failed)?;
+                self.pieces.get_or_init(|| new_client).clone()
             }
         };
         let (head, body) = request.into_parts();

@@ -92,9 +92,9 @@ fn without_keys(text: &str) -> String {
 
 /// What an answer permits to conclude, and what to do.
 fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
-    let said = without_keys(answer);
+    let text = without_keys(answer);
     // Before the crate's own kinds: to the crate, a missing bucket is `NotFound` as well.
-    if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| said.contains(words)) {
+    if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| text.contains(words)) {
         return (*kind, advice);
     }
     match error {
@@ -129,10 +129,10 @@ fn full_text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
-        let more = inner.to_string();
+        let cause_text = inner.to_string();
         // Many errors of the crate quote their cause already.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
         }
         cause = inner.source();
     }
@@ -206,16 +206,16 @@ mod tests {
 
     #[test]
     fn an_answer_with_a_namespace_says_what_it_says() {
-        let said = |status: &str, code: &str| {
+        let message = |status: &str, code: &str| {
             let space = "http://s3.example.com/doc/2006-03-01/";
             format!(
                 "Error performing GET http://h/b/k in 1ms - Server returned non-2xx status code: \
                  {status}: <Error xmlns=\"{space}\"><Code>{code}</Code></Error>"
             )
         };
-        assert_eq!(explain(not_found(&said("404 Not Found", "NoSuchKey"))).kind(), NotFound);
-        assert_eq!(explain(not_found(&said("404 Not Found", "NoSuchBucket"))).kind(), Denied);
-        let skewed = said("403 Forbidden", "RequestTimeTooSkewed");
+        assert_eq!(explain(not_found(&message("404 Not Found", "NoSuchKey"))).kind(), NotFound);
+        assert_eq!(explain(not_found(&message("404 Not Found", "NoSuchBucket"))).kind(), Denied);
+        let skewed = message("403 Forbidden", "RequestTimeTooSkewed");
         assert!(explain(generic(&skewed)).to_string().contains("clock"));
     }
 

@@ -137,7 +137,7 @@ fn named(request: &Request) -> Vec<String> {
 
 fn half_deleted(world: &mut World, request: &Request) -> Answer {
     let keys = named(request);
-    let said = keys.iter().enumerate().map(|(number, key)| {
+    let entries = keys.iter().enumerate().map(|(number, key)| {
         if number < keys.len() / 2 {
             world.objects.remove(key);
             return format!("<Deleted><Key>{key}</Key></Deleted>");
@@ -146,7 +146,7 @@ fn half_deleted(world: &mut World, request: &Request) -> Answer {
             "<Error><Key>{key}</Key><Code>InternalError</Code><Message>as told</Message></Error>"
         )
     });
-    answer(200, format!("<DeleteResult>{}</DeleteResult>", said.collect::<String>()))
+    answer(200, format!("<DeleteResult>{}</DeleteResult>", entries.collect::<String>()))
 }
 
 fn made(world: &mut World, key: String, body: &[u8]) -> Answer {

@@ -97,8 +97,8 @@ fn a_file_system_without_nameless_files_is_served_by_names_and_links() {
     let shared = folder.shared();
     let path = folder.temporary.path().join("object");
     shared.link_named(&path, b"first").unwrap();
-    let taken = shared.link_named(&path, b"second").unwrap_err();
-    assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
+    let error = shared.link_named(&path, b"second").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert_eq!(fs::read(&path).unwrap(), b"first");
     assert_eq!(fs::read_dir(folder.temporary.path().join(NAMELESS)).unwrap().count(), 0);
     assert_eq!(folder.calls().list("", Class::Read).unwrap().len(), 1);

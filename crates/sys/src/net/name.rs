@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn a_socket_of_ipv4_refuses_an_address_of_ipv6() {
-        let refused =
+        let error =
             Name::of(&"[::1]:1".parse().expect("an address"), false).err().expect("refused");
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

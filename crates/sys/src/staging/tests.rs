@@ -114,28 +114,28 @@ fn memory_that_another_user_may_have_made_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("staging");
-    let refused = |what: &str| {
+    let expect_refusal = |what: &str| {
         let error = StagingFile::open(&path).map(drop).expect_err(what);
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{what}: {error}");
     };
     drop(StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header"));
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-    refused("others may read it");
+    expect_refusal("others may read it");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let other = folder.path().join("other");
     std::fs::hard_link(&path, &other).unwrap();
-    refused("it has a second name");
+    expect_refusal("it has a second name");
     std::fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink(&other, &path).unwrap();
-    refused("a link leads elsewhere");
+    expect_refusal("a link leads elsewhere");
     std::fs::remove_file(&path).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
         .unwrap();
-    refused("no regular file, and it is not waited for");
+    expect_refusal("no regular file, and it is not waited for");
     if rustix::process::geteuid().is_root() {
         std::fs::rename(&other, &path).unwrap();
         std::os::unix::fs::chown(&path, Some(61_002), None).unwrap();
-        refused("another user's");
+        expect_refusal("another user's");
     }
 }
 
@@ -229,13 +229,13 @@ fn preallocated_memory_is_taken_once_and_only_as_it_was_allocated() {
         assert!(take(bytes).is_none(), "{what}");
         assert!(!spare.exists(), "{what}: it would be in the way forever");
     }
-    let elsewhere = folder.path().join("elsewhere");
-    StagingFile::preallocate(&elsewhere, 8192).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, &spare).unwrap();
+    let other_path = folder.path().join("elsewhere");
+    StagingFile::preallocate(&other_path, 8192).unwrap();
+    std::os::unix::fs::symlink(&other_path, &spare).unwrap();
     assert!(take(8192).is_none(), "a link leads elsewhere");
-    std::fs::hard_link(&elsewhere, &spare).unwrap();
+    std::fs::hard_link(&other_path, &spare).unwrap();
     assert!(take(8192).is_none(), "another name of a file in use");
-    assert!(elsewhere.exists() && !path.exists());
+    assert!(other_path.exists() && !path.exists());
     // What is preallocated meanwhile, under the old name, is another file.
     StagingFile::preallocate(&spare, 8192).unwrap();
     let (ring, _consumer) = take(8192).unwrap().into_ring(4096, b"header");
@@ -244,6 +244,6 @@ fn preallocated_memory_is_taken_once_and_only_as_it_was_allocated() {
     let in_use = StagingFile::open(&path).map(drop).unwrap_err();
     assert_eq!(in_use.kind(), io::ErrorKind::WouldBlock, "a process has it open");
     ring.unlock();
-    let mut left = StagingFile::open(&path).unwrap().expect("what was staged has a name");
-    assert!(left.header().starts_with(b"header"));
+    let mut staging_file = StagingFile::open(&path).unwrap().expect("what was staged has a name");
+    assert!(staging_file.header().starts_with(b"header"));
 }

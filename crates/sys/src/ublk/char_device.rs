@@ -35,11 +35,11 @@ impl CharDevice {
 
     /// The longest read or write, as the driver itself says: it copies no more into a buffer.
     pub(super) fn request_bytes_max(&self) -> io::Result<u32> {
-        if let Some(known) = self.request_bytes_max.get() {
-            return Ok(*known);
+        if let Some(request_bytes_max) = self.request_bytes_max.get() {
+            return Ok(*request_bytes_max);
         }
-        let told = Control::open()?.info(self.id)?.request_bytes_max;
-        Ok(*self.request_bytes_max.get_or_init(|| told))
+        let request_bytes_max = Control::open()?.info(self.id)?.request_bytes_max;
+        Ok(*self.request_bytes_max.get_or_init(|| request_bytes_max))
     }
 
     /// Fills `into` with the payload of a write, from byte `offset` of the payload on.

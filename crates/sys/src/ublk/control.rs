@@ -75,8 +75,8 @@ impl Control {
 
     /// What the users of a device see.
     pub fn parameters(&mut self, id: u32) -> io::Result<Parameters> {
-        let asked = Parameters { len: abi::PARAMETERS_BYTES, ..Parameters::default() };
-        let mut bytes = parameters_bytes(&asked);
+        let request = Parameters { len: abi::PARAMETERS_BYTES, ..Parameters::default() };
+        let mut bytes = parameters_bytes(&request);
         self.command_on(abi::GET_PARAMS, id, 0, &mut bytes)?;
         Ok(parameters_from(&bytes))
     }
@@ -231,14 +231,14 @@ fn parameters_bytes(parameters: &Parameters) -> [u8; PARAMETERS_BYTES] {
     // SAFETY: as in `info_bytes`.
     let all =
         unsafe { std::mem::transmute::<Parameters, [u8; size_of::<Parameters>()]>(*parameters) };
-    let mut known = [0; PARAMETERS_BYTES];
-    known.copy_from_slice(&all[..PARAMETERS_BYTES]);
-    known
+    let mut parameters = [0; PARAMETERS_BYTES];
+    parameters.copy_from_slice(&all[..PARAMETERS_BYTES]);
+    parameters
 }
 
-fn parameters_from(known: &[u8; PARAMETERS_BYTES]) -> Parameters {
+fn parameters_from(parameters: &[u8; PARAMETERS_BYTES]) -> Parameters {
     let mut all = [0; size_of::<Parameters>()];
-    all[..PARAMETERS_BYTES].copy_from_slice(known);
+    all[..PARAMETERS_BYTES].copy_from_slice(parameters);
     // SAFETY: as in `info_from`.
     unsafe { std::mem::transmute::<[u8; size_of::<Parameters>()], Parameters>(all) }
 }

@@ -67,7 +67,7 @@ pub struct QueueRing {
 }
 
 /// The name of a command: queue and tag.
-fn named(slot: u32, tag: u16) -> u64 {
+fn buffer_key(slot: u32, tag: u16) -> u64 {
     u64::from(slot) << 16 | u64::from(tag)
 }
 
@@ -160,7 +160,7 @@ impl QueueRing {
     /// The buffer that was lent with this tag, after its request arrived or its command is gone; it
     /// holds the payload of a write.
     pub fn take_buffer(&mut self, slot: u32, tag: u16) -> Option<Vec<u8>> {
-        self.returned.remove(&named(slot, tag))
+        self.returned.remove(&buffer_key(slot, tag))
     }
 
     fn command(
@@ -170,23 +170,23 @@ impl QueueRing {
         mut command: IoCommand,
         buffer: Option<Vec<u8>>,
     ) -> io::Result<()> {
-        let named = named(slot, command.tag);
+        let key = buffer_key(slot, command.tag);
         let device = self.slots.get(slot as usize).and_then(Option::as_ref);
         let device = device.ok_or(io::ErrorKind::NotFound)?;
         if let Some(mut buffer) = buffer {
             let least = device.request_bytes_max()?;
-            if self.lent.contains_key(&named) || buffer.len() < least as usize {
+            if self.lent.contains_key(&key) || buffer.len() < least as usize {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             command.addr = buffer.as_mut_ptr() as u64;
-            self.lent.insert(named, buffer);
+            self.lent.insert(key, buffer);
         }
         let entry = if self.registered {
             opcode::UringCmd16::new(types::Fixed(slot), number)
         } else {
             opcode::UringCmd16::new(types::Fd(device.as_fd().as_raw_fd()), number)
         };
-        self.push(&entry.cmd(command.bytes()).build().user_data(named))
+        self.push(&entry.cmd(command.bytes()).build().user_data(key))
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {

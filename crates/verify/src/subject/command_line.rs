@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
-use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
+use super::{RecordedDisk, RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
 use crate::bridge::FusedFile;
 use crate::image::Image;
 use crate::nbd::{Client, Style};
@@ -197,8 +197,8 @@ impl Subject for CommandLine {
         Ok(RestartResult::Serving(Box::new(self.spawn(&backing, folder)?)))
     }
 
-    fn ways(&self) -> &[Way] {
-        &[Way::DiskKept]
+    fn modes(&self) -> &[RecoveryMode] {
+        &[RecoveryMode::DiskKept]
     }
 
     fn flushes_survive_its_disk(&self) -> bool {

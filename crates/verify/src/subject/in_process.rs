@@ -8,7 +8,7 @@ use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, Stop};
 
-use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
+use super::{RecordedDisk, RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
 use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::{Error, Result};
@@ -86,8 +86,8 @@ impl Subject for InProcess {
         Ok(RestartResult::Serving(Box::new(serve(device, folder)?)))
     }
 
-    fn ways(&self) -> &[Way] {
-        &[Way::DiskKept]
+    fn modes(&self) -> &[RecoveryMode] {
+        &[RecoveryMode::DiskKept]
     }
 
     fn flushes_survive_its_disk(&self) -> bool {

@@ -34,7 +34,7 @@ pub type RecordedDisk = Arc<Recorder<MemoryDevice>>;
 
 /// A way in which a device can come back after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum RecoveryMode {
     /// With its disk as the cut left it.
     DiskKept,
     /// Without its disk.
@@ -45,26 +45,31 @@ pub enum Way {
     Elsewhere,
 }
 
-impl Way {
+impl RecoveryMode {
     /// Its name on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Way::DiskKept => "kept",
-            Way::DiskLost => "lost",
-            Way::DiskStale => "stale",
-            Way::Elsewhere => "elsewhere",
+            RecoveryMode::DiskKept => "kept",
+            RecoveryMode::DiskLost => "lost",
+            RecoveryMode::DiskStale => "stale",
+            RecoveryMode::Elsewhere => "elsewhere",
         }
     }
 }
 
-impl std::str::FromStr for Way {
+impl std::str::FromStr for RecoveryMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let ways = [Way::DiskKept, Way::DiskLost, Way::DiskStale, Way::Elsewhere];
-        let found = ways.into_iter().find(|way| way.name() == text);
-        found.ok_or_else(|| format!("unknown way '{text}': use kept, lost, stale or elsewhere"))
+        let modes = [
+            RecoveryMode::DiskKept,
+            RecoveryMode::DiskLost,
+            RecoveryMode::DiskStale,
+            RecoveryMode::Elsewhere,
+        ];
+        let mode = modes.into_iter().find(|mode| mode.name() == text);
+        mode.ok_or_else(|| format!("unknown way '{text}': use kept, lost, stale or elsewhere"))
     }
 }
 
@@ -73,10 +78,10 @@ impl std::str::FromStr for Way {
 pub struct Remains<'a> {
     /// The cut.
     pub cut: &'a Cut,
-    /// The disk; for [`Way::DiskStale`] the older one.
+    /// The disk; for [`RecoveryMode::DiskStale`] the older one.
     pub disk: &'a Image,
     /// How the device comes back.
-    pub way: Way,
+    pub mode: RecoveryMode,
 }
 
 /// A device that runs. It ends when dropped.
@@ -111,7 +116,7 @@ pub trait Subject {
     /// Starts it on the remains of a crash.
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<RestartResult>;
     /// The ways in which it can come back.
-    fn ways(&self) -> &[Way];
+    fn modes(&self) -> &[RecoveryMode];
     /// Whether flushed data survives the loss of its disk too.
     fn flushes_survive_its_disk(&self) -> bool;
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::command_line::{Server, ShownDisk};
-use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
+use super::{RecordedDisk, RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
 use crate::image::Image;
 use crate::nbd::Client;
 use crate::program::{self, Process};
@@ -224,7 +224,7 @@ fn stop(process: &mut Process) -> Result<()> {
 /// A server while it is recorded. Fields are dropped in their order.
 struct ServerRecording {
     server: Box<Server>,
-    _shown: ShownDisk,
+    _mount: ShownDisk,
     disk: RecordedDisk,
     census: Arc<Mutex<ObjectHistory>>,
     folder: PathBuf,
@@ -298,15 +298,15 @@ impl Subject for Sawmill {
         let (observed, store, vault) =
             (Arc::clone(&census), folder.join("store"), folder.join("vault"));
         disk.observe(Box::new(move |number| observed.lock().take(number, &store, &vault)));
-        let shown = ShownDisk::new(Arc::clone(&disk), folder)?;
-        let journal = shown.path().display().to_string();
+        let mount = ShownDisk::new(Arc::clone(&disk), folder)?;
+        let journal = mount.path().display().to_string();
         let process = self.serve(folder, &["--journal", &journal])?;
         let server = Box::new(Server::connect(process, uri_in(folder))?);
         let mut wait = self.command(folder);
         wait.args(["wait", VOLUME, "--stored", "--timeout", "60s"]);
         Ok(Box::new(ServerRecording {
             server,
-            _shown: shown,
+            _mount: mount,
             disk,
             census,
             folder: folder.to_owned(),
@@ -325,32 +325,32 @@ impl Subject for Sawmill {
         restore(folder, remains.cut.entry, &place.join("store"))?;
         let journal = place.join("journal");
         let at = journal.display().to_string();
-        let options = match remains.way {
-            Way::DiskKept | Way::DiskStale => {
-                let made = remains.disk.write_file(&journal);
-                made.map_err(|error| Error::io("cannot make", &journal, error))?;
+        let options = match remains.mode {
+            RecoveryMode::DiskKept | RecoveryMode::DiskStale => {
+                let outcome = remains.disk.write_file(&journal);
+                outcome.map_err(|error| Error::io("cannot make", &journal, error))?;
                 // The option is needed because this machine was not restarted, although the
                 // simulated one lost power.
                 vec!["--journal", &at, "--accept-memory-loss"]
             }
-            Way::DiskLost => {
+            RecoveryMode::DiskLost => {
                 vec!["--journal", &at, "--journal-bytes", "16M", "--accept-journal-loss"]
             }
-            Way::Elsewhere => vec!["--read-only"],
+            RecoveryMode::Elsewhere => vec!["--read-only"],
         };
         let process = self.serve(&place, &options)?;
         Server::revived(process, uri_in(&place), REFUSED)
     }
 
-    fn ways(&self) -> &[Way] {
+    fn modes(&self) -> &[RecoveryMode] {
         // Most cuts keep the disk, because the other ways are judged by fewer facts.
         &[
-            Way::DiskKept,
-            Way::DiskLost,
-            Way::DiskKept,
-            Way::DiskStale,
-            Way::DiskKept,
-            Way::Elsewhere,
+            RecoveryMode::DiskKept,
+            RecoveryMode::DiskLost,
+            RecoveryMode::DiskKept,
+            RecoveryMode::DiskStale,
+            RecoveryMode::DiskKept,
+            RecoveryMode::Elsewhere,
         ]
     }
 

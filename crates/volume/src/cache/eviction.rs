@@ -213,13 +213,13 @@ mod tests {
                     eviction.admit(slot, random);
                 }
             }
-            let mut seen = 0;
+            let mut slot_count = 0;
             for tier in [Tier::Free, Tier::Probation, Tier::Main] {
-                seen += eviction.len(tier);
+                slot_count += eviction.len(tier);
                 assert_eq!(eviction.oldest_first(tier).count() as u32, eviction.len(tier));
                 assert!(eviction.oldest_first(tier).all(|slot| eviction.tier(slot) == tier));
             }
-            assert_eq!(seen, 100);
+            assert_eq!(slot_count, 100);
         }
     }
 
@@ -227,7 +227,7 @@ mod tests {
     fn no_slot_is_given_twice() {
         let mut eviction = Eviction::new(3);
         let (index, _turn) = Index::new(3, 0);
-        let taken: Vec<_> = std::iter::from_fn(|| eviction.take(&index, u64::from)).collect();
-        assert_eq!(taken, [(0, false), (1, false), (2, false)]);
+        let slots: Vec<_> = std::iter::from_fn(|| eviction.take(&index, u64::from)).collect();
+        assert_eq!(slots, [(0, false), (1, false), (2, false)]);
     }
 }

@@ -206,19 +206,19 @@ impl Index {
         self.fill(turn, slot, key, facts, SlotUse { generation: RESTORED, admitted });
     }
 
-    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, r#use: SlotUse) {
+    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, slot_use: SlotUse) {
         let entry = &self.slots[slot as usize];
         entry.owner.store(key.owner.0, Relaxed);
         entry.sequence.store(key.sequence, Relaxed);
         entry.frame.store(key.frame, Relaxed);
         entry.epoch.store(key.epoch, Relaxed);
         entry.data_bytes.store(facts.data_bytes, Relaxed);
-        entry.admitted.store(r#use.admitted, Relaxed);
+        entry.admitted.store(slot_use.admitted, Relaxed);
         for (cell, crc) in entry.crcs.iter().zip(facts.crcs) {
             cell.store(crc, Relaxed);
         }
         self.visited[slot as usize].store(false, Relaxed);
-        entry.generation.store(r#use.generation, Release);
+        entry.generation.store(slot_use.generation, Release);
 
         let hash = hash(key);
         let mut at = place(hash, self.table.len());

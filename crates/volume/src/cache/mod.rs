@@ -190,7 +190,7 @@ struct State {
 #[derive(Default)]
 struct Pause {
     /// Insertions still to be skipped.
-    left: u32,
+    skips_left: u32,
     /// How many insertions the last failure skips.
     length: u32,
     /// The failure, until a write succeeds.
@@ -315,15 +315,15 @@ impl ReadCache {
         let outcome = self.verified(&found, offset, into, |at, bytes| read(&**disk, at, bytes));
         // Checked after the read: if the slot was reused meanwhile, the bytes may not be this
         // frame's.
-        let still = self.index.is_still(&found);
+        let is_unchanged = self.index.is_still(&found);
         match outcome {
-            Some(Ok(())) if still => {
+            Some(Ok(())) if is_unchanged => {
                 self.index.visit(found.slot);
                 self.counters.hits.fetch_add(1, Relaxed);
                 return CacheRead::Hit;
             }
             Some(Err(NoBytes::WouldBlock)) => return CacheRead::Slow,
-            Some(Err(NoBytes::Wrong)) if still => self.drop_damaged(&key, &found),
+            Some(Err(NoBytes::Wrong)) if is_unchanged => self.drop_damaged(&key, &found),
             _ => (),
         }
         self.counters.misses.fetch_add(1, Relaxed);
@@ -484,14 +484,14 @@ impl ReadCache {
 impl Pause {
     /// Whether to skip this insertion.
     fn skips(&mut self) -> bool {
-        let skips = self.left > 0;
-        self.left -= u32::from(skips);
+        let skips = self.skips_left > 0;
+        self.skips_left -= u32::from(skips);
         skips
     }
 
     fn after_failure(&mut self, error: &io::Error) {
         self.length = (self.length * 2).clamp(PAUSE_INSERTS, PAUSE_INSERTS_MAX);
-        self.left = self.length;
+        self.skips_left = self.length;
         if self.reason.is_none() {
             tracing::warn!(%error, "read cache: cannot write the disk; pausing inserts");
         }

@@ -61,8 +61,10 @@ pub(super) fn list(
         ));
     }
     if stranded.len() > limits::CHECK_STRANDED_MAX {
-        let more = stranded.len() - limits::CHECK_STRANDED_MAX;
-        report.notes.push(format!("{more} more segments are stranded in windows of fences"));
+        let unlisted_count = stranded.len() - limits::CHECK_STRANDED_MAX;
+        report
+            .notes
+            .push(format!("{unlisted_count} more segments are stranded in windows of fences"));
     }
     Ok(())
 }

@@ -64,9 +64,9 @@ pub(super) fn parts(
             number: *number,
             put_id: *put_id,
         };
-        let wanted = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
+        let requests = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
         for ((name, part), answer) in
-            chunk.iter().zip(ask::get_all(store, wanted, Class::Background))
+            chunk.iter().zip(ask::get_all(store, requests, Class::Background))
         {
             let (identity, key) = (identity(name), part_key(&identity(name)));
             let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
@@ -111,9 +111,9 @@ pub(super) fn segments(
     let segments: Vec<_> = list.segments.iter().collect();
     let total = segments.len() as u64;
     for chunk in segments.chunks(FETCHES_PARALLEL_MAX) {
-        let wanted =
+        let requests =
             chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
-        let answers = ask::get_all(store, wanted.collect(), Class::Background);
+        let answers = ask::get_all(store, requests.collect(), Class::Background);
         for (((owner, sequence), segment), answer) in chunk.iter().zip(answers) {
             let key = segment_key(*owner, *sequence);
             match verified(store, &key, answer, |bytes| {

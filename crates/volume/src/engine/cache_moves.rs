@@ -83,7 +83,7 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
         return late;
     }
     let (view, frame_bytes) = (context.stored.view(), u64::from(header.frame_bytes));
-    let mut last_asked = None;
+    let mut last_lookup = None;
     for (extent, origin) in header.extents.iter().zip(&header.origins) {
         let (start, end) =
             (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
@@ -94,12 +94,12 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
         let from = u64::from(origin.data_offset);
         for frame in from / frame_bytes..=(from + extent.length - 1) / frame_bytes {
             // Adjacent extents mostly come from one frame.
-            let asked = OldFrame { sequence: origin.sequence as u32, frame: frame as u32 };
-            let is_cached = match last_asked {
-                Some((name, is_cached)) if name == asked => is_cached,
-                _ => is_cached(context, &view, asked),
+            let old_frame = OldFrame { sequence: origin.sequence as u32, frame: frame as u32 };
+            let is_cached = match last_lookup {
+                Some((name, is_cached)) if name == old_frame => is_cached,
+                _ => is_cached(context, &view, old_frame),
             };
-            last_asked = Some((asked, is_cached));
+            last_lookup = Some((old_frame, is_cached));
             if !is_cached {
                 continue;
             }

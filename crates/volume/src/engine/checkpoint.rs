@@ -96,7 +96,7 @@ pub(super) struct Checkpoints {
     is_clean: bool,
     write: Option<CheckpointWrite>,
     /// How many are wanted although none is due.
-    wanted: u32,
+    requested_count: u32,
 }
 
 /// What the next checkpoint records besides the state that it finds.
@@ -127,7 +127,7 @@ impl Checkpoints {
             size_bytes: start.size_bytes,
             is_clean: false,
             write: None,
-            wanted: 0,
+            requested_count: 0,
         }
     }
 
@@ -150,17 +150,17 @@ impl Checkpoints {
 
     /// Whether none is being written or wanted.
     pub(super) fn is_resting(&self) -> bool {
-        self.wanted == 0 && self.write.is_none()
+        self.requested_count == 0 && self.write.is_none()
     }
 
     /// Wants at least one more.
     pub(super) fn want_one(&mut self) {
-        self.wanted = self.wanted.max(1);
+        self.requested_count = self.requested_count.max(1);
     }
 
     /// The second checkpoint that starts after this deletes what is dead and unneeded.
     pub(super) fn want_deletes(&mut self) {
-        self.wanted = 2 + u32::from(self.write.is_some());
+        self.requested_count = 2 + u32::from(self.write.is_some());
     }
 
     /// The log has grown by a segment.
@@ -186,7 +186,7 @@ impl Checkpoints {
         let checkpoint_bytes =
             self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
         self.log_bytes >= options.checkpoint_bytes
-            || self.wanted > 0
+            || self.requested_count > 0
             || totals
                 .is_worth_a_checkpoint(context.attachment.record.segment_bytes, checkpoint_bytes)
             || now >= busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
@@ -490,7 +490,7 @@ impl Checkpoints {
         context.mailbox.set_checkpoint_number(number);
         add(&context.attachment.counters.checkpoints, 1);
         self.is_clean = writing.root.clean;
-        self.wanted = self.wanted.saturating_sub(1);
+        self.requested_count = self.requested_count.saturating_sub(1);
         let view = context.stored.view();
         let named = Arc::new(self.named_parts(&view, &writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));

@@ -28,7 +28,7 @@ use sawmill_store::{Class, List};
 use super::context::Context;
 use super::fence_check::check_before_delete;
 use super::log_tail::LogTail;
-use super::messages::{DeleteOutcome, Event, PinAsked};
+use super::messages::{DeleteOutcome, Event, PinOutcome};
 use super::pins::{self, Pins};
 use super::superseded::SupersededObjects;
 use crate::counters::add;
@@ -212,8 +212,13 @@ impl Cleanup {
         sequences
     }
 
-    pub(super) fn handle_pin(&mut self, context: &Arc<Context>, asked: PinAsked, now: Duration) {
-        match pins::handle(context, asked) {
+    pub(super) fn handle_pin(
+        &mut self,
+        context: &Arc<Context>,
+        pin_outcome: PinOutcome,
+        now: Duration,
+    ) {
+        match pins::handle(context, pin_outcome) {
             Pins::More => {}
             Pins::AllKnown { number, doomed } => self.delete_unpinned(context, number, doomed),
             Pins::Failed { number, what } => self.handle_failed(number, &what, now),
@@ -283,8 +288,8 @@ impl Cleanup {
         // and those that earlier attaches have left.
         let youngest = self.roots_gone_below.max(1)..spared_from;
         let youngest = youngest.map(|number| checkpoint_key(volume_id, number)).collect();
-        let heard = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
-        self.list(context, checkpoint_prefix(volume_id), youngest, is_old_root, heard);
+        let event = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
+        self.list(context, checkpoint_prefix(volume_id), youngest, is_old_root, event);
         self.list(context, map_prefix(volume_id), HashSet::new(), is_old_part, move |keys| {
             Event::PartsListed { keys, number }
         });
@@ -305,8 +310,8 @@ impl Cleanup {
         if pins::is_pinned(context) {
             // A list that lags only lets pins live longer.
             let slots = |keys: Vec<String>| keys.iter().filter_map(|key| parse_slot(key)).collect();
-            let heard = move |keys| Event::ReleasesListed { slots: slots(keys) };
-            self.list(context, released_prefix(volume_id), HashSet::new(), |_| true, heard);
+            let event = move |keys| Event::ReleasesListed { slots: slots(keys) };
+            self.list(context, released_prefix(volume_id), HashSet::new(), |_| true, event);
         }
     }
 

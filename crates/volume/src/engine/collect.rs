@@ -27,7 +27,7 @@ use super::messages::{Event, GcRequest};
 use super::upload::Upload;
 use crate::counters::add;
 use crate::gc::gather;
-use crate::gc::gathered::{MovedSegment, NotGathered, Outcome};
+use crate::gc::gathered::{GatherFailure, MovedSegment, Outcome};
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -252,12 +252,13 @@ impl Collector {
         self.stage = Stage::Gathering;
         self.pace(context, options, now);
         context.mailbox.set_gc_left(plan.bytes_left());
-        let (gathered, buffers) = (context.clone(), log.buffers.clone());
+        let (gather_context, buffers) = (context.clone(), log.buffers.clone());
         context.collector.run(move || {
-            let told = gathered.clone();
-            let callback =
-                Box::new(move |outcome| told.mailbox.push_event(Event::Gathered { outcome }));
-            gather::gather(&gathered, &buffers, plan, callback);
+            let callback_context = gather_context.clone();
+            let callback = Box::new(move |outcome| {
+                callback_context.mailbox.push_event(Event::Gathered { outcome })
+            });
+            gather::gather(&gather_context, &buffers, plan, callback);
         });
     }
 
@@ -280,13 +281,13 @@ impl Collector {
                 self.plan = (!plan.is_done()).then_some(plan);
                 self.stage = Stage::Ready(Box::new(gathered));
             }
-            Err(NotGathered::NothingLeft) => {}
-            Err(NotGathered::Unavailable { plan, why }) => {
+            Err(GatherFailure::NothingLeft) => {}
+            Err(GatherFailure::Unavailable { plan, why }) => {
                 self.plan = Some(plan);
                 self.not_before = now + REPEAT_AFTER;
                 context.attachment.state.store_failed(now, why);
             }
-            Err(NotGathered::Damaged { sequence, what }) => {
+            Err(GatherFailure::Damaged { sequence, what }) => {
                 self.doubt(sequence, 1);
                 self.not_before = now + REPEAT_AFTER;
                 if self.is_hopeless(sequence) {

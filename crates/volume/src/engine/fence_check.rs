@@ -68,13 +68,13 @@ pub(super) fn check_before_delete(context: &Arc<Context>, log: &LogTail, number:
 
 fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: Purpose) {
     let own = log.puts().map(|(sequence, put_id)| (sequence, Some(put_id)));
-    let left = own.chain([(log.next_sequence(), None)]).collect();
-    request_next(context, Box::new(Look { left, purpose }));
+    let places_left = own.chain([(log.next_sequence(), None)]).collect();
+    request_next(context, Box::new(Look { places_left, purpose }));
 }
 
 /// Requests the last place that is left to check.
 fn request_next(context: &Arc<Context>, look: Box<Look>) {
-    let Some((sequence, _)) = look.left.last() else { return };
+    let Some((sequence, _)) = look.places_left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
     // A user may wait for a periodic check.
     let class =
@@ -96,7 +96,7 @@ impl FenceCheck {
         outcome: &sawmill_store::Result<Bytes>,
         now: Duration,
     ) -> Option<(u64, FenceCheckResult)> {
-        let (sequence, own) = look.left.pop()?;
+        let (sequence, own) = look.places_left.pop()?;
         let is_free = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => true,
             Err(error) => {
@@ -119,7 +119,7 @@ impl FenceCheck {
             }
         };
         match (is_free, look.purpose, outcome) {
-            (true, ..) if !look.left.is_empty() => request_next(context, look),
+            (true, ..) if !look.places_left.is_empty() => request_next(context, look),
             (true, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::NoFence)),
             (true, Purpose::Watch(began), _) => self.handle_still_ours(context, began),
             // If it is a fence, our next put meets it.

@@ -275,16 +275,16 @@ impl Mailbox {
     /// Answers the waiters whose target is stored.
     pub(crate) fn notify_stored(&self) {
         let stored = self.stored();
-        let told: Vec<_> = {
+        let reached: Vec<_> = {
             let mut waiters = self.waiters.lock();
             if waiters.is_empty() {
                 return;
             }
-            let (told, kept) = waiters.drain(..).partition(|waiter| waiter.target <= stored);
-            *waiters = kept;
-            told
+            let (reached, waiting) = waiters.drain(..).partition(|waiter| waiter.target <= stored);
+            *waiters = waiting;
+            reached
         };
-        for waiter in told {
+        for waiter in reached {
             (waiter.callback)(Ok(()));
         }
     }
@@ -375,7 +375,7 @@ mod tests {
     fn nothing_that_is_pushed_beside_a_take_is_left_behind() {
         const COUNT: usize = 300_000;
         let flagged = FlaggedList::default();
-        let taken = std::thread::scope(|scope| {
+        let taken_count = std::thread::scope(|scope| {
             let pushing = scope.spawn(|| {
                 for number in 0..COUNT {
                     flagged.push(number);
@@ -388,12 +388,12 @@ mod tests {
                     }
                 }
             });
-            let mut taken = 0;
+            let mut taken_count = 0;
             while !pushing.is_finished() {
-                taken += flagged.take().len();
+                taken_count += flagged.take().len();
             }
-            taken + flagged.take().len()
+            taken_count + flagged.take().len()
         });
-        assert_eq!(taken, COUNT);
+        assert_eq!(taken_count, COUNT);
     }
 }

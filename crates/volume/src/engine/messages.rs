@@ -60,7 +60,7 @@ pub(crate) enum Event {
         look: Box<Look>,
         outcome: sawmill_store::Result<Bytes>,
     },
-    PinAsked(PinAsked),
+    PinOutcome(PinOutcome),
     ReleasesListed {
         slots: Vec<u64>,
     },
@@ -86,7 +86,7 @@ pub(crate) struct DeleteOutcome {
 }
 
 /// The answer to a request for a pin, and what is deleted if there is none.
-pub(crate) struct PinAsked {
+pub(crate) struct PinOutcome {
     pub(super) number: u64,
     pub(super) doomed: Vec<u32>,
     pub(super) slot: u64,
@@ -144,6 +144,6 @@ pub(super) enum Purpose {
 /// The places that are left to check.
 pub(crate) struct Look {
     /// Sequences, and our own put of each that is in flight.
-    pub(super) left: Vec<(u64, Option<PutId>)>,
+    pub(super) places_left: Vec<(u64, Option<PutId>)>,
     pub(super) purpose: Purpose,
 }

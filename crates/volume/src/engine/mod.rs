@@ -257,10 +257,10 @@ impl Engine {
                 self.cleanup.handle_parts_listed(context, keys, number)
             }
             Event::ReleasesListed { slots } => self.cleanup.handle_releases(context, &slots),
-            Event::PinAsked(asked) => self.cleanup.handle_pin(context, asked, now),
+            Event::PinOutcome(pin_outcome) => self.cleanup.handle_pin(context, pin_outcome, now),
             Event::SegmentsDeleted(deleted) => {
-                let gone = self.cleanup.handle_deleted(context, deleted, now);
-                gone.into_iter().for_each(|sequence| self.collector.forget(sequence));
+                let sequences = self.cleanup.handle_deleted(context, deleted, now);
+                sequences.into_iter().for_each(|sequence| self.collector.forget(sequence));
             }
             Event::CleanedUp => self.cleanup.end_one(),
             Event::CleanUpFailed { number, what } => self.cleanup.handle_failed(number, &what, now),

@@ -56,9 +56,9 @@ impl Orders {
     /// The volume has ended: the requesters of orders get the reason.
     pub(super) fn refuse(&mut self, context: &Context) {
         self.take(context);
-        let ended =
+        let closed_error =
             || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
-        let error = context.attachment.state.refusal().unwrap_or_else(ended);
+        let error = context.attachment.state.refusal().unwrap_or_else(closed_error);
         for ordered in self.under_way.take().into_iter().chain(self.waiting.drain(..)) {
             (ordered.callback)(Err(error.clone()));
         }
@@ -94,9 +94,9 @@ impl Orders {
             let undo = ordered.undo.clone().map(Order::CreateSnapshot);
             let orders = || undo.iter().chain([&ordered.order]);
             let view = context.stored.view();
-            let checked = orders().try_for_each(|order| check_order(&view, log, order));
-            let checked = checked.and_then(|()| check_then(&view, ordered.then.as_ref()));
-            if let Err(error) = checked {
+            let verdict = orders().try_for_each(|order| check_order(&view, log, order));
+            let verdict = verdict.and_then(|()| check_then(&view, ordered.then.as_ref()));
+            if let Err(error) = verdict {
                 (ordered.callback)(Err(error));
                 continue;
             }
@@ -162,12 +162,12 @@ impl Orders {
 /// Whether every segment that the map of a cut names exists.
 fn check_then(view: &View, then: Option<&View>) -> Result<()> {
     let Some(then) = then else { return Ok(()) };
-    let gone = then
+    let missing_segment = then
         .segments
         .snapshot()
         .into_iter()
         .find(|(sequence, info)| info.live_bytes > 0 && view.segments.get(*sequence).is_none());
-    gone.map_or(Ok(()), |_| Err(given_up()))
+    missing_segment.map_or(Ok(()), |_| Err(given_up()))
 }
 
 /// Whether an order can be executed after all orders before it.

@@ -17,18 +17,18 @@ use sawmill_format::kept_block::{CutEntry, CutKind, Pin, pin_key};
 use sawmill_store::{Class, StoreErrorKind};
 
 use super::context::Context;
-use super::messages::{Event, PinAsked};
+use super::messages::{Event, PinOutcome};
 use crate::ask::want;
-use crate::cuts::PinSeen;
+use crate::cuts::SlotPin;
 
 /// Requests the next pin that was never seen; if there is none, `doomed` may be deleted.
 pub(super) fn request_pin(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
     let slot = context.stored.view().cuts.lock().pins_next.max(1);
     let key = pin_key(context.attachment.record.volume_id, slot);
-    let answered = context.clone();
+    let callback_context = context.clone();
     let callback = move |outcome| {
-        let asked = PinAsked { number, doomed, slot, outcome };
-        answered.mailbox.push_event(Event::PinAsked(asked));
+        let pin_outcome = PinOutcome { number, doomed, slot, outcome };
+        callback_context.mailbox.push_event(Event::PinOutcome(pin_outcome));
     };
     context.attachment.store.get(want(key, None, Class::Background), Box::new(callback));
 }
@@ -44,8 +44,8 @@ pub(super) enum Pins {
 }
 
 /// Notes a pin and requests the next.
-pub(super) fn handle(context: &Arc<Context>, asked: PinAsked) -> Pins {
-    let PinAsked { number, doomed, slot, outcome } = asked;
+pub(super) fn handle(context: &Arc<Context>, pin_outcome: PinOutcome) -> Pins {
+    let PinOutcome { number, doomed, slot, outcome } = pin_outcome;
     let volume_id = context.attachment.record.volume_id;
     let pin = match outcome {
         Err(error) if error.kind() == StoreErrorKind::NotFound => {
@@ -62,7 +62,7 @@ pub(super) fn handle(context: &Arc<Context>, asked: PinAsked) -> Pins {
             return Pins::Failed { number, what };
         }
     };
-    context.stored.view().cuts.lock().note(&PinSeen { slot, pin });
+    context.stored.view().cuts.lock().note(&SlotPin { slot, pin });
     request_pin(context, number, doomed);
     Pins::More
 }
@@ -74,6 +74,6 @@ pub(super) fn is_pinned(context: &Context) -> bool {
 
 /// The clones of these pins are gone.
 pub(super) fn release(context: &Context, slots: &[u64]) {
-    let gone = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
-    context.stored.view().cuts.lock().cuts.retain(|cut| !gone(cut));
+    let is_released = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
+    context.stored.view().cuts.lock().cuts.retain(|cut| !is_released(cut));
 }

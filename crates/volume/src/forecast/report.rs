@@ -160,18 +160,18 @@ impl Report {
 /// Samples ever more rarely, so that a long trace has no more samples than a short one.
 pub(super) struct Sampler {
     stride: u64,
-    seen: u64,
+    call_count: u64,
 }
 
 impl Sampler {
     pub(super) fn new() -> Self {
-        Sampler { stride: 1, seen: 0 }
+        Sampler { stride: 1, call_count: 0 }
     }
 
     /// Takes a sample if it is time.
     pub(super) fn sample(&mut self, report: &mut Report, at: Duration) {
-        self.seen += 1;
-        if !self.seen.is_multiple_of(self.stride) {
+        self.call_count += 1;
+        if !self.call_count.is_multiple_of(self.stride) {
             return;
         }
         report.samples.push(report.sample(at));

@@ -21,7 +21,7 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Class, StoreErrorKind};
 
-use super::gathered::{MovedSegment, NotGathered, Outcome};
+use super::gathered::{GatherFailure, MovedSegment, Outcome};
 use super::sweep::Plan;
 use crate::ask::want;
 use crate::engine::context::Context;
@@ -50,14 +50,14 @@ struct Run {
     count: u32,
     info: SegmentInfo,
     /// By frame, in order.
-    wanted: Vec<(u32, FrameRun)>,
+    frame_runs: Vec<(u32, FrameRun)>,
 }
 
 /// A gathering that waits for the store.
 struct PendingGather {
     context: Arc<Context>,
     segment: Mutex<Option<MovedSegment>>,
-    left: AtomicUsize,
+    pending_runs: AtomicUsize,
     failure: Mutex<Option<Failure>>,
     /// The answer's receiver, the rest of the plan, and the part that is being gathered.
     end: Mutex<Option<(GatherCallback, Plan, Vec<MapExtent>)>>,
@@ -81,7 +81,7 @@ pub(crate) fn gather(
     let bytes_max = u64::from(context.attachment.record.segment_bytes);
     let pieces = plan.take_live(&view.map, bytes_max, limits::GC_EXTENTS_MAX);
     if pieces.is_empty() {
-        return callback(Err(NotGathered::NothingLeft));
+        return callback(Err(GatherFailure::NothingLeft));
     }
     let mut gathered = lay_out(context, buffers, &pieces);
     let mut absent: Vec<(u32, u32, FrameRun)> = Vec::new();
@@ -93,7 +93,7 @@ pub(crate) fn gather(
         Ok(runs) => runs,
         Err(sequence) => {
             let what = "the map names it, and the table of segments does not".to_owned();
-            return callback(Err(NotGathered::Damaged { sequence, what }));
+            return callback(Err(GatherFailure::Damaged { sequence, what }));
         }
     };
     if runs.is_empty() {
@@ -102,7 +102,7 @@ pub(crate) fn gather(
     let waiting = Arc::new(PendingGather {
         context: context.clone(),
         segment: Mutex::new(Some(gathered)),
-        left: AtomicUsize::new(runs.len()),
+        pending_runs: AtomicUsize::new(runs.len()),
         failure: Mutex::default(),
         end: Mutex::new(Some((callback, plan, pieces))),
         _reading: reading,
@@ -199,12 +199,12 @@ fn want_frames(
     while done < length {
         let at = from + done as u32;
         let part = u64::from(frame_bytes - at % frame_bytes).min(length - done);
-        let wanted = FrameRun {
+        let frame_run = FrameRun {
             offset: at % frame_bytes,
             length: part as u32,
             data_offset: data_offset + done,
         };
-        absent.push((sequence, at / frame_bytes, wanted));
+        absent.push((sequence, at / frame_bytes, frame_run));
         done += part;
     }
 }
@@ -212,17 +212,17 @@ fn want_frames(
 /// Groups what is absent into requests; frames close to each other share one. Names a segment that
 /// the table does not know.
 fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<Vec<Run>, u32> {
-    absent.sort_by_key(|(sequence, frame, wanted)| (*sequence, *frame, wanted.data_offset));
+    absent.sort_by_key(|(sequence, frame, frame_run)| (*sequence, *frame, frame_run.data_offset));
     let view = context.stored.view();
     let mut runs: Vec<Run> = Vec::new();
-    for (sequence, frame, wanted) in absent {
+    for (sequence, frame, frame_run) in absent {
         match runs.last_mut() {
             Some(run)
                 if run.sequence == sequence
                     && frame <= run.first + run.count - 1 + limits::GC_GAP_FRAMES_MAX =>
             {
                 run.count = frame - run.first + 1;
-                run.wanted.push((frame, wanted));
+                run.frame_runs.push((frame, frame_run));
             }
             _ => {
                 let info = view.segments.get(sequence).ok_or(sequence)?;
@@ -231,7 +231,7 @@ fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<V
                     first: frame,
                     count: 1,
                     info,
-                    wanted: vec![(frame, wanted)],
+                    frame_runs: vec![(frame, frame_run)],
                 });
             }
         }
@@ -278,7 +278,7 @@ impl PendingGather {
         let start = self.frame_range(run, run.first).start;
         let frame_bytes = self.context.attachment.record.frame_bytes;
         let mut opened: Option<(u32, &[u8])> = None;
-        for (frame, wanted) in &run.wanted {
+        for (frame, frame_run) in &run.frame_runs {
             let data = match opened {
                 Some((number, data)) if number == *frame => data,
                 _ => {
@@ -296,18 +296,19 @@ impl PendingGather {
                 }
             };
             opened = Some((*frame, data));
-            let part = data.get(wanted.offset as usize..(wanted.offset + wanted.length) as usize);
+            let part =
+                data.get(frame_run.offset as usize..(frame_run.offset + frame_run.length) as usize);
             let part =
                 part.ok_or_else(|| damaged(format!("frame {frame} is shorter than the map says")))?;
             if let Some(gathered) = &mut *self.segment.lock() {
-                gathered.place(frame_bytes, wanted.data_offset, part);
+                gathered.place(frame_bytes, frame_run.data_offset, part);
             }
         }
         Ok(())
     }
 
     fn end_one(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+        if self.pending_runs.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         let Some((callback, mut plan, pieces)) = self.end.lock().take() else { return };
@@ -315,13 +316,13 @@ impl PendingGather {
         callback(match (self.failure.lock().take(), gathered) {
             (None, Some(gathered)) => Ok((gathered, plan)),
             (Some(Failure::Damaged(sequence, what)), _) => {
-                Err(NotGathered::Damaged { sequence, what })
+                Err(GatherFailure::Damaged { sequence, what })
             }
             (Some(Failure::Unavailable(why)), _) => {
                 plan.put_back(pieces);
-                Err(NotGathered::Unavailable { plan, why })
+                Err(GatherFailure::Unavailable { plan, why })
             }
-            (None, None) => Err(NotGathered::NothingLeft),
+            (None, None) => Err(GatherFailure::NothingLeft),
         });
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct MovedSegment {
 }
 
 /// Why nothing was gathered.
-pub(crate) enum NotGathered {
+pub(crate) enum GatherFailure {
     /// Nothing of the plan is live any more.
     NothingLeft,
     /// The store is unavailable: the same pieces are gathered later.
@@ -30,7 +30,7 @@ pub(crate) enum NotGathered {
 }
 
 /// How a gathering ended, and what is left of the plan.
-pub(crate) type Outcome = Result<(MovedSegment, Plan), NotGathered>;
+pub(crate) type Outcome = Result<(MovedSegment, Plan), GatherFailure>;
 
 impl MovedSegment {
     /// Puts bytes at `data_offset` of the new segment's data.

@@ -61,8 +61,8 @@ impl Plan {
     }
 
     /// Puts pieces that could not be carried out back to the front of the plan.
-    pub(crate) fn put_back(&mut self, taken: Vec<MapExtent>) {
-        self.pieces.splice(..self.next, taken);
+    pub(crate) fn put_back(&mut self, pieces: Vec<MapExtent>) {
+        self.pieces.splice(..self.next, pieces);
         self.next = 0;
     }
 
@@ -73,10 +73,10 @@ impl Plan {
         bytes_max: u64,
         extents_max: usize,
     ) -> Vec<MapExtent> {
-        let (mut taken, mut bytes) = (Vec::<MapExtent>::new(), 0);
+        let (mut live_pieces, mut bytes) = (Vec::<MapExtent>::new(), 0);
         while let Some(piece) = self.pieces.get_mut(self.next) {
             let room = bytes_max - bytes;
-            if room == 0 || taken.len() >= extents_max {
+            if room == 0 || live_pieces.len() >= extents_max {
                 break;
             }
             let part = MapExtent { length: piece.length.min(room), ..*piece };
@@ -92,12 +92,17 @@ impl Plan {
                 let data_offset = part.data_offset + into as u32;
                 if found.location == Some(Location { sequence: part.sequence, data_offset }) {
                     let (address, length) = (found.address, found.length);
-                    taken.push(MapExtent { address, length, sequence: part.sequence, data_offset });
+                    live_pieces.push(MapExtent {
+                        address,
+                        length,
+                        sequence: part.sequence,
+                        data_offset,
+                    });
                     bytes += length;
                 }
             });
         }
-        taken
+        live_pieces
     }
 }
 

@@ -119,7 +119,7 @@ struct Bench {
     disk: Arc<TornDisk>,
     records: Vec<ModelRecord>,
     /// A flush through here was answered.
-    told: Arc<Mutex<u64>>,
+    flushed_end: Arc<Mutex<u64>>,
     /// Where the last record taken ends, and how many are not stored.
     taken_end: u64,
     taken_unstored: usize,
@@ -143,8 +143,16 @@ impl Bench {
         let mut superblock = SuperblockFile::first(disk.clone(), first_superblock());
         superblock.write(|_| ()).unwrap();
         let writer = JournalWriter::new(journal.clone(), consumer, superblock);
-        let told = Arc::default();
-        Bench { journal, writer, disk, records: Vec::new(), told, taken_end: 0, taken_unstored: 0 }
+        let flushed_end = Arc::default();
+        Bench {
+            journal,
+            writer,
+            disk,
+            records: Vec::new(),
+            flushed_end,
+            taken_end: 0,
+            taken_unstored: 0,
+        }
     }
 
     /// The journal's thread, until it has nothing to do.
@@ -191,14 +199,14 @@ impl Bench {
     }
 
     fn flush(&mut self) {
-        let (target, told) = (self.journal.ring.next(), self.told.clone());
+        let (target, flushed_end) = (self.journal.ring.next(), self.flushed_end.clone());
         let answered = Arc::new(AtomicBool::new(false));
-        let heard = answered.clone();
+        let callback_answered = answered.clone();
         let callback = move |outcome: Result<()>| {
             outcome.unwrap();
-            let mut told = told.lock();
-            *told = target.max(*told);
-            heard.store(true, Ordering::Relaxed);
+            let mut flushed_end = flushed_end.lock();
+            *flushed_end = target.max(*flushed_end);
+            callback_answered.store(true, Ordering::Relaxed);
         };
         self.journal.when_logged(target, Box::new(callback));
         self.work();
@@ -260,7 +268,7 @@ proptest! {
         let path = folder.path().join("staging");
         let mut bench = Bench::new(StagingFile::create(&path, STAGING_BYTES).unwrap());
         bench.run(&moves);
-        let Bench { journal, writer, disk, records, told, .. } = bench;
+        let Bench { journal, writer, disk, records, flushed_end, .. } = bench;
         let from = journal.segments_end();
         drop((writer, journal));
         let rest = records.iter().filter(|known| known.header.0 >= from);
@@ -277,7 +285,7 @@ proptest! {
             dice % 4 < share
         });
         let survivors = compare(&records, from, recovered(after_cut, None, from));
-        let logged = *told.lock();
+        let logged = *flushed_end.lock();
         let promised = rest.filter(|known| known.end <= logged).count();
         prop_assert!(survivors >= promised, "logged survives the power");
     }

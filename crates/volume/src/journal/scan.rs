@@ -261,7 +261,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     let mut mark = options.mark;
     let mut scan =
         Scan { records: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
-    let mut looked_ahead = false;
+    let mut has_looked_ahead = false;
     let end_max = options.from + log.capacity_bytes;
     loop {
         let position = scan.end;
@@ -285,9 +285,9 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 scan.end += slot_bytes;
             }
             // In memory, slots are contiguous: after a position without one, there are no more.
-            Verdict::Stop if !looked_ahead && !options.judged && !log.is_staged(position) => {
+            Verdict::Stop if !has_looked_ahead && !options.judged && !log.is_staged(position) => {
                 // A later record may show that this position was flushed: then it is not the tail.
-                looked_ahead = true;
+                has_looked_ahead = true;
                 mark = mark.max(mark_ahead(log, options, position)?);
                 continue;
             }
@@ -306,7 +306,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 break;
             }
         }
-        looked_ahead = false;
+        has_looked_ahead = false;
     }
     scan.mark = mark;
     Ok(scan)

@@ -115,8 +115,8 @@ struct Bench {
     journal: Arc<Journal>,
     disk: Arc<TwoLayers>,
     staging: PathBuf,
-    stop: AtomicBool,
-    taken: parking_lot::Mutex<Vec<Arc<Record>>>,
+    is_stopped: AtomicBool,
+    taken_records: parking_lot::Mutex<Vec<Arc<Record>>>,
     /// Positions of records that are in the journal map.
     entered: parking_lot::Mutex<Vec<u64>>,
     _folder: tempfile::TempDir,
@@ -142,9 +142,20 @@ impl Bench {
         let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
         let superblock = SuperblockFile::first(disk.clone(), superblock());
         let writer = JournalWriter::new(journal.clone(), consumer, superblock);
-        let (stop, taken) = (AtomicBool::new(false), parking_lot::Mutex::default());
+        let (is_stopped, taken_records) = (AtomicBool::new(false), parking_lot::Mutex::default());
         let entered = parking_lot::Mutex::default();
-        (Arc::new(Bench { journal, disk, staging, stop, taken, entered, _folder: folder }), writer)
+        (
+            Arc::new(Bench {
+                journal,
+                disk,
+                staging,
+                is_stopped,
+                taken_records,
+                entered,
+                _folder: folder,
+            }),
+            writer,
+        )
     }
 
     /// Appends a write of `bytes` bytes of `fill`, in two halves.
@@ -167,14 +178,14 @@ impl Bench {
 
     /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the
     /// answer.
-    fn flush(&self, target: u64, told: impl FnOnce() + Send + 'static) {
+    fn flush(&self, target: u64, on_logged: impl FnOnce() + Send + 'static) {
         let signal = Arc::new((Mutex::new(false), Condvar::default()));
-        let heard = signal.clone();
+        let callback_signal = signal.clone();
         let callback = move |outcome: Result<()>| {
             outcome.expect("this disk does not fail");
-            told();
-            *heard.0.lock() = true;
-            heard.1.notify_all();
+            on_logged();
+            *callback_signal.0.lock() = true;
+            callback_signal.1.notify_all();
         };
         self.journal.when_logged(target, Box::new(callback));
         let mut answered = signal.0.lock();
@@ -185,15 +196,15 @@ impl Bench {
 
     /// Ends the journal's thread.
     fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.is_stopped.store(true, Ordering::SeqCst);
         self.journal.wake.notify();
     }
 
     /// Everything taken was whole when it was taken (`take` looked), and lies end to end from the
     /// start.
     fn check_taken(&self) -> u64 {
-        let taken = self.taken.lock();
-        taken.iter().fold(START, |end, record| {
+        let taken_records = self.taken_records.lock();
+        taken_records.iter().fold(START, |end, record| {
             assert_eq!(
                 record.position, end,
                 "positions follow one another, none twice, none left out"
@@ -213,7 +224,7 @@ impl Bench {
             let given_up = self.journal.ring.read(&slot, RECORD_HEADER_BYTES as u64, &mut payload);
             assert!(given_up > 0 || record.verify(0, &payload), "its payload is in place");
         }
-        self.taken.lock().extend(records);
+        self.taken_records.lock().extend(records);
     }
 }
 
@@ -240,24 +251,24 @@ fn superblock() -> Superblock {
 
 /// The loop of `threads::run_journal`, until told to stop with nothing left to do.
 fn run_journal(bench: &Bench, mut writer: JournalWriter) {
-    let (journal, mut quiet) = (&bench.journal, false);
+    let (journal, mut is_quiet) = (&bench.journal, false);
     loop {
         let step =
             writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
         match step {
-            Step::Busy => quiet = false,
+            Step::Busy => is_quiet = false,
             Step::Waiting => {
                 journal.wake.sleep(MOMENT);
             }
-            _ if bench.stop.load(Ordering::SeqCst) => return,
-            _ if !quiet => {
+            _ if bench.is_stopped.load(Ordering::SeqCst) => return,
+            _ if !is_quiet => {
                 if journal.expects_flush() {
                     journal.wake.watch(Duration::from_micros(60));
                 }
-                quiet = !journal.wake.sleep(MOMENT);
+                is_quiet = !journal.wake.sleep(MOMENT);
             }
             step => {
-                quiet = false;
+                is_quiet = false;
                 if step == Step::Unsettled {
                     writer.settle().expect("no fault here");
                 }
@@ -461,9 +472,9 @@ fn an_append_wakes_a_writer_that_rests() {
             thread::spawn(move || [300, 40].map(|bytes| bench.append(1, bytes)))
         };
         // There are no flushes: only an append ends a rest.
-        while bench.taken.lock().len() < 2 {
+        while bench.taken_records.lock().len() < 2 {
             writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
-            if bench.taken.lock().len() < 2 {
+            if bench.taken_records.lock().len() < 2 {
                 bench.journal.rest();
                 may_switch();
             }

@@ -79,15 +79,15 @@ impl JournalWriter {
         take: &mut dyn FnMut(Vec<Arc<Record>>),
         give_up: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Step> {
-        let mut taken = self.take_complete();
+        let mut records = self.take_complete();
         let target = self.flush_target();
         if self.records_since_flush > EARLY_RECORDS_MAX {
             self.journal.expects_flush.store(false, Ordering::Relaxed);
         }
-        let early = !taken.is_empty() && self.journal.expects_flush.load(Ordering::Relaxed);
+        let early = !records.is_empty() && self.journal.expects_flush.load(Ordering::Relaxed);
         let whole = target.is_some() || early;
         if whole && self.journal.pad() {
-            taken.extend(self.take_complete());
+            records.extend(self.take_complete());
         }
         let mut wrote = self.write(whole);
         if target.is_some() {
@@ -95,8 +95,8 @@ impl JournalWriter {
         }
         // After the flush is answered, and even if the disk has failed: accepted records must be
         // stored.
-        if !taken.is_empty() {
-            take(taken);
+        if !records.is_empty() {
+            take(records);
         }
         let wrote = wrote?;
         let trimmed = self.trim(give_up)?;
@@ -113,9 +113,9 @@ impl JournalWriter {
     /// What is left to do when the journal disk has failed: hand over what was accepted, which
     /// stays in memory because nothing is written any more, so that it can still be stored.
     pub(crate) fn rescue(&mut self, take: &mut dyn FnMut(Vec<Arc<Record>>)) {
-        let taken = self.take_complete();
-        if !taken.is_empty() {
-            take(taken);
+        let records = self.take_complete();
+        if !records.is_empty() {
+            take(records);
         }
     }
 
@@ -151,7 +151,7 @@ impl JournalWriter {
 
     /// Pops the complete records at the front of the order and adds them to the span.
     fn take_complete(&mut self) -> Vec<Arc<Record>> {
-        let mut taken = Vec::new();
+        let mut records = Vec::new();
         let mut order = self.journal.order.lock();
         while order.front().is_some_and(|record| record.is_complete()) {
             let Some(record) = order.pop_front() else { break };
@@ -161,9 +161,9 @@ impl JournalWriter {
                 Some(span) => span.extend(&slot),
                 None => self.span = Some(Span::of(&slot)),
             }
-            taken.push(record);
+            records.push(record);
         }
-        taken
+        records
     }
 
     /// The farthest position a flush waits for.
@@ -230,11 +230,11 @@ impl JournalWriter {
         let mut answered = Vec::new();
         {
             let mut waiters = self.journal.waiters.lock();
-            let mut kept = Vec::new();
+            let mut waiting = Vec::new();
             for waiter in waiters.drain(..) {
-                if waiter.target <= logged { answered.push(waiter) } else { kept.push(waiter) }
+                if waiter.target <= logged { answered.push(waiter) } else { waiting.push(waiter) }
             }
-            *waiters = kept;
+            *waiters = waiting;
             self.journal.waiting.store(waiters.len(), Ordering::SeqCst);
         }
         let alone = answered.len() == 1 && self.records_since_flush <= EARLY_RECORDS_MAX;
@@ -276,9 +276,9 @@ impl JournalWriter {
         if stored > trim && (crowded || pressed) {
             // Free an eighth of the ring at a time, as far as segments allow: each time costs a
             // sync.
-            let wanted =
+            let trim_target =
                 (next + capacity * 3 / 8).saturating_sub(capacity).max(trim + capacity / 8);
-            let reached = give_up(wanted.clamp(trim + 1, stored));
+            let reached = give_up(trim_target.clamp(trim + 1, stored));
             if reached > trim {
                 // Readers must see the new trim before a byte below it can change.
                 journal.trim.store(reached, Ordering::Release);

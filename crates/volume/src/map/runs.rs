@@ -210,11 +210,11 @@ impl Runs {
         let old_len = self.list.len();
         let fresh_end = first + fresh.len();
         if fresh_end > last {
-            let more = fresh_end - last;
-            if self.list.capacity() - old_len < more {
-                self.list.reserve_exact(more.max(old_len / 8).max(2));
+            let added_count = fresh_end - last;
+            if self.list.capacity() - old_len < added_count {
+                self.list.reserve_exact(added_count.max(old_len / 8).max(2));
             }
-            self.list.resize(old_len + more, fresh[0]);
+            self.list.resize(old_len + added_count, fresh[0]);
             self.list.copy_within(last..old_len, fresh_end);
         } else if fresh_end < last {
             self.list.copy_within(last.., fresh_end);

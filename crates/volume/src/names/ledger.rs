@@ -100,12 +100,16 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
         (NameStep::Void, _) => (false, false),
         (NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (true, true),
         (NameStep::Moves { to, number }, Some(bytes)) => {
-            let there = decode(to, *number, bytes)?;
-            (there.step != NameStep::Claims || there.volume.volume_id != volume_id, false)
+            let target_record = decode(to, *number, bytes)?;
+            (
+                target_record.step != NameStep::Claims
+                    || target_record.volume.volume_id != volume_id,
+                false,
+            )
         }
         (NameStep::Ends { word }, Some(bytes)) => {
-            let (said, _) = words::decode(volume_id, *word, bytes)?;
-            (said == Word::Lives, false)
+            let (state, _) = words::decode(volume_id, *word, bytes)?;
+            (state == Word::Lives, false)
         }
     })
 }
@@ -191,9 +195,9 @@ pub(crate) fn name_again(
 ) -> Result<Option<VolumeRecord>> {
     let volume_id = volume.volume_id;
     let word = words::newest(store, volume_id)?.number + 1;
-    let said =
+    let is_created =
         words::put(world, store, volume_id, word, Word::Lives, WordContent { fence: 0, name })?;
-    if !said && words::newest(store, volume_id)?.is_gone() {
+    if !is_created && words::newest(store, volume_id)?.is_gone() {
         return Err(busy(name));
     }
     claim(world, store, name, volume)
@@ -233,10 +237,10 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<VolumeEntry>> {
 
 /// As [`all`], for some names, each with the newest number that the list showed.
 fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
-    let wanted = names.iter().flat_map(|(name, number)| {
+    let requests = names.iter().flat_map(|(name, number)| {
         [name_key(name, (*number).max(1)), name_key(name, number + 1)].map(|key| (key, None))
     });
-    let mut answers = ask::get_all(store, wanted.collect(), Class::Read).into_iter();
+    let mut answers = ask::get_all(store, requests.collect(), Class::Read).into_iter();
     let mut next = || answers.next().unwrap_or(Ok(None));
     let mut found = Vec::new();
     for (name, number) in names {
@@ -249,12 +253,12 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
     let mut targets = ask::get_all(store, targets, Class::Read).into_iter();
     let mut listed = Vec::new();
     for ((name, _), newest) in names.iter().zip(found) {
-        let known = newest.and_then(|newest| match target(&newest) {
+        let state = newest.and_then(|newest| match target(&newest) {
             None => NameState::by(newest, None).ok(),
             Some(_) => NameState::by(newest, targets.next()?.ok()?.as_deref()).ok(),
         });
         // The list lags, or something could not be read.
-        let standing = known.map_or_else(|| read_state(store, name), Ok);
+        let standing = state.map_or_else(|| read_state(store, name), Ok);
         if let Some(record) = standing.map(|standing| standing.volume).transpose() {
             listed.push(VolumeEntry { name: name.clone(), record });
         }

@@ -73,8 +73,8 @@ impl JournalVerdict {
 /// Locks the journal in the options, as long as the lock lives.
 pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
-    let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));
-    match taken {
+    let locks = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));
+    match locks {
         Ok(both) => Ok(Box::new(both)),
         Err(error) => Err(cannot_lock(path, error)),
     }
@@ -96,21 +96,21 @@ pub(crate) fn judge(
     let disk = match world.disks().open(path) {
         Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let judged = absent(stored, options, world)?;
-            return seen::require_not_older(stored, options).map(|()| judged);
+            let verdict = absent(stored, options, world)?;
+            return seen::require_not_older(stored, options).map(|()| verdict);
         }
         Err(error) => return Err(cannot_lock(path, error)),
     };
     let superblock = read_superblock(&disk, path, stored, world);
     // A journal of a later epoch shows that the store is older.
-    let tells = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
-    let is_told =
-        superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
-    let judged = judge_superblock(stored, options, world, disk, superblock)?;
-    if !is_told {
+    let is_later = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
+    let is_store_older =
+        superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(is_later));
+    let verdict = judge_superblock(stored, options, world, disk, superblock)?;
+    if !is_store_older {
         seen::require_not_older(stored, options)?;
     }
-    Ok(judged)
+    Ok(verdict)
 }
 
 /// Judges a journal by the readable part of its superblock.

@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn sizes_have_one_unit() {
-        let said = [1_023, 1_024, 33_554_432, 33_554_431, 5 << 30].map(size);
-        assert_eq!(said, ["1023 bytes", "1 KiB", "32 MiB", "31 MiB", "5 GiB"]);
+        let texts = [1_023, 1_024, 33_554_432, 33_554_431, 5 << 30].map(size);
+        assert_eq!(texts, ["1023 bytes", "1 KiB", "32 MiB", "31 MiB", "5 GiB"]);
     }
 }

@@ -122,11 +122,11 @@ mod tests {
             RealDisks.lock_file(path)
         }
         fn entry_kind(&self, path: &Path) -> EntryKind {
-            let seen = RealDisks.entry_kind(path);
-            if path == self.0 && seen == EntryKind::Absent {
+            let kind = RealDisks.entry_kind(path);
+            if path == self.0 && kind == EntryKind::Absent {
                 std::fs::write(path, b"older").unwrap();
             }
-            seen
+            kind
         }
         fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
             RealDisks.open(path)
@@ -145,13 +145,13 @@ mod tests {
     #[test]
     fn a_journal_that_is_set_aside_replaces_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let (journal, there) =
+        let (journal, aside_path) =
             (folder.path().join("journal"), folder.path().join("journal.aside-7"));
         std::fs::write(&journal, b"newer").unwrap();
         std::fs::write(folder.path().join("journal.aside-8"), b"oldest").unwrap();
-        let aside = set_aside(&journal, &RacingDisks(there.clone()), 7).unwrap();
+        let aside = set_aside(&journal, &RacingDisks(aside_path.clone()), 7).unwrap();
         assert_eq!(aside, folder.path().join("journal.aside-9"));
-        assert_eq!(std::fs::read(&there).unwrap(), b"older");
+        assert_eq!(std::fs::read(&aside_path).unwrap(), b"older");
         assert_eq!(std::fs::read(&aside).unwrap(), b"newer");
         assert!(!journal.exists());
     }

@@ -32,13 +32,13 @@ struct Stream {
 
 /// The sequential readers seen lately, newest last.
 pub(crate) struct Streams {
-    seen: Mutex<Vec<Stream>>,
+    streams: Mutex<Vec<Stream>>,
     pub(crate) ahead_bytes: u64,
 }
 
 impl Streams {
     pub(crate) fn new(ahead_bytes: u64) -> Self {
-        Streams { seen: Mutex::default(), ahead_bytes }
+        Streams { streams: Mutex::default(), ahead_bytes }
     }
 
     /// Notes a read and returns the range to fetch ahead, if any.
@@ -47,29 +47,29 @@ impl Streams {
             return None;
         }
         let end = address + length;
-        let mut seen = self.seen.lock();
-        let Some(index) = seen.iter().position(|stream| stream.next == address) else {
-            if seen.len() == STREAMS_MAX {
-                seen.remove(0);
+        let mut streams = self.streams.lock();
+        let Some(index) = streams.iter().position(|stream| stream.next == address) else {
+            if streams.len() == STREAMS_MAX {
+                streams.remove(0);
             }
-            seen.push(Stream { next: end, fetched_to: end, row: 0 });
+            streams.push(Stream { next: end, fetched_to: end, row: 0 });
             return None;
         };
-        let mut stream = seen.remove(index);
+        let mut stream = streams.remove(index);
         stream.next = end;
         stream.row += 1;
-        let mut wanted = None;
+        let mut range = None;
         // Refilled when half is used up, so that requests stay large.
         if stream.row >= ROW_MIN && stream.fetched_to < end + self.ahead_bytes / 2 {
             let from = stream.fetched_to.max(end);
             let to = (end + self.ahead_bytes).min(size_bytes);
             if from < to {
                 stream.fetched_to = to;
-                wanted = Some((from, to - from));
+                range = Some((from, to - from));
             }
         }
-        seen.push(stream);
-        wanted
+        streams.push(stream);
+        range
     }
 }
 
@@ -86,16 +86,16 @@ pub(super) fn fetch_range(context: &Arc<ReadContext>, address: u64, length: u64)
     if !context.stored.has_cache() {
         return;
     }
-    let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
+    let mut frames: Vec<(FrameName, Option<Waiter>)> = Vec::new();
     for atom in resolve(context, address, length) {
         let ReadSource::Frame { name, .. } = atom.source else { continue };
         let Some((cache, key)) = context.stored.cached(name) else { continue };
-        if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {
-            wanted.push((name, None));
+        if !cache.contains(key) && !frames.iter().any(|(other, _)| *other == name) {
+            frames.push((name, None));
         }
     }
-    add(&context.attachment.counters.prefetched_frames, wanted.len() as u64);
-    fetch::fetch(context, wanted, Class::Background);
+    add(&context.attachment.counters.prefetched_frames, frames.len() as u64);
+    fetch::fetch(context, frames, Class::Background);
 }
 
 #[cfg(test)]

@@ -66,10 +66,10 @@ impl Fetcher {
     /// Whether this segment was missed lately; notes that it is missed now.
     fn misses_cluster(&self, sequence: u32) -> bool {
         let mut last = self.last_missed.lock();
-        let seen = last.contains(&sequence);
+        let is_repeat = last.contains(&sequence);
         last.rotate_right(1);
         last[0] = sequence;
-        seen
+        is_repeat
     }
 }
 
@@ -93,13 +93,13 @@ impl Run {
 /// Fetches frames; each waiter is answered once. Without a waiter it is a prefetch.
 pub(crate) fn fetch(
     context: &Arc<ReadContext>,
-    wanted: Vec<(FrameName, Option<Waiter>)>,
+    frames: Vec<(FrameName, Option<Waiter>)>,
     class: Class,
 ) {
     let mut runs: Vec<Run> = Vec::new();
     {
         let mut waiting = context.fetcher.waiting.lock();
-        for (name, waiter) in wanted {
+        for (name, waiter) in frames {
             if let Some(waiters) = waiting.get_mut(&name) {
                 waiters.extend(waiter);
                 continue;
@@ -158,22 +158,22 @@ fn get(context: &Arc<ReadContext>, run: Run) {
     let end = frame_range(run.first.frame + run.count - 1).end;
     let key =
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
-    let asked = context.clone();
+    let callback_context = context.clone();
     let get = want(key, Some(start..end), run.class);
     let callback = move |outcome: sawmill_store::Result<Bytes>| match outcome {
         Ok(bytes) => {
-            asked.attachment.state.store_answered();
-            open_frames(&asked, run, &info, &bytes);
+            callback_context.attachment.state.store_answered();
+            open_frames(&callback_context, run, &info, &bytes);
         }
         Err(error) => {
             let (kind, error) = (error.kind(), store_error(&error));
             match kind {
-                StoreErrorKind::NotFound => missing(&asked, run, error),
+                StoreErrorKind::NotFound => missing(&callback_context, run, error),
                 StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
-                    fail(&asked, run, ErrorKind::Corrupt, &error);
+                    fail(&callback_context, run, ErrorKind::Corrupt, &error);
                 }
                 StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
-                    wait_for_store(&asked, run, &error);
+                    wait_for_store(&callback_context, run, &error);
                 }
             }
         }
@@ -203,8 +203,8 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
     if context.attachment.state.refusal().is_some() {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
-    let asked = context.clone();
-    context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&asked, run)));
+    let retry_context = context.clone();
+    context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
 
@@ -245,8 +245,8 @@ fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: 
 
 fn hand_over(context: &Arc<ReadContext>, name: FrameName, data: Bytes) {
     if let Some((cache, key)) = context.stored.cached(name) {
-        let (cache, kept) = (cache.clone(), data.clone());
-        context.pool.run_if_calm(move || cache.insert(key, &kept));
+        let (cache, cached_data) = (cache.clone(), data.clone());
+        context.pool.run_if_calm(move || cache.insert(key, &cached_data));
     }
     for waiter in take_waiters(context, name) {
         waiter(FetchResult::Frame(data.clone()));
@@ -270,31 +270,33 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
 fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
     if let Some(cut) = &context.stored.fixed_cut {
         let text = format!("{error}; {cut} is no longer kept: open another one");
-        let gone = Error::new(ErrorKind::NotFound, text).with_source(error);
-        return fail(context, run, ErrorKind::NotFound, &gone);
+        let not_found = Error::new(ErrorKind::NotFound, text).with_source(error);
+        return fail(context, run, ErrorKind::NotFound, &not_found);
     }
     if !context.attachment.read_only {
         return fail(context, run, ErrorKind::Corrupt, &error);
     }
-    let (moved, view) = (context.clone(), context.stored.view());
+    let (follow_context, view) = (context.clone(), context.stored.view());
     let is_needed = move |context: &ReadContext| {
         let info = context.stored.view().segments.get(run.first.sequence);
         info.is_some_and(|info| info.epoch == run.first.epoch && info.live_bytes > 0)
     };
-    context.pool.run(move || match follow(&moved, &view) {
+    context.pool.run(move || match follow(&follow_context, &view) {
         // A cut read after the miss still needs the object: it was not deleted but lost.
-        Ok(true) if is_needed(&moved) => fail(&moved, run, ErrorKind::Corrupt, &error),
+        Ok(true) if is_needed(&follow_context) => {
+            fail(&follow_context, run, ErrorKind::Corrupt, &error)
+        }
         Ok(_) => {
             for name in run.frames() {
-                for waiter in take_waiters(&moved, name) {
+                for waiter in take_waiters(&follow_context, name) {
                     waiter(FetchResult::Gone);
                 }
             }
         }
         Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Denied) => {
-            wait_for_store(&moved, run, &error);
+            wait_for_store(&follow_context, run, &error);
         }
-        Err(error) => fail(&moved, run, error.kind(), &error),
+        Err(error) => fail(&follow_context, run, error.kind(), &error),
     });
 }
 

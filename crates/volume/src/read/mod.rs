@@ -353,7 +353,7 @@ struct Job {
     context: Arc<ReadContext>,
     start: u64,
     request: Mutex<Option<Request>>,
-    left: AtomicUsize,
+    pending_atoms: AtomicUsize,
     error: Mutex<Option<Error>>,
     /// Where it is to be counted when it ends; what waits for the store is counted at once.
     source: Mutex<Source>,
@@ -365,11 +365,11 @@ struct Job {
 }
 
 impl Job {
-    /// The job of a read of which `left` atoms are not served yet.
+    /// The job of a read of which `pending_atoms` atoms are not served yet.
     fn new(
         context: &Arc<ReadContext>,
         request: Request,
-        left: usize,
+        pending_atoms: usize,
         source: Source,
         guard: ReadGuard,
     ) -> Arc<Self> {
@@ -377,7 +377,7 @@ impl Job {
             context: context.clone(),
             start: request.address,
             request: Mutex::new(Some(request)),
-            left: AtomicUsize::new(left),
+            pending_atoms: AtomicUsize::new(pending_atoms),
             error: Mutex::default(),
             source: Mutex::new(source),
             restart: AtomicBool::new(false),
@@ -444,7 +444,7 @@ impl Job {
             return self.end_atom(None);
         }
         let atoms = resolve_again(&self.context, atom);
-        self.left.fetch_add(atoms.len(), Ordering::AcqRel);
+        self.pending_atoms.fetch_add(atoms.len(), Ordering::AcqRel);
         self.serve_all(atoms);
         self.end_atom(None);
     }
@@ -464,7 +464,7 @@ impl Job {
             return false;
         }
         let atoms = resolve(&self.context, self.start, length);
-        self.left.store(atoms.len(), Ordering::Release);
+        self.pending_atoms.store(atoms.len(), Ordering::Release);
         self.serve_all(atoms);
         true
     }
@@ -490,7 +490,7 @@ impl Job {
         if let Some(error) = error {
             self.error.lock().get_or_insert(error);
         }
-        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+        if self.pending_atoms.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         if self.restart.swap(false, Ordering::AcqRel) && self.error.lock().is_none() {

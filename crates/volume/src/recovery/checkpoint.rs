@@ -220,8 +220,8 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
             number: part.number,
             put_id: part.put_id,
         };
-        let wanted = parts.iter().map(|part| (part_key(&identity(part)), None)).collect();
-        let answers = ask::get_all(store, wanted, Class::Read);
+        let requests = parts.iter().map(|part| (part_key(&identity(part)), None)).collect();
+        let answers = ask::get_all(store, requests, Class::Read);
         for (part, answer) in parts.iter().zip(answers) {
             let identity = identity(part);
             let key = part_key(&identity);

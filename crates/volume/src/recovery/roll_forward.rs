@@ -333,8 +333,8 @@ fn is_end(
     let beyond: Vec<u64> = (gap + 1..=gap + limits::FENCE_WINDOW).collect();
     for header in headers(store, volume_id, &beyond) {
         let Some(header) = header? else { continue };
-        let knew = header.stored_through >= gap || header.epoch > end.epoch;
-        if knew {
+        let was_known = header.stored_through >= gap || header.epoch > end.epoch;
+        if was_known {
             if headers(store, volume_id, &[gap]).pop().unwrap_or(Ok(None))?.is_some() {
                 return Ok(false);
             }
@@ -367,8 +367,8 @@ pub(crate) fn headers(
 ) -> Vec<Result<Option<SegmentHeader>>> {
     let key = |sequence: u64| segment_key(volume_id, sequence);
     let probe = Some(0..limits::HEADER_PROBE_BYTES);
-    let wanted = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
-    let answers = ask::get_all(store, wanted, Class::Read);
+    let requests = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
+    let answers = ask::get_all(store, requests, Class::Read);
     let decode = |sequence: u64, answer: ask::Answer| {
         let answer = answer.map_err(|error| match error.kind() {
             // The object is empty: not one byte could be read.

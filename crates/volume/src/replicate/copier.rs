@@ -146,7 +146,7 @@ impl<'a> Copier<'a> {
                 Some((end.position, end.place.wall_unix_ms))
             }
         };
-        let there = DestinationObjects::read(destination, record.volume_id)?;
+        let objects = DestinationObjects::read(destination, record.volume_id)?;
         Ok(Copier {
             world,
             source,
@@ -157,7 +157,7 @@ impl<'a> Copier<'a> {
             is_named,
             position: None,
             found,
-            objects: there,
+            objects,
             strays: HashSet::new(),
             kept: HashMap::new(),
         })
@@ -216,11 +216,11 @@ impl<'a> Copier<'a> {
             checkpoint_key(id, reached.number + 1),
             segment_key(id, reached.end.next_sequence),
         ];
-        let wanted = keys.into_iter().map(|key| (key, Some(0..16))).collect();
-        let answers = ask::get_all(self.source, wanted, Class::Background);
-        let there =
+        let requests = keys.into_iter().map(|key| (key, Some(0..16))).collect();
+        let answers = ask::get_all(self.source, requests, Class::Background);
+        let presence =
             answers.into_iter().map(|answer| Ok(answer?.is_some())).collect::<Result<Vec<_>>>()?;
-        Ok(there != [true, false, false])
+        Ok(presence != [true, false, false])
     }
 
     fn try_round(&mut self, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
@@ -445,12 +445,11 @@ impl<'a> Copier<'a> {
 
     /// Checks that everything a root needs is there. Where another history was, another process may
     /// still delete superseded objects: there it is checked each time, elsewhere once.
-    fn check_all_present(&self, wanted: &HashSet<String>) -> Step<()> {
+    fn check_all_present(&self, keys: &HashSet<String>) -> Step<()> {
         if self.position.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());
         }
-        match destination_objects::missing(self.destination, self.record.volume_id, wanted)?.first()
-        {
+        match destination_objects::missing(self.destination, self.record.volume_id, keys)?.first() {
             None => Ok(()),
             Some(key) => Err(Stop::Changed(format!("{key} disappeared from the destination"))),
         }
@@ -458,19 +457,21 @@ impl<'a> Copier<'a> {
 
     /// No root is put below an existing one.
     fn require_newest(&self, root: &Checkpoint) -> Step<()> {
-        let there = destination_objects::roots(self.destination, root.volume_id)?
+        let newest_there = destination_objects::roots(self.destination, root.volume_id)?
             .into_iter()
             .max()
             .unwrap_or_default();
-        if there <= root.number {
+        if newest_there <= root.number {
             return Ok(());
         }
-        if there <= checkpoints::newest(self.source, root.volume_id)?.number_max {
-            return Err(Stop::Changed(format!("another copier has written checkpoint {there}")));
+        if newest_there <= checkpoints::newest(self.source, root.volume_id)?.number_max {
+            return Err(Stop::Changed(format!(
+                "another copier has written checkpoint {newest_there}"
+            )));
         }
         let text = format!(
-            "the destination has checkpoint {there}, but the source only {}: another process \
-             copies another history to it; copying stops",
+            "the destination has checkpoint {newest_there}, but the source only {}: another \
+             process copies another history to it; copying stops",
             root.number
         );
         Err(Stop::Failed(Error::new(ErrorKind::Fenced, text)))
@@ -543,13 +544,13 @@ impl<'a> Copier<'a> {
     fn copy_parts(
         &self,
         root: &Checkpoint,
-        there: &HashSet<String>,
+        present_keys: &HashSet<String>,
         round: &mut Round,
         pace: &mut dyn FnMut(u64),
     ) -> Step<()> {
         for entry in &root.parts {
             let key = part_key(&objects::part_identity(root.volume_id, entry));
-            if there.contains(&key) {
+            if present_keys.contains(&key) {
                 continue;
             }
             let found = objects::part(self.source, root.volume_id, entry)?;

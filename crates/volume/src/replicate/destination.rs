@@ -78,9 +78,11 @@ pub(super) fn check_names(
     record: &VolumeRecord,
     name: &str,
 ) -> Result<bool> {
-    let word = words::newest(destination, record.volume_id)?;
+    let newest = words::newest(destination, record.volume_id)?;
     let is_old = |key| ask::get(destination, key, None, Class::Read).map(|found| found.is_some());
-    if word.said == Word::Deleted || word.number == 0 && is_old(&tombstone_key(record.volume_id))? {
+    if newest.word == Word::Deleted
+        || newest.number == 0 && is_old(&tombstone_key(record.volume_id))?
+    {
         let text = format!(
             "volume {} ({}) was deleted at the destination, and clones there still need its data: \
              delete them first, or replicate to another store",
@@ -121,8 +123,8 @@ pub(super) fn take_role(
 ) -> Result<Role> {
     let id = record.volume_id;
     let found = role::newest(destination, id)?;
-    let there = destination_objects::roots(destination, id)?;
-    let number = match there.is_empty() {
+    let root_numbers = destination_objects::roots(destination, id)?;
+    let number = match root_numbers.is_empty() {
         true => 0,
         false => checkpoints::newest(destination, id)?.number_max,
     };
@@ -145,7 +147,7 @@ pub(super) fn take_role(
         let found = LeftReplica { role, number, begins: begins.filter(|_| is_before) };
         return take_up(world, destination, record, &found, options);
     }
-    let is_primary = found.is_some() || !there.is_empty();
+    let is_primary = found.is_some() || !root_numbers.is_empty();
     if is_primary && !(options.fail_back && is_before) {
         return Err(not_a_replica(record, options.fail_back));
     }
@@ -271,11 +273,11 @@ fn is_same_store(
     let key = role_key(role.volume_id, number);
     // A put that failed may have taken effect: the word is removed in any case.
     let put = role::put(destination, &word);
-    let seen = put.and_then(|_| ask::get(source, &key, None, Class::Read));
+    let visible_word = put.and_then(|_| ask::get(source, &key, None, Class::Read));
     let removed = Blocking(destination).delete(vec![key], Class::Upload);
-    let seen = seen?;
+    let visible_word = visible_word?;
     removed.map_err(|error| store_error(&error))?;
-    Ok(seen.is_some())
+    Ok(visible_word.is_some())
 }
 
 /// Puts a fence that a writer attached to the destination meets; no new writer attaches. Once the

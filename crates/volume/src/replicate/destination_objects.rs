@@ -118,9 +118,9 @@ impl DestinationObjects {
     ) -> Result<bool> {
         let sequence = header.sequence;
         if self.listed.remove(&sequence)
-            && let Some(there) = header_of(destination, header.volume_id, sequence)?
+            && let Some(stored_header) = header_of(destination, header.volume_id, sequence)?
         {
-            if there.put_id != header.put_id {
+            if stored_header.put_id != header.put_id {
                 // The segment still has that name, whatever happens.
                 self.listed.insert(sequence);
                 return Err(differ(&segment_key(header.volume_id, sequence)));
@@ -145,17 +145,17 @@ pub(super) fn header_of(
 pub(super) fn missing(
     destination: &dyn ObjectStore,
     id: VolumeId,
-    wanted: &HashSet<String>,
+    needed: &HashSet<String>,
 ) -> Result<Vec<String>> {
     let mut listed = HashSet::new();
     for prefix in [segment_prefix(id), map_prefix(id), kept_prefix(id)] {
         listed.extend(keys(destination, &prefix)?);
     }
-    let unlisted: Vec<String> = wanted.difference(&listed).cloned().collect();
+    let unlisted: Vec<String> = needed.difference(&listed).cloned().collect();
     let mut missing = Vec::new();
     for keys in unlisted.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
-        let asked = keys.iter().map(|key| (key.clone(), Some(0..16))).collect();
-        for (key, answer) in keys.iter().zip(ask::get_all(destination, asked, Class::Background)) {
+        let ranges = keys.iter().map(|key| (key.clone(), Some(0..16))).collect();
+        for (key, answer) in keys.iter().zip(ask::get_all(destination, ranges, Class::Background)) {
             if answer?.is_none() {
                 missing.push(key.clone());
             }

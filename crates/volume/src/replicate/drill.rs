@@ -74,9 +74,9 @@ pub fn drill(
     require_arrived(&record, &role, stored.newest.checkpoint.number)?;
     let mut check = check(store, &record, progress)?;
     for note in &stored.newest.notes {
-        let is_told =
+        let is_reported =
             |one: &Damage| one.what.contains(note.as_str()) || note.contains(one.object.as_str());
-        if !check.damage.iter().any(is_told) {
+        if !check.damage.iter().any(is_reported) {
             check.damage.push(Damage::of(&record.name, note));
         }
     }

@@ -14,7 +14,7 @@ use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, Spin};
 #[derive(Default)]
 pub(crate) struct Wake {
     notified: AtomicBool,
-    asleep: AtomicBool,
+    is_asleep: AtomicBool,
     lock: Mutex<()>,
     condvar: Condvar,
 }
@@ -22,10 +22,10 @@ pub(crate) struct Wake {
 impl Wake {
     /// Wakes the sleeper, or makes its next sleep end at once.
     pub(crate) fn notify(&self) {
-        // This stores `notified` and then loads `asleep`; `sleep` stores `asleep` and then takes
-        // `notified`. In one order of all four, one side sees the other.
+        // This stores `notified` and then loads `is_asleep`; `sleep` stores `is_asleep` and then
+        // takes `notified`. In one order of all four, one side sees the other.
         self.notified.store(true, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) {
+        if self.is_asleep.load(Ordering::SeqCst) {
             let _held = self.lock.lock();
             self.condvar.notify_one();
         }
@@ -34,7 +34,7 @@ impl Wake {
     /// A faulty notification, which a test must detect.
     #[cfg(all(test, feature = "shuttle"))]
     pub(crate) fn notify_if_asleep(&self) {
-        if self.asleep.load(Ordering::SeqCst) {
+        if self.is_asleep.load(Ordering::SeqCst) {
             self.notified.store(true, Ordering::SeqCst);
             let _held = self.lock.lock();
             self.condvar.notify_one();
@@ -54,7 +54,7 @@ impl Wake {
     /// Returns whether it was notified.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut held = self.lock.lock();
-        self.asleep.store(true, Ordering::SeqCst);
+        self.is_asleep.store(true, Ordering::SeqCst);
         let mut notified = self.notified.swap(false, Ordering::SeqCst);
         if !notified {
             match timeout {
@@ -65,7 +65,7 @@ impl Wake {
             }
             notified = self.notified.swap(false, Ordering::SeqCst);
         }
-        self.asleep.store(false, Ordering::SeqCst);
+        self.is_asleep.store(false, Ordering::SeqCst);
         notified
     }
 }

@@ -17,14 +17,14 @@ fn costs(damage: &[Damage], cost: &str) -> bool {
 }
 
 /// Overwrites slots until so many more checkpoints are durable.
-fn checkpoints(volume: &Volume, version: u64, more: u64) {
-    let wanted = volume.status().counters.checkpoints + more;
+fn checkpoints(volume: &Volume, version: u64, count: u64) {
+    let target_count = volume.status().counters.checkpoints + count;
     until("checkpoints", || {
         for slot in 0..4 {
             write_slot(volume, slot, version);
         }
         stored(volume);
-        volume.status().counters.checkpoints >= wanted
+        volume.status().counters.checkpoints >= target_count
     });
 }
 
@@ -263,11 +263,11 @@ fn a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage() {
     // While the check looks for the checkpoint before the newest, the writer leaves these two and
     // the next behind.
     std::thread::scope(|scope| {
-        let (ask, asked) = std::sync::mpsc::channel::<u64>();
+        let (request_sender, request_receiver) = std::sync::mpsc::channel::<u64>();
         let (done, wait) = std::sync::mpsc::channel();
         let (machine, volume) = (&machine, &volume);
         scope.spawn(move || {
-            for number in asked {
+            for number in request_receiver {
                 let next = checkpoint_key(machine.volume_id(), number + 1);
                 until("the next one to be gone", || {
                     checkpoints(volume, number, 1);
@@ -282,7 +282,7 @@ fn a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage() {
             let Some((_, number)) = parse_checkpoint_key(call.key()) else { return Fault::None };
             if call.kind == CallKind::Get && number + 2 == beyond && overtaken < 3 {
                 overtaken += 1;
-                ask.send(number + 1).unwrap();
+                request_sender.send(number + 1).unwrap();
                 wait.recv().unwrap();
             }
             beyond = beyond.max(number);

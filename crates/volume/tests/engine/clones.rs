@@ -24,13 +24,13 @@ fn machine_for(machine: &Machine, name: &str) -> Machine {
 }
 
 fn churn(volume: &Volume, slots: std::ops::Range<u64>, version: u64) {
-    let wanted = volume.status().counters.checkpoints + 4;
+    let target_count = volume.status().counters.checkpoints + 4;
     until("checkpoints", || {
         for slot in slots.clone() {
             write_slot(volume, slot, version);
         }
         stored(volume);
-        volume.status().counters.checkpoints >= wanted
+        volume.status().counters.checkpoints >= target_count
     });
 }
 

@@ -253,10 +253,10 @@ fn a_store_that_is_away_delays_collection_and_nothing_else() {
     let volume = machine.open();
     let _heals = machine.healing();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_get(call).is_some());
-    let asked = machine.count(|call| segment_get(call).is_some());
+    let gets_before = machine.count(|call| segment_get(call).is_some());
     let collecting = collect_all(&volume);
     until("collection was refused twice", || {
-        machine.count(|call| segment_get(call).is_some()) > asked + 2
+        machine.count(|call| segment_get(call).is_some()) > gets_before + 2
     });
     write_slot(&volume, 9, 1);
     stored(&volume);

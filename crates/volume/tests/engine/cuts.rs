@@ -28,14 +28,14 @@ fn snapshot(name: &str) -> Cut {
 }
 
 /// Overwrites slots until so many more checkpoints are durable.
-fn checkpoints(volume: &Volume, slots: std::ops::Range<u64>, version: u64, more: u64) {
-    let wanted = volume.status().counters.checkpoints + more;
+fn checkpoints(volume: &Volume, slots: std::ops::Range<u64>, version: u64, count: u64) {
+    let target_count = volume.status().counters.checkpoints + count;
     until("checkpoints", || {
         for slot in slots.clone() {
             write_slot(volume, slot, version);
         }
         stored(volume);
-        volume.status().counters.checkpoints >= wanted
+        volume.status().counters.checkpoints >= target_count
     });
 }
 
@@ -329,8 +329,8 @@ fn a_rollback_to_what_its_writer_has_not_heard_of_waits_for_it() {
     until("it is in the store", || machine.count(puts) > 0);
     let then = Cut::Position(volume.status().positions.accepted);
     let answer = volume.begin_roll_back(&then).unwrap();
-    let asked = machine.count(puts);
-    until("the writer has asked again, and again", || machine.count(puts) > asked + 1);
+    let puts_before = machine.count(puts);
+    until("the writer has asked again, and again", || machine.count(puts) > puts_before + 1);
     machine.heal();
     answer.recv().unwrap().unwrap();
     assert_eq!(slot_version(&volume, 0, 2), 2);
@@ -369,18 +369,18 @@ fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
                 "root" => root_put(call).is_some(),
                 _ => call.kind == CallKind::Put && call.key().contains("/kept/"),
             });
-            let asked = volume.clone();
-            let asks = std::thread::spawn(move || {
-                let done = asked.create_snapshot("second").is_ok();
-                done && asked.roll_back(&Cut::Snapshot("first".into())).is_ok()
+            let requester = volume.clone();
+            let order_thread = std::thread::spawn(move || {
+                let done = requester.create_snapshot("second").is_ok();
+                done && requester.roll_back(&Cut::Snapshot("first".into())).is_ok()
             });
             let before = machine.faults.calls().len();
-            until("calls", || machine.faults.calls().len() > before || asks.is_finished());
+            until("calls", || machine.faults.calls().len() > before || order_thread.is_finished());
             if held != "order" {
-                until("the orders", || asks.is_finished());
+                until("the orders", || order_thread.is_finished());
             }
             volume.close_now();
-            let rolled_back = asks.join().unwrap();
+            let rolled_back = order_thread.join().unwrap();
             drop(volume);
             machine.heal();
             machine.faults.release_all();

@@ -237,11 +237,12 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     volume.close_now();
 
     let volume = rig.open();
-    let told = |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
+    let recovery_step =
+        |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
     assert!(
-        told("roll forward").detail.starts_with("0 segments"),
+        recovery_step("roll forward").detail.starts_with("0 segments"),
         "{}",
-        told("roll forward").detail
+        recovery_step("roll forward").detail
     );
     assert_eq!(
         (preallocated.len(), files(&rig, "staging")),
@@ -260,7 +261,7 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
 
 /// The far side of a request: how often each byte was taken from it, or put into it.
 struct CountingExchange {
-    taken: Vec<u32>,
+    fill_counts: Vec<u32>,
     place: Vec<u8>,
     sender: Sender<(Vec<u32>, Vec<u8>)>,
 }
@@ -268,7 +269,7 @@ struct CountingExchange {
 impl Exchange for CountingExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         into.fill(7);
-        self.taken[offset as usize..][..into.len()].iter_mut().for_each(|times| *times += 1);
+        self.fill_counts[offset as usize..][..into.len()].iter_mut().for_each(|times| *times += 1);
     }
 
     fn buffer(&mut self) -> &mut [u8] {
@@ -277,7 +278,7 @@ impl Exchange for CountingExchange {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         outcome.expect("no fault here");
-        self.sender.send((self.taken, self.place)).expect("the test waits");
+        self.sender.send((self.fill_counts, self.place)).expect("the test waits");
     }
 }
 
@@ -318,16 +319,16 @@ fn each_byte_of_a_write_is_taken_from_its_door_once() {
     let length = volume.geometry().request_bytes_max as usize;
     for (address, bytes) in [(0, 4096), (1, 100), (8191, 3 * 4096 + 2), (1 << 20, length)] {
         let (sender, receiver) = channel();
-        let far = CountingExchange { taken: vec![0; bytes], place: Vec::new(), sender };
+        let exchange = CountingExchange { fill_counts: vec![0; bytes], place: Vec::new(), sender };
         let (flags, length) = (Flags::default(), bytes as u64);
-        volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(far)));
-        let (taken, _) = receiver.recv().expect("an answer");
-        assert!(taken.iter().all(|times| *times == 1), "{bytes} bytes at {address}");
+        volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(exchange)));
+        let (fill_counts, _) = receiver.recv().expect("an answer");
+        assert!(fill_counts.iter().all(|times| *times == 1), "{bytes} bytes at {address}");
         // A read is put where the door says, and nowhere else first: the bytes are there when it is
         // answered.
         let (sender, receiver) = channel();
-        let far = CountingExchange { taken: Vec::new(), place: vec![0; bytes], sender };
-        volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(far)));
+        let exchange = CountingExchange { fill_counts: Vec::new(), place: vec![0; bytes], sender };
+        volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(exchange)));
         assert_eq!(receiver.recv().expect("an answer").1, vec![7; bytes]);
     }
 }

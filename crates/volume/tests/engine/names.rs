@@ -61,9 +61,9 @@ fn is_met(call: &Call) -> bool {
 }
 
 /// Every name of `id`, each looked up by itself.
-fn names_of(store: &dyn ObjectStore, id: VolumeId, tried: &[&str]) -> Vec<String> {
+fn names_of(store: &dyn ObjectStore, id: VolumeId, candidates: &[&str]) -> Vec<String> {
     let is_it = |name: &&&str| find(store, name).is_ok_and(|record| record.volume_id == id);
-    tried.iter().filter(is_it).map(|name| (*name).to_owned()).collect()
+    candidates.iter().filter(is_it).map(|name| (*name).to_owned()).collect()
 }
 
 #[test]
@@ -121,10 +121,10 @@ fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_ta
             let machine = machine_with(1);
             let id = machine.volume_id();
             let what = format!("{step_name}: {fault:?} from call {dies_at} on");
-            let mut seen = 0;
+            let mut call_count = 0;
             machine.fault((*fault).clone(), move |call| {
-                seen += u32::from(is_met(call));
-                seen > dies_at
+                call_count += u32::from(is_met(call));
+                call_count > dies_at
             });
             let outcome = step(&*machine.faults);
             machine.heal();
@@ -140,9 +140,9 @@ fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_ta
 /// Whoever attaches the volume makes its name firm: what was still on its way changes nothing any
 /// more.
 fn check_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, what: &str) {
-    let tried = ["disk", "new", "other"];
-    let before = names_of(&*machine.plain, id, &tried);
-    assert_eq!(names_of(&*machine.plain, id, &tried), before);
+    let candidates = ["disk", "new", "other"];
+    let before = names_of(&*machine.plain, id, &candidates);
+    assert_eq!(names_of(&*machine.plain, id, &candidates), before);
     let listed = names(&*machine.plain);
     assert!(before.iter().all(|name| listed.contains(name)), "{what}: {listed:?}");
     match step {
@@ -168,7 +168,7 @@ fn check_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, wh
         let version = if step == "create" && name == "new" { 0 } else { 1 };
         holds(machine, name, version, &format!("{what}, after what came late"));
     }
-    assert_eq!(names_of(&*machine.plain, id, &tried), before, "{what}");
+    assert_eq!(names_of(&*machine.plain, id, &candidates), before, "{what}");
 }
 
 #[test]
@@ -187,10 +187,10 @@ fn of_two_that_race_each_volume_keeps_one_name_or_is_gone_whole() {
             let machine = machine_with(1);
             let id = machine.volume_id();
             let what = format!("{second_name} while {first_name} waits at call {waits_at}");
-            let mut seen = 0;
+            let mut call_count = 0;
             machine.fault(Fault::Delay, move |call| {
-                seen += u32::from(is_met(call));
-                seen == waits_at + 1 && is_met(call)
+                call_count += u32::from(is_met(call));
+                call_count == waits_at + 1 && is_met(call)
             });
             let (store, first) = (machine.faults.clone(), *first);
             let asks = std::thread::spawn(move || first(&*store));
@@ -221,10 +221,10 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
     for waits_at in 0.. {
         let machine = machine_with(1);
         let what = format!("a delete that waits at call {waits_at}");
-        let mut seen = 0;
+        let mut call_count = 0;
         machine.fault(Fault::Delay, move |call| {
-            seen += u32::from(is_met(call));
-            seen == waits_at + 1 && is_met(call)
+            call_count += u32::from(is_met(call));
+            call_count == waits_at + 1 && is_met(call)
         });
         let store = machine.faults.clone();
         let asks = std::thread::spawn(move || delete(&*store, "disk"));
@@ -256,8 +256,8 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
             }
             // Told so, or shut out while it attached.
             Err(error) => {
-                let told = [ErrorKind::NotFound, ErrorKind::Fenced, ErrorKind::Unavailable];
-                assert!(told.contains(&error.kind()), "{what}: {error}");
+                let expected = [ErrorKind::NotFound, ErrorKind::Fenced, ErrorKind::Unavailable];
+                assert!(expected.contains(&error.kind()), "{what}: {error}");
             }
         }
         if !was_held {
@@ -269,7 +269,7 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
 /// A list that shows nothing put since it was made.
 struct StaleListStore {
     inner: Arc<dyn ObjectStore>,
-    shown: Vec<String>,
+    visible_keys: Vec<String>,
 }
 
 impl ObjectStore for StaleListStore {
@@ -284,7 +284,7 @@ impl ObjectStore for StaleListStore {
     fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         let mut listed = Blocking(&*self.inner).list(&list.prefix, Class::Read).unwrap();
         if list.prefix.starts_with(NAME_PREFIX) {
-            listed.retain(|object| self.shown.contains(&object.key));
+            listed.retain(|object| self.visible_keys.contains(&object.key));
         }
         done(Ok(listed));
     }
@@ -298,8 +298,8 @@ impl ObjectStore for StaleListStore {
 fn what_a_list_hides_is_found_by_name_and_taken_by_no_command() {
     let machine = machine_with(1);
     let id = machine.volume_id();
-    for shown in [Vec::new(), machine.keys(NAME_PREFIX)] {
-        let store = StaleListStore { inner: machine.plain.clone(), shown };
+    for visible_keys in [Vec::new(), machine.keys(NAME_PREFIX)] {
+        let store = StaleListStore { inner: machine.plain.clone(), visible_keys };
         for _ in 0..3 {
             rename(&store, "disk", "other").unwrap();
             assert_eq!(
@@ -307,8 +307,8 @@ fn what_a_list_hides_is_found_by_name_and_taken_by_no_command() {
                 None,
                 "the list shows an old record"
             );
-            let taken = create(&store, "other", &small()).unwrap_err();
-            assert_eq!(taken.kind(), ErrorKind::Exists);
+            let error = create(&store, "other", &small()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Exists);
             assert_eq!(find(&store, "disk").unwrap_err().kind(), ErrorKind::NotFound);
             create(&store, "disk", &small()).unwrap();
             assert_eq!(rename(&store, "other", "disk").unwrap_err().kind(), ErrorKind::Exists);
@@ -341,8 +341,8 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
     assert_eq!(machine.volume_id(), id);
     assert_eq!(names(&*machine.plain), ["disk"]);
     holds(&machine, "disk", 1, "as it was");
-    let taken = create(&*machine.plain, "disk", &small()).unwrap_err();
-    assert_eq!(taken.kind(), ErrorKind::Exists);
+    let error = create(&*machine.plain, "disk", &small()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exists);
     rename(&*machine.plain, "disk", "other").unwrap();
     assert_eq!(names(&*machine.plain), ["other"]);
     rename(&*machine.plain, "other", "disk").unwrap();
@@ -355,7 +355,7 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
 }
 
 /// What somebody else says of a volume, in its word of that number.
-fn said_of(volume_id: VolumeId, slot: u64, number: u64) -> Pin {
+fn word_pin(volume_id: VolumeId, slot: u64, number: u64) -> Pin {
     let put_id = PutId([9; 16]);
     Pin {
         volume_id,
@@ -376,11 +376,11 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     let record = as_before(&*machine.plain, "disk");
     let id = record.volume_id;
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
-    let word = said_of(id, 0, 0);
+    let word = word_pin(id, 0, 0);
     Blocking(&*machine.plain).put(&tombstone_key(id), word.encode().into(), Class::Upload).unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
     // Whatever the list shows: here, no name at all.
-    let store = StaleListStore { inner: machine.plain.clone(), shown: Vec::new() };
+    let store = StaleListStore { inner: machine.plain.clone(), visible_keys: Vec::new() };
     delete(&store, "copy").unwrap();
     holds(&machine, "base", 1, "after its clone is gone");
 }
@@ -393,10 +393,10 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_after_any_death() {
         clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
         delete(&*machine.plain, "disk").unwrap();
         holds(&machine, "copy", 1, "its base is deleted");
-        let mut seen = 0;
+        let mut call_count = 0;
         machine.fault(Fault::Fail(StoreErrorKind::Unavailable), move |_| {
-            seen += 1;
-            seen > dies_at
+            call_count += 1;
+            call_count > dies_at
         });
         let outcome = delete(&*machine.faults, "copy");
         machine.heal();
@@ -404,10 +404,13 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_after_any_death() {
             let again = delete(&*machine.plain, "copy").map(drop);
             assert!(again.is_ok() || again.unwrap_err().kind() == ErrorKind::NotFound);
         }
-        let left = machine.keys(&format!("{id}/"));
+        let remaining_keys = machine.keys(&format!("{id}/"));
         let is_small = |key: &String| key.contains("/word/") || key.contains("/seg/");
-        assert!(left.iter().all(is_small), "death at call {dies_at}: {left:?}");
-        assert!(left.iter().filter(|key| key.contains("/seg/")).count() <= 1, "{left:?}");
+        assert!(remaining_keys.iter().all(is_small), "death at call {dies_at}: {remaining_keys:?}");
+        assert!(
+            remaining_keys.iter().filter(|key| key.contains("/seg/")).count() <= 1,
+            "{remaining_keys:?}"
+        );
         if outcome.is_ok() {
             break;
         }
@@ -420,7 +423,7 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
     let id = machine.volume_id();
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     delete(&*machine.plain, "disk").unwrap();
-    let had = machine.keys(&format!("{id}/"));
+    let previous_keys = machine.keys(&format!("{id}/"));
     // The deletion has read that the volume is deleted, and is about to say that it removes the
     // objects.
     let removed_word = word_key(id, 2);
@@ -428,15 +431,18 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
         call.kind == CallKind::Put && call.keys[0] == removed_word
     });
     let store = machine.faults.clone();
-    let asks = std::thread::spawn(move || delete(&*store, "copy"));
-    until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());
-    let lives = said_of(id, 2, Word::Lives as u64);
+    let delete_thread = std::thread::spawn(move || delete(&*store, "copy"));
+    until("it waits", || delete_thread.is_finished() || !machine.faults.held().is_empty());
+    let lives = word_pin(id, 2, Word::Lives as u64);
     Blocking(&*machine.plain).put(&word_key(id, 2), lives.encode().into(), Class::Upload).unwrap();
     machine.faults.release_all();
     machine.heal();
-    asks.join().unwrap().unwrap();
-    let left = machine.keys(&format!("{id}/"));
-    assert!(had.iter().all(|key| left.contains(key)), "{left:?} of {had:?}");
+    delete_thread.join().unwrap().unwrap();
+    let remaining_keys = machine.keys(&format!("{id}/"));
+    assert!(
+        previous_keys.iter().all(|key| remaining_keys.contains(key)),
+        "{remaining_keys:?} of {previous_keys:?}"
+    );
 }
 
 #[test]

@@ -432,7 +432,7 @@ fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
 /// It knew the size of the checkpoint that it had read, and its user never heard of an attachment.
 #[test]
 fn a_fence_that_comes_late_undoes_no_reported_size() {
-    for told in [32 * MIB, 128 * MIB] {
+    for reported_bytes in [32 * MIB, 128 * MIB] {
         let machine = Machine::new();
         let volume = machine.open();
         write_slot(&volume, 0, 3);
@@ -440,14 +440,14 @@ fn a_fence_that_comes_late_undoes_no_reported_size() {
         let other = machine.successor();
         other.fault(Fault::Late, |call| segment_put(call).is_some());
         assert_eq!(other.try_open().map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
-        volume.resize(told).unwrap();
+        volume.resize(reported_bytes).unwrap();
         assert_eq!(other.faults.release_all(), 1);
         volume.close_now();
         drop(volume);
-        assert_eq!(stored_size(&machine), told);
+        assert_eq!(stored_size(&machine), reported_bytes);
         let third = machine.successor();
         let volume = third.open();
-        assert_eq!(size(&volume), told);
+        assert_eq!(size(&volume), reported_bytes);
         assert_eq!(slot_version(&volume, 0, 9), 3);
         volume.close().unwrap();
         third.assert_sound("after the late fence");

@@ -79,9 +79,9 @@ impl SteppedScene {
     /// What a flush is answered, while so many milliseconds pass at each step.
     fn flush(&mut self, step_ms: u64) -> Result<(), ErrorKind> {
         let volume = self.volume().clone();
-        let asked = thread::spawn(move || volume.flush().map_err(|error| error.kind()));
-        self.until_with("the flush is answered", step_ms, |_| asked.is_finished());
-        asked.join().unwrap()
+        let flush_thread = thread::spawn(move || volume.flush().map_err(|error| error.kind()));
+        self.until_with("the flush is answered", step_ms, |_| flush_thread.is_finished());
+        flush_thread.join().unwrap()
     }
 
     fn until_with(&mut self, what: &str, step_ms: u64, mut so: impl FnMut(&Volume) -> bool) {

@@ -39,7 +39,7 @@ pub(super) fn flush(number: u64) -> Result<(), Fault> {
 /// it.
 fn write_back(record: &Record) -> Result<(), Fault> {
     let path = Path::new(record.get("path"));
-    if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
+    if path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         File::open(path)?.sync_all()?;
     }
     Ok(())
@@ -64,7 +64,7 @@ fn end(record: &Record, with_flush: bool) -> Result<(), Fault> {
 }
 
 /// What the user requests.
-enum Wish {
+enum Subcommand {
     Help,
     Destroy { which: String, with_flush: bool, is_quiet: bool },
     Flush(String),
@@ -75,11 +75,11 @@ enum Wish {
 /// Runs `bdus` with these arguments, without its name. Returns the exit status.
 #[must_use]
 pub fn command(words: &[String]) -> u8 {
-    let Some(wish) = parse(words) else {
+    let Some(subcommand) = parse(words) else {
         complain(USAGE);
         return 2;
     };
-    match carry_out(&wish) {
+    match carry_out(&subcommand) {
         Ok(()) => 0,
         Err(fault) => {
             complain(&format!("bdus: error: {}\n", fault.message));
@@ -88,7 +88,7 @@ pub fn command(words: &[String]) -> u8 {
     }
 }
 
-fn parse(words: &[String]) -> Option<Wish> {
+fn parse(words: &[String]) -> Option<Subcommand> {
     let (first, rest) = words.split_first()?;
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let only = |rest: &[&str]| match rest {
@@ -96,32 +96,32 @@ fn parse(words: &[String]) -> Option<Wish> {
         _ => None,
     };
     match first.as_str() {
-        "-h" | "--help" => Some(Wish::Help),
-        "flush" => only(&rest).map(Wish::Flush),
-        "logs" => only(&rest).map(Wish::Logs),
+        "-h" | "--help" => Some(Subcommand::Help),
+        "flush" => only(&rest).map(Subcommand::Flush),
+        "logs" => only(&rest).map(Subcommand::Logs),
         "version" => match rest[..] {
-            [] => Some(Wish::Version(None)),
-            ["--cmdbdus"] => Some(Wish::Version(Some("cmdbdus"))),
-            ["--libbdus"] => Some(Wish::Version(Some("libbdus"))),
-            ["--kbdus"] => Some(Wish::Version(Some("kbdus"))),
+            [] => Some(Subcommand::Version(None)),
+            ["--cmdbdus"] => Some(Subcommand::Version(Some("cmdbdus"))),
+            ["--libbdus"] => Some(Subcommand::Version(Some("libbdus"))),
+            ["--kbdus"] => Some(Subcommand::Version(Some("kbdus"))),
             _ => None,
         },
         "destroy" => {
             let is_quiet = rest.iter().any(|word| matches!(*word, "-q" | "--quiet"));
             let with_flush = !rest.contains(&"--no-flush");
-            let known = |word: &&&str| !matches!(**word, "-q" | "--quiet" | "--no-flush");
-            let others: Vec<&str> = rest.iter().filter(known).copied().collect();
-            only(&others).map(|which| Wish::Destroy { which, with_flush, is_quiet })
+            let is_no_option = |word: &&&str| !matches!(**word, "-q" | "--quiet" | "--no-flush");
+            let others: Vec<&str> = rest.iter().filter(is_no_option).copied().collect();
+            only(&others).map(|which| Subcommand::Destroy { which, with_flush, is_quiet })
         }
         _ => None,
     }
 }
 
-fn carry_out(wish: &Wish) -> Result<(), Fault> {
-    match wish {
-        Wish::Help => print(USAGE),
-        Wish::Flush(which) => flush(number(which)?),
-        Wish::Logs(which) => {
+fn carry_out(subcommand: &Subcommand) -> Result<(), Fault> {
+    match subcommand {
+        Subcommand::Help => print(USAGE),
+        Subcommand::Flush(which) => flush(number(which)?),
+        Subcommand::Logs(which) => {
             let path = record::log_path(number(which)?)?;
             let none = |_| {
                 Fault::new(
@@ -131,14 +131,14 @@ fn carry_out(wish: &Wish) -> Result<(), Fault> {
             };
             print(&std::fs::read_to_string(path).map_err(none)?)
         }
-        Wish::Version(part) => {
+        Subcommand::Version(part) => {
             let parts = ["cmdbdus", "libbdus", "kbdus"];
             match part {
                 Some(_) => print("0.1.2\n"),
                 None => print(&parts.map(|part| format!("{part} 0.1.2\n")).concat()),
             }
         }
-        Wish::Destroy { which, with_flush, is_quiet } => {
+        Subcommand::Destroy { which, with_flush, is_quiet } => {
             match number(which).and_then(|number| destroy(number, *with_flush)) {
                 // A device that no longer exists is already in the desired state.
                 Err(fault) if fault.errno == libc::ENODEV => Ok(()),

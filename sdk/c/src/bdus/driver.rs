@@ -149,7 +149,7 @@ impl Callbacks {
     fn show(&self, address: &str) -> Result<(), Fault> {
         let path = CString::new(address).unwrap_or_default();
         let path = self.path.get_or_init(|| path);
-        let number = std::fs::metadata(address).map_or(0, |found| found.rdev());
+        let number = std::fs::metadata(address).map_or(0, |metadata| metadata.rdev());
         // SAFETY: no other thread reads it: only this thread serves.
         unsafe {
             let context = self.context.pointer();

@@ -105,8 +105,9 @@ impl Ops {
             return Err(Fault::invalid("callback fua_write() is there and flush() is not"));
         }
         let carried = self.read.is_some() || self.changes();
-        let lost = self.write_same.is_some() || self.secure_erase.is_some() || self.ioctl.is_some();
-        if lost && !carried {
+        let has_unsupported =
+            self.write_same.is_some() || self.secure_erase.is_some() || self.ioctl.is_some();
+        if has_unsupported && !carried {
             let text = "devices of this kernel carry no write_same, secure_erase or ioctl, and \
                 there is no more";
             return Err(Fault::new(libc::ENOTSUP, text));

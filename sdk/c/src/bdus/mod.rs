@@ -115,8 +115,8 @@ pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
 ) -> bool {
     // SAFETY: a string, by the caller's promise.
     let path = unsafe { borrowed(dev_path) };
-    let found = path.map_err(Fault::from).and_then(record::find_by_path);
-    Fault::report(found.map(|number| {
+    let number = path.map_err(Fault::from).and_then(record::find_by_path);
+    Fault::report(number.map(|number| {
         if let Some(out) = out_dev_id {
             // SAFETY: the caller's promise.
             unsafe { out.write(number) }

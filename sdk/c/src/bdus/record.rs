@@ -28,15 +28,15 @@ pub(super) struct Page(File);
 fn folder() -> Result<PathBuf, Fault> {
     let user = rustix_uid();
     let folder = match (std::env::var_os(FOLDER_VARIABLE), std::env::var_os("XDG_RUNTIME_DIR")) {
-        (Some(told), _) => PathBuf::from(told),
+        (Some(folder), _) => PathBuf::from(folder),
         (None, _) if user == 0 => PathBuf::from("/run/sawmill-bdus"),
         (None, Some(runtime)) => PathBuf::from(runtime).join("sawmill-bdus"),
         (None, None) => PathBuf::from(format!("/tmp/sawmill-bdus-{user}")),
     };
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.map_err(|error| Fault::from(error).about(&folder))?;
-    let is_ours =
-        std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir() && found.uid() == user);
+    let outcome = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    outcome.map_err(|error| Fault::from(error).about(&folder))?;
+    let is_ours = std::fs::symlink_metadata(&folder)
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
     if !is_ours {
         let text = format!("{} is not a folder of this user", folder.display());
         return Err(Fault::new(libc::EACCES, &text));
@@ -85,9 +85,9 @@ impl Record {
     pub(super) fn of(socket: &Path, ops: &Ops, attrs: &Attrs) -> Self {
         let mut record = Record::default();
         record.set("socket", &socket.display().to_string());
-        let there: Vec<&str> =
-            ops.named().iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
-        record.set("ops", &there.join(","));
+        let operations: Vec<&str> =
+            ops.named().iter().filter(|(_, is_there)| *is_there).map(|(name, _)| *name).collect();
+        record.set("ops", &operations.join(","));
         for (name, value) in attrs.named() {
             record.set(name, &value.to_string());
         }
@@ -95,8 +95,8 @@ impl Record {
     }
 
     pub(super) fn get(&self, name: &str) -> &str {
-        let found = self.0.iter().find(|(known, _)| known == name);
-        found.map_or("", |(_, value)| value.as_str())
+        let entry = self.0.iter().find(|(key, _)| key == name);
+        entry.map_or("", |(_, value)| value.as_str())
     }
 
     pub(super) fn number(&self, name: &str) -> u64 {
@@ -104,7 +104,7 @@ impl Record {
     }
 
     pub(super) fn set(&mut self, name: &str, value: &str) {
-        self.0.retain(|(known, _)| known != name);
+        self.0.retain(|(key, _)| key != name);
         self.0.push((name.to_owned(), value.replace('\n', " ")));
     }
 
@@ -155,17 +155,22 @@ pub(super) fn find(number: u64) -> Result<Record, Fault> {
 
 /// The number of the device with this path.
 pub(super) fn find_by_path(path: &str) -> Result<u64, Fault> {
-    let asked = std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino(), found.rdev()));
+    let file_id = std::fs::metadata(path)
+        .ok()
+        .map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
     for number in (0..next()?).rev() {
         let Some(record) = Record::read(&folder()?.join(number.to_string())) else { continue };
-        let known = record.get("path");
-        let same_file =
-            || std::fs::metadata(known).ok().map(|found| (found.dev(), found.ino(), found.rdev()));
-        let is_it = known == path || (asked.is_some() && same_file() == asked);
-        if is_it && !known.is_empty() && find(number).is_ok() {
+        let device_path = record.get("path");
+        let same_file = || {
+            std::fs::metadata(device_path)
+                .ok()
+                .map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()))
+        };
+        let is_it = device_path == path || (file_id.is_some() && same_file() == file_id);
+        if is_it && !device_path.is_empty() && find(number).is_ok() {
             return Ok(number);
         }
     }
-    let errno = if asked.is_none() { libc::ENOENT } else { libc::EINVAL };
+    let errno = if file_id.is_none() { libc::ENOENT } else { libc::EINVAL };
     Err(Fault::new(errno, &format!("{path} is no device with a driver")))
 }

@@ -57,9 +57,9 @@ pub(super) fn rerun(
 
 /// The door of a device whose program names none.
 fn doors() -> Result<Vec<String>, Fault> {
-    let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
-    if !told.trim().is_empty() {
-        return Ok(told.split_whitespace().map(str::to_owned).collect());
+    let names = std::env::var(DOORS_VARIABLE).unwrap_or_default();
+    if !names.trim().is_empty() {
+        return Ok(names.split_whitespace().map(str::to_owned).collect());
     }
     if !Path::new("/dev/ublk-control").exists() {
         let text = format!(
@@ -117,10 +117,10 @@ fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
     let attrs = attrs.filled(|name| record.number(name)).completed()?;
     for (name, value) in attrs.named() {
         let is_own = ["dont_daemonize", "log", "max_concurrent_callbacks"].contains(&name);
-        let made = record.number(name);
-        if value != made && !is_own {
+        let recorded = record.number(name);
+        if value != recorded && !is_own {
             let text = format!(
-                "attribute {name} is {value}; the device was made with {made}: say that, or 0"
+                "attribute {name} is {value}; the device was made with {recorded}: say that, or 0"
             );
             return Err(Fault::invalid(&text));
         }

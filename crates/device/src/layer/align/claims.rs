@@ -91,7 +91,7 @@ impl<W> Claims<W> {
 mod tests {
     use super::*;
 
-    fn left(claims: &mut Claims<&'static str>, number: usize) -> Vec<&'static str> {
+    fn leave(claims: &mut Claims<&'static str>, number: usize) -> Vec<&'static str> {
         let mut ready = Vec::new();
         claims.leave(number, |work| ready.push(work));
         ready
@@ -107,8 +107,8 @@ mod tests {
         assert!(!free, "both of them hold block 7");
         claims.wait(edge, "edge");
         assert!(claims.enter(8..16, false).1, "beside it");
-        assert!(left(&mut claims, first).is_empty(), "the second still holds it");
-        assert_eq!(left(&mut claims, 1), ["edge"]);
+        assert!(leave(&mut claims, first).is_empty(), "the second still holds it");
+        assert_eq!(leave(&mut claims, 1), ["edge"]);
         assert_eq!(claims.waiting(), 0);
     }
 
@@ -123,8 +123,8 @@ mod tests {
         assert!(!free, "it could share with the first, but the edge was here before it");
         claims.wait(late, "late");
         assert_eq!(claims.waiting(), 2);
-        assert_eq!(left(&mut claims, first), ["edge"]);
-        assert_eq!(left(&mut claims, edge), ["late"]);
+        assert_eq!(leave(&mut claims, first), ["edge"]);
+        assert_eq!(leave(&mut claims, edge), ["late"]);
     }
 
     #[test]

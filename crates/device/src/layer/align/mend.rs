@@ -30,14 +30,14 @@ struct Body {
     /// Blocks at the ends as they were read, by address.
     edges: Vec<(u64, Vec<u8>)>,
     /// Requests to the device inside that are not answered yet.
-    left: usize,
-    failed: Option<Error>,
+    parts_left: usize,
+    error: Option<Error>,
 }
 
 impl<D: BlockDevice + 'static> UnalignedWrite<D> {
     pub(super) fn new(core: &Arc<Core<D>>, claim: usize, request: Request) -> Arc<Self> {
         let (operation, flags, bytes) = (request.operation, request.flags, request_range(&request));
-        let body = Body { request: Some(request), edges: Vec::new(), left: 0, failed: None };
+        let body = Body { request: Some(request), edges: Vec::new(), parts_left: 0, error: None };
         Arc::new(UnalignedWrite {
             core: Arc::downgrade(core),
             claim,
@@ -51,7 +51,7 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
     /// First step: reads the blocks of which some bytes are kept.
     pub(super) fn read_edges(self: Arc<Self>, core: &Core<D>) {
         let edges = self.edges(core);
-        self.body.lock().left = edges.len();
+        self.body.lock().parts_left = edges.len();
         for edge in edges {
             let (address, length) = (edge.start, edge.end - edge.start);
             let (mend, bytes) = (self.clone(), vec![0; length as usize]);
@@ -84,7 +84,7 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
             return self.answer(Err(Error::new(ErrorKind::Closed, text)));
         };
         let parts = self.parts(&core);
-        self.body.lock().left = parts.len();
+        self.body.lock().parts_left = parts.len();
         for (operation, blocks) in parts {
             let (address, length) = (blocks.start, blocks.end - blocks.start);
             let part = WritePart { write: self.clone(), address };
@@ -136,10 +136,10 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
         let mut body = self.body.lock();
         match outcome {
             Ok(_) => body.edges.extend(edge),
-            Err(error) => body.failed = Some(error),
+            Err(error) => body.error = Some(error),
         }
-        body.left -= 1;
-        (body.left == 0).then(|| body.failed.take().map_or(Ok(Reply::Done), Err))
+        body.parts_left -= 1;
+        (body.parts_left == 0).then(|| body.error.take().map_or(Ok(Reply::Done), Err))
     }
 
     fn answer(&self, outcome: Outcome) {

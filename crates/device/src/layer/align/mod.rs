@@ -58,7 +58,7 @@ struct Line<D> {
     ready: VecDeque<Work<D>>,
     /// Let in, and waiting for those that passed without a claim.
     /// Bounded by the requests that callers have in flight.
-    held: Vec<Work<D>>,
+    held_work: Vec<Work<D>>,
     /// A thread starts what is ready.
     starting: bool,
 }
@@ -81,30 +81,30 @@ impl<D: BlockDevice + 'static> Align<D> {
     /// size of `inner`, or exceeds its request limit.
     pub fn new(inner: D, unit_bytes: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
-        let (unit, seen) = (u64::from(unit_bytes), inner.geometry());
+        let (unit, inner_geometry) = (u64::from(unit_bytes), inner.geometry());
         if !unit_bytes.is_power_of_two() || unit_bytes < UNIT_BYTES_MIN {
             return invalid(format!(
                 "blocks of {unit_bytes} bytes: take a power of two from 512 on"
             ));
         }
-        if seen.size_bytes % unit != 0 {
+        if inner_geometry.size_bytes % unit != 0 {
             return invalid(format!(
                 "a device of {} bytes is not of whole blocks of {unit_bytes} bytes: give it a size \
                 that is",
-                seen.size_bytes
+                inner_geometry.size_bytes
             ));
         }
-        let longest = seen.request_bytes_max / unit_bytes * unit_bytes;
+        let longest = inner_geometry.request_bytes_max / unit_bytes * unit_bytes;
         if longest == 0 {
             return invalid(format!(
                 "a device that takes {} bytes in a request cannot take a block of {unit_bytes}",
-                seen.request_bytes_max
+                inner_geometry.request_bytes_max
             ));
         }
-        let preferred_bytes = seen.preferred_bytes.min(longest);
-        let geometry = Geometry { request_bytes_max: longest, preferred_bytes, ..seen };
-        let (ready, held) = (VecDeque::new(), Vec::new());
-        let line = Line { claims: Claims::new(), ready, held, starting: false };
+        let preferred_bytes = inner_geometry.preferred_bytes.min(longest);
+        let geometry = Geometry { request_bytes_max: longest, preferred_bytes, ..inner_geometry };
+        let (ready, held_work) = (VecDeque::new(), Vec::new());
+        let line = Line { claims: Claims::new(), ready, held_work, starting: false };
         let (longest, line) = (longest.into(), Mutex::new(line));
         Ok(Align(Arc::new_cyclic(|core| {
             let passes = Passes::new(core);
@@ -122,7 +122,7 @@ impl<D: BlockDevice + 'static> Align<D> {
     #[must_use]
     pub fn waiting(&self) -> usize {
         let line = self.0.line.lock();
-        line.claims.waiting() + line.held.len()
+        line.claims.waiting() + line.held_work.len()
     }
 }
 
@@ -192,14 +192,15 @@ impl<D: BlockDevice + 'static> Core<D> {
     fn read(&self, request: Request) {
         let bytes = request_range(&request);
         let pieces: Vec<_> = self.pieces(self.around(&bytes)).collect();
-        let gather = UnalignedRead { request: Some(request), left: pieces.len(), failed: None };
+        let gather =
+            UnalignedRead { request: Some(request), pieces_left: pieces.len(), error: None };
         let gather = Arc::new(Mutex::new(gather));
         for piece in pieces {
             let (address, length) = (piece.start, piece.end - piece.start);
-            let (gather, wanted) = (gather.clone(), bytes.clone());
+            let (gather, range) = (gather.clone(), bytes.clone());
             let on_outcome = move |outcome, bytes: Vec<u8>| {
-                let ended = gather.lock().answered(outcome, (address, &bytes), &wanted);
-                if let Some((request, outcome)) = ended {
+                let completion = gather.lock().answered(outcome, (address, &bytes), &range);
+                if let Some((request, outcome)) = completion {
                     request.complete(outcome);
                 }
             };
@@ -272,9 +273,9 @@ impl<D: BlockDevice + 'static> Core<D> {
         if !free {
             line.claims.wait(claim, work(claim));
         } else if alone && !self.passes.is_empty() {
-            line.held.push(work(claim));
+            line.held_work.push(work(claim));
             drop(line);
-            // The passes may have left before they could find this change in `held`.
+            // The passes may have left before they could find this change in `held_work`.
             self.start_waiting();
         } else {
             drop(line);
@@ -291,9 +292,9 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 
     fn release_held(&self, line: &mut Line<D>) {
-        if !line.held.is_empty() && self.passes.is_empty() {
-            let Line { held, ready, .. } = line;
-            ready.extend(held.drain(..));
+        if !line.held_work.is_empty() && self.passes.is_empty() {
+            let Line { held_work, ready, .. } = line;
+            ready.extend(held_work.drain(..));
         }
     }
 
@@ -307,10 +308,10 @@ impl<D: BlockDevice + 'static> Core<D> {
     /// A change has ended: changes that waited only for it are ready. Call `start_ready` next.
     fn leave(&self, claim: usize) {
         let mut line = self.line.lock();
-        let Line { claims, ready, held, .. } = &mut *line;
+        let Line { claims, ready, held_work, .. } = &mut *line;
         let was_alone = claims.leave(claim, |work| match work {
             Work::Pass(_) => ready.push_back(work),
-            Work::Mend(_) => held.push(work),
+            Work::Mend(_) => held_work.push(work),
         });
         self.release_held(&mut line);
         if was_alone {
@@ -337,8 +338,8 @@ impl<D: BlockDevice + 'static> Core<D> {
 /// A read of more than was requested, until all its pieces have arrived.
 struct UnalignedRead {
     request: Option<Request>,
-    left: usize,
-    failed: Option<Error>,
+    pieces_left: usize,
+    error: Option<Error>,
 }
 
 impl UnalignedRead {
@@ -347,28 +348,28 @@ impl UnalignedRead {
         &mut self,
         outcome: Outcome,
         piece: (u64, &[u8]),
-        wanted: &Range<u64>,
+        range: &Range<u64>,
     ) -> Option<(Request, Outcome)> {
         let (address, bytes) = piece;
         match (outcome, self.request.as_mut()) {
             (Ok(_), Some(request)) => {
                 let end = address + bytes.len() as u64;
-                let (start, end) = (address.max(wanted.start), end.min(wanted.end));
+                let (start, end) = (address.max(range.start), end.min(range.end));
                 let from = (start - address) as usize..(end - address) as usize;
-                let into = (start - wanted.start) as usize..(end - wanted.start) as usize;
+                let into = (start - range.start) as usize..(end - range.start) as usize;
                 if let Some(into) = request.buffer().get_mut(into) {
                     into.copy_from_slice(&bytes[from]);
                 } else {
-                    let text = format!("a read of {wanted:?} came with a buffer too short for it");
-                    self.failed = Some(Error::new(ErrorKind::Internal, text));
+                    let text = format!("a read of {range:?} came with a buffer too short for it");
+                    self.error = Some(Error::new(ErrorKind::Internal, text));
                 }
             }
-            (Err(error), _) => self.failed = Some(error),
+            (Err(error), _) => self.error = Some(error),
             (Ok(_), None) => (),
         }
-        self.left -= 1;
-        let request = if self.left == 0 { self.request.take() } else { None };
-        request.map(|request| (request, self.failed.take().map_or(Ok(Reply::Done), Err)))
+        self.pieces_left -= 1;
+        let request = if self.pieces_left == 0 { self.request.take() } else { None };
+        request.map(|request| (request, self.error.take().map_or(Ok(Reply::Done), Err)))
     }
 }
 

@@ -84,11 +84,11 @@ impl Connection {
         if since.0.elapsed() < self.shared.options.linger_time_max {
             return false;
         }
-        let moved = if state.socket_full { now.2 - since.2 } else { now.1 - since.1 };
+        let moved_bytes = if state.socket_full { now.2 - since.2 } else { now.1 - since.1 };
         // Each period is judged by itself: a client that read a gigabyte before it stopped has no
         // credit.
         self.wanted_since = Some(now);
-        moved < PROGRESS_BYTES_MIN
+        moved_bytes < PROGRESS_BYTES_MIN
     }
 
     /// Whether there is memory for what the request makes us allocate.

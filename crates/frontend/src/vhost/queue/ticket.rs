@@ -30,9 +30,9 @@ pub(super) struct Ticket {
 impl Exchange for Ticket {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let payload = &self.chain.readable;
-        let copied =
+        let outcome =
             self.queue.ring().memory.gather(payload, HEADER_BYTES.saturating_add(offset), into);
-        self.damaged |= copied.is_err();
+        self.damaged |= outcome.is_err();
     }
 
     fn buffer(&mut self) -> &mut [u8] {

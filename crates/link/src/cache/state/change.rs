@@ -81,13 +81,13 @@ impl State {
         let claim = &mut self.wait_lists.claims[claim];
         let (me, id) = (self.me.clone(), claim.id);
         let request = claim.request.take();
-        let heard = move |outcome, asker: Box<dyn Exchange>| {
+        let on_completed = move |outcome, asker: Box<dyn Exchange>| {
             if let Some(me) = me.upgrade() {
                 me.notify(&mut |state| state.changed(id));
             }
             asker.complete(outcome);
         };
-        self.work.extend(request.map(|request| Work::Below(request.then(heard))));
+        self.work.extend(request.map(|request| Work::Below(request.then(on_completed))));
     }
 
     /// A page became quiet: submits the change that claims it if all of its pages are quiet now.

@@ -98,12 +98,12 @@ impl State {
                 continue;
             }
             let (readers, error) = (std::mem::take(&mut page.readers), page.fetch_error.take());
-            let quiet = page.is_quiet();
+            let is_quiet = page.is_quiet();
             readers.into_iter().for_each(|reader| self.serve(reader, piece.page, error.as_ref()));
-            if let Some(page) = self.table.get_mut(piece.page).filter(|page| page.doubted) {
+            if let Some(page) = self.table.get_mut(piece.page).filter(|page| page.is_doubted) {
                 page.doubt();
             }
-            if quiet {
+            if is_quiet {
                 self.quieted(piece.page);
             }
         }
@@ -119,8 +119,8 @@ impl State {
             return;
         };
         let piece = piece_of(number, reading.request.address, reading.request.length);
-        let known = page.known.covers(&piece.inside);
-        if known {
+        let is_known = page.known.covers(&piece.inside);
+        if is_known {
             let start = piece.offset as usize;
             let place = start..start + piece.inside.len();
             reading.request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
@@ -130,9 +130,9 @@ impl State {
             }
         }
         let Some(PageRead { request, .. }) = self.wait_lists.reads.remove(&reader) else { return };
-        let lost = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
+        let hole_error = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
         let outcome =
-            if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };
+            if is_known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(hole_error)) };
         self.answer(request, outcome);
     }
 }

@@ -19,11 +19,11 @@ use crate::cache::table::{pages_of, pieces_of};
 impl State {
     /// Returns the write if it is done.
     pub(super) fn write(&mut self, request: Request) -> Option<Request> {
-        if self.wait_lists.held.is_empty() && self.has_room(&request) {
+        if self.wait_lists.held_requests.is_empty() && self.has_room(&request) {
             return self.store(request);
         }
         self.counters.writes_held.fetch_add(1, Relaxed);
-        self.wait_lists.held.push_back(request);
+        self.wait_lists.held_requests.push_back(request);
         self.press();
         None
     }
@@ -84,22 +84,22 @@ impl State {
 
     /// Starts the writes that have room now.
     pub(super) fn begin_held(&mut self) {
-        while self.wait_lists.held.front().is_some_and(|request| self.has_room(request)) {
-            let Some(request) = self.wait_lists.held.pop_front() else { break };
+        while self.wait_lists.held_requests.front().is_some_and(|request| self.has_room(request)) {
+            let Some(request) = self.wait_lists.held_requests.pop_front() else { break };
             if self.must_wait(&request) {
                 self.wait_lists.blocked.push_back(request);
             } else if let Some(request) = self.store(request) {
                 self.answer(request, Ok(sawmill_device::Reply::Done));
             }
         }
-        if !self.wait_lists.held.is_empty() {
+        if !self.wait_lists.held_requests.is_empty() {
             self.press();
         }
     }
 
     /// There will be no room: fails the writes that wait for it.
     pub(super) fn fail_held(&mut self, error: &Error) {
-        while let Some(request) = self.wait_lists.held.pop_front() {
+        while let Some(request) = self.wait_lists.held_requests.pop_front() {
             self.fail(request, error);
         }
     }

@@ -207,12 +207,12 @@ impl State {
                 self.dirty.wanted.insert(number);
             }
         }
-        let (since, quiet) = (page.since(), page.is_quiet());
+        let (since, is_quiet) = (page.since(), page.is_quiet());
         if !page.waiters.is_empty() {
             let waiters = std::mem::take(&mut page.waiters);
             self.pushed(number, waiters, since);
         }
-        if quiet {
+        if is_quiet {
             self.quieted(number);
         }
     }

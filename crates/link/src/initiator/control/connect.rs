@@ -13,7 +13,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
-use super::join::{KEEP_ALIVE_NS, Way};
+use super::join::{KEEP_ALIVE_NS, LinkJoin};
 use super::{Control, ControlAction};
 use crate::carrier::Batch;
 use crate::clock::{MS, SECOND};
@@ -45,7 +45,7 @@ const OVERDUE_FACTOR: u64 = 16;
 /// An attempt to connect.
 #[derive(Default)]
 pub(super) struct Attempt {
-    pub(super) wanted: bool,
+    pub(super) is_wanted: bool,
     hello: Option<SentHello>,
     pub(super) next_ns: u64,
     pause_ns: u64,
@@ -64,15 +64,15 @@ struct SentHello {
 
 impl Attempt {
     pub(super) fn begin(&mut self) {
-        *self = Attempt { wanted: true, hint: self.hint.take(), ..Attempt::default() };
+        *self = Attempt { is_wanted: true, hint: self.hint.take(), ..Attempt::default() };
     }
 
     /// A target refused; its message may give the reason.
     pub(super) fn refused(&mut self, message: &[u8]) {
-        if let Some(said) = &mut self.hello
-            && let Err(refused) = said.greeting.finish(message)
+        if let Some(hello) = &mut self.hello
+            && let Err(refusal) = hello.greeting.finish(message)
         {
-            self.hint = Some(unmade(refused));
+            self.hint = Some(connect_error(refusal));
         }
     }
 }
@@ -80,12 +80,12 @@ impl Attempt {
 impl Control {
     /// Sends a hello on each link, if one is due.
     pub(super) fn greet(&mut self, of: &Initiator, now: u64) {
-        if !self.attempt.wanted || now < self.attempt.next_ns {
+        if !self.attempt.is_wanted || now < self.attempt.next_ns {
             return;
         }
         if self.attempt.hello.is_none() {
-            match said(of, self.random.id(), self.ways.len()) {
-                Ok(said) => self.attempt.hello = Some(said),
+            match new_hello(of, self.random.id(), self.joins.len()) {
+                Ok(hello) => self.attempt.hello = Some(hello),
                 Err(error) => {
                     self.attempt.hint = Some(error);
                     return;
@@ -96,9 +96,9 @@ impl Control {
         self.attempt.next_ns = now + self.attempt.pause_ns;
         let Some(SentHello { message, .. }) = &self.attempt.hello else { return };
         let token = token_of(&message[HEADER_BYTES..]);
-        for (link, way) in self.ways.iter().enumerate() {
-            let Some(path) = way.path.clone() else { continue };
-            let own = way.cookie.filter(|(of, _)| of == token);
+        for (link, join) in self.joins.iter().enumerate() {
+            let Some(path) = join.path.clone() else { continue };
+            let own = join.cookie.filter(|(of, _)| of == token);
             let (cookie, message) = (own.map(|(_, cookie)| cookie), Arc::clone(message));
             self.acts.push(ControlAction::SayHello { path, link: link as u8, message, cookie });
         }
@@ -113,21 +113,21 @@ impl Control {
         let proved = of.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
         let sealed = matches!(of.security, Security::Key(_));
         if !(proved && sealed) {
-            let heard_ns = live.connection.heard_ns().max(live.since_ns);
+            let last_received_ns = live.connection.last_received_ns().max(live.since_ns);
             let silence_ns = if sealed { UNPROVED_SILENCE_NS } else { CLEAR_SILENCE_NS };
-            if now.saturating_sub(heard_ns) < silence_ns || now < self.unknown_next_ns {
+            if now.saturating_sub(last_received_ns) < silence_ns || now < self.unknown_next_ns {
                 return;
             }
             self.unknown_next_ns = now + UNPROVED_EVERY_NS;
         }
-        self.attempt.wanted = true;
+        self.attempt.is_wanted = true;
     }
 
     /// Repeats the hello with the cookie of a target under load, which proves that we receive at
     /// our address.
     pub(super) fn cookied(&mut self, of: &Initiator, header: &Packet, body: &[u8], now: u64) {
-        let (Ok(Cookie { cookie, proof }), Some(way)) =
-            (Cookie::decode(body), self.ways.get_mut(usize::from(header.link)))
+        let (Ok(Cookie { cookie, proof }), Some(join)) =
+            (Cookie::decode(body), self.joins.get_mut(usize::from(header.link)))
         else {
             return;
         };
@@ -135,13 +135,13 @@ impl Control {
         let hello = &message[HEADER_BYTES..];
         let Ok(token): Result<[u8; TOKEN_BYTES], _> = token_of(hello).try_into() else { return };
         if !of.proofs.is_of_cookie(hello, header.link, &cookie, &proof)
-            || way.cookie == Some((token, cookie))
-            || now < way.next_cookie_ns
+            || join.cookie == Some((token, cookie))
+            || now < join.next_cookie_ns
         {
             return;
         }
-        (way.cookie, way.next_cookie_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
-        if let Some(path) = way.path.clone() {
+        (join.cookie, join.next_cookie_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
+        if let Some(path) = join.path.clone() {
             let (link, message) = (header.link, Arc::clone(message));
             self.acts.push(ControlAction::SayHello { path, link, message, cookie: Some(cookie) });
         }
@@ -155,28 +155,30 @@ impl Control {
         if now < self.rekey_look_ns {
             return;
         }
-        let (used, age) = (live.connection.carried_bytes(), now.saturating_sub(live.since_ns));
+        let (carried_bytes, age) =
+            (live.connection.carried_bytes(), now.saturating_sub(live.since_ns));
         let bytes_max = of.options.rekey_bytes;
-        let is_due =
-            |times: u64| used >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times;
+        let is_due = |times: u64| {
+            carried_bytes >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times
+        };
         if !is_due(1) || !matches!(of.security, Security::Key(_)) {
             self.rekey_look_ns = now + REKEY_LOOK_NS;
             return;
         }
-        self.attempt.wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);
+        self.attempt.is_wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);
     }
 
     pub(super) fn welcomed(&mut self, of: &Initiator, message: &[u8], now: u64) {
-        let Some(said) = &mut self.attempt.hello else { return };
-        let local = said.local;
-        let (seals, payload) = match said.greeting.finish(message) {
-            Ok(made) => made,
-            Err(refused) => {
-                self.attempt.hint = Some(unmade(refused));
+        let Some(hello) = &mut self.attempt.hello else { return };
+        let local = hello.local;
+        let (seals, payload) = match hello.greeting.finish(message) {
+            Ok(result) => result,
+            Err(refusal) => {
+                self.attempt.hint = Some(connect_error(refusal));
                 return;
             }
         };
-        let welcome = match granted(of, &payload) {
+        let welcome = match read_welcome(of, &payload) {
             Ok(welcome) => welcome,
             Err(error) => {
                 self.attempt.hint = Some(error);
@@ -190,30 +192,31 @@ impl Control {
 
     fn connected(&mut self, of: &Initiator, local: u64, seals: Seals, welcome: &Welcome, now: u64) {
         let slots = of.slots(local, welcome);
-        let links = self.ways.len().min(welcome.links.into());
+        let links = self.joins.len().min(welcome.links.into());
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
         self.target_name = crate::legible(&welcome.name).into_owned();
         of.live().iter().for_each(|old| self.was_served(old));
-        let heard_ns = self.was_greeted(now);
-        let connection = Arc::new(Connection::new(remote, seals, links, count, slots, heard_ns));
-        for way in &mut self.ways {
-            *way = Way::over(way.path.take());
+        let last_received_ns = self.was_greeted(now);
+        let connection =
+            Arc::new(Connection::new(remote, seals, links, count, slots, last_received_ns));
+        for join in &mut self.joins {
+            *join = LinkJoin::over(join.path.take());
         }
-        let opened = of.view.read().open_exports.is_empty();
-        Control::show(of, LiveConnection { connection, local, remote, since_ns: now, opened });
-        if !opened {
+        let is_open = of.view.read().open_exports.is_empty();
+        Control::show(of, LiveConnection { connection, local, remote, since_ns: now, is_open });
+        if !is_open {
             self.open_again(of);
         }
     }
 }
 
 /// Why no connection was made: `cause`, in its own words.
-fn unmade(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+fn connect_error(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(ErrorKind::Unreachable, cause.to_string()).with_source(cause)
 }
 
 /// A new hello for connection `local` over this many links.
-fn said(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
+fn new_hello(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
     let hello = Hello {
         versions: (VERSION, VERSION),
         slots: of.options.slots,
@@ -224,19 +227,20 @@ fn said(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
         name: of.options.name.clone(),
     };
     let mut message = vec![0; HEADER_BYTES + GREETING_BYTES_MAX + HANDSHAKE_BYTES];
-    let payload = hello.encode().map_err(unmade)?;
+    let payload = hello.encode().map_err(connect_error)?;
     let (greeting, bytes) =
         Greeting::new(&of.security, PROLOGUE, &payload, &mut message[HEADER_BYTES..])
-            .map_err(unmade)?;
+            .map_err(connect_error)?;
     message.truncate(HEADER_BYTES + bytes);
     Ok(SentHello { greeting, message: message.into(), local })
 }
 
 /// Parses what a target grants. It must not exceed what was requested.
-fn granted(of: &Initiator, payload: &[u8]) -> Result<Welcome> {
-    let welcome = Welcome::decode(payload).map_err(unmade)?;
-    let granted = welcome.slots <= of.options.slots && welcome.slot_bytes <= of.options.slot_bytes;
-    match granted && welcome.version == VERSION {
+fn read_welcome(of: &Initiator, payload: &[u8]) -> Result<Welcome> {
+    let welcome = Welcome::decode(payload).map_err(connect_error)?;
+    let is_within_request =
+        welcome.slots <= of.options.slots && welcome.slot_bytes <= of.options.slot_bytes;
+    match is_within_request && welcome.version == VERSION {
         true => Ok(welcome),
         false => {
             let text = "the target grants more than the initiator requested";
@@ -249,12 +253,12 @@ impl Initiator {
     /// The slots of connection `local`, whose completed requests come back here.
     fn slots(&self, local: u64, welcome: &Welcome) -> Slots {
         let me = self.myself.clone();
-        let ended = Box::new(move |ended| {
+        let on_completed = Box::new(move |request| {
             if let Some(me) = me.upgrade() {
-                me.ended(local, ended);
+                me.ended(local, request);
             }
         });
-        Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended)
+        Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), on_completed)
     }
 
     pub(in crate::initiator) fn send_hello(
@@ -269,9 +273,9 @@ impl Initiator {
         let length = HEADER_BYTES + before.len() + hello.len();
         let mut batch = Batch::new(1, length);
         let packet = &mut batch.space()[..length];
-        let (said_before, said) = packet[HEADER_BYTES..].split_at_mut(before.len());
-        said_before.copy_from_slice(before);
-        said.copy_from_slice(hello);
+        let (cookie_bytes, hello_bytes) = packet[HEADER_BYTES..].split_at_mut(before.len());
+        cookie_bytes.copy_from_slice(before);
+        hello_bytes.copy_from_slice(hello);
         let kind = if cookie.is_some() { PacketKind::Retry } else { PacketKind::Hello };
         let number = u64::from(self.proofs.hint(hello));
         Packet { kind, length: length as u32, connection: 0, link, number }.encode(packet);

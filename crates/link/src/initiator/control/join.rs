@@ -30,10 +30,10 @@ const LONGER_PINGS_MAX: u32 = 64;
 
 /// The carrier of a link, and the state of its join.
 #[derive(Default)]
-pub(super) struct Way {
+pub(super) struct LinkJoin {
     pub(super) path: Option<Path>,
     attempt: Option<JoinAttempt>,
-    joined: bool,
+    is_joined: bool,
     next_ping_ns: u64,
     /// The cookie that a target under load wants with the hello of this token, and when the hello
     /// may be sent again.
@@ -51,24 +51,24 @@ pub(super) struct Way {
 struct JoinAttempt {
     token: u64,
     packet_bytes: usize,
-    said: u32,
+    word_count: u32,
     next_ns: u64,
     /// The packet length that the link keeps unless the first word is answered.
     kept_bytes: Option<usize>,
 }
 
-impl Way {
+impl LinkJoin {
     /// A way on this path that has to join.
     pub(super) fn over(path: Option<Path>) -> Self {
-        Way { path, ..Way::default() }
+        LinkJoin { path, ..LinkJoin::default() }
     }
 
     /// When it has something to send next.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.path.as_ref()?;
-        let join = self.attempt.as_ref().map(|join| join.next_ns);
-        let ping = self.joined.then_some(self.next_ping_ns);
-        join.into_iter().chain(ping).min()
+        let attempt_ns = self.attempt.as_ref().map(|attempt| attempt.next_ns);
+        let ping = self.is_joined.then_some(self.next_ping_ns);
+        attempt_ns.into_iter().chain(ping).min()
     }
 
     /// A link that was joined while its path was down may have ended with any length, so longer
@@ -88,7 +88,7 @@ impl Way {
             self.attempt = Some(JoinAttempt {
                 token: token(),
                 packet_bytes,
-                said: 0,
+                word_count: 0,
                 next_ns: now,
                 kept_bytes,
             });
@@ -99,29 +99,29 @@ impl Way {
 impl JoinAttempt {
     /// Chooses the length of the next word, and when one more follows.
     fn plan_next_word(&mut self, path: &Path, now: u64) {
-        if self.said > 0 && path.peer != Peer::Stream {
+        if self.word_count > 0 && path.peer != Peer::Stream {
             self.packet_bytes = match self.kept_bytes {
                 Some(kept_bytes) => kept_bytes,
-                None if self.said.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
+                None if self.word_count.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
                     shorter(self.packet_bytes, path.packet_bytes_max)
                 }
                 None => self.packet_bytes,
             };
         }
-        self.said += 1;
-        self.next_ns = now + (JOIN_NS_FIRST << self.said.min(6)).min(JOIN_NS_MAX);
+        self.word_count += 1;
+        self.next_ns = now + (JOIN_NS_FIRST << self.word_count.min(6)).min(JOIN_NS_MAX);
     }
 }
 
 impl Control {
     pub(super) fn carrier_opened(&mut self, of: &Initiator, index: usize, path: Path) {
-        self.ways[index] = Way::over(Some(path));
-        self.attempt.wanted |= of.live().is_none();
+        self.joins[index] = LinkJoin::over(Some(path));
+        self.attempt.is_wanted |= of.live().is_none();
     }
 
     /// What was in flight on the link uses other links.
     pub(super) fn carrier_lost(&mut self, of: &Initiator, index: usize) {
-        self.ways[index] = Way::default();
+        self.joins[index] = LinkJoin::default();
         if let Some(live) = of.live() {
             live.connection.close_link(index);
         }
@@ -129,20 +129,21 @@ impl Control {
 
     pub(super) fn word(&mut self, live: &LiveConnection, peer: Peer, word: &Word, now: u64) {
         let index = usize::from(word.link);
-        let Some(way) = self.ways.get_mut(index) else { return };
+        let Some(join) = self.joins.get_mut(index) else { return };
         match word.kind {
             WordKind::Joined => {
-                let Some(join) = way.attempt.take_if(|join| join.token == word.token) else {
+                let Some(attempt) = join.attempt.take_if(|attempt| attempt.token == word.token)
+                else {
                     return;
                 };
                 let packet_bytes =
-                    join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
-                if !way.joined {
-                    (way.longer_in, way.longer_after) = (1, 1);
+                    attempt.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
+                if !join.is_joined {
+                    (join.longer_in, join.longer_after) = (1, 1);
                 }
-                (way.joined, way.packet_bytes) = (true, packet_bytes);
-                way.next_ping_ns = now + KEEP_ALIVE_NS;
-                let Some(mut path) = way.path.clone() else { return };
+                (join.is_joined, join.packet_bytes) = (true, packet_bytes);
+                join.next_ping_ns = now + KEEP_ALIVE_NS;
+                let Some(mut path) = join.path.clone() else { return };
                 if path.peer == BROADCAST {
                     // The broadcast reached all stations; this one proved the key.
                     path.peer = peer;
@@ -150,8 +151,8 @@ impl Control {
                 live.connection.open_link(index, path, packet_bytes);
             }
             WordKind::Leave => {
-                way.joined = false;
-                way.attempt = None;
+                join.is_joined = false;
+                join.attempt = None;
                 live.connection.close_link(index);
             }
             WordKind::Join | WordKind::Ping => {}
@@ -160,30 +161,37 @@ impl Control {
 
     /// Joins link `index`, and probes it if it is silent or idle.
     pub(super) fn maintain_link(&mut self, live: &LiveConnection, index: usize, now: u64) {
-        let Some(path) = self.ways[index].path.clone() else { return };
+        let Some(path) = self.joins[index].path.clone() else { return };
         let random = &mut self.random;
-        let way = &mut self.ways[index];
-        if way.joined {
-            if now >= way.next_ping_ns {
-                way.next_ping_ns = now + KEEP_ALIVE_NS;
+        let join = &mut self.joins[index];
+        if join.is_joined {
+            if now >= join.next_ping_ns {
+                join.next_ping_ns = now + KEEP_ALIVE_NS;
                 live.connection.ping(index);
-                way.try_longer(now, || random.id());
+                join.try_longer(now, || random.id());
             }
-        } else if way.attempt.is_none() {
+        } else if join.attempt.is_none() {
             let (token, packet_bytes) = (random.id(), path.packet_bytes_max);
-            way.attempt =
-                Some(JoinAttempt { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
+            join.attempt = Some(JoinAttempt {
+                token,
+                packet_bytes,
+                word_count: 0,
+                next_ns: now,
+                kept_bytes: None,
+            });
         }
-        let Some(join) = way.attempt.as_mut().filter(|join| now >= join.next_ns) else { return };
-        join.plan_next_word(&path, now);
+        let Some(attempt) = join.attempt.as_mut().filter(|attempt| now >= attempt.next_ns) else {
+            return;
+        };
+        attempt.plan_next_word(&path, now);
         let word = Word {
             kind: WordKind::Join,
             link: index as u8,
-            packet_bytes: join.packet_bytes as u32,
-            token: join.token,
+            packet_bytes: attempt.packet_bytes as u32,
+            token: attempt.token,
         };
         let is_stream = path.peer == Peer::Stream;
-        let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { join.packet_bytes };
+        let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { attempt.packet_bytes };
         let connection = Arc::clone(&live.connection);
         self.acts.push(ControlAction::SayWord { connection, index, path, word, packet_bytes });
     }

@@ -21,7 +21,7 @@ use crate::initiator::{Initiator, OpenExport};
 #[derive(Default)]
 pub(super) struct Reopening {
     local: u64,
-    asked: Vec<(Answer, Arc<OpenExport>)>,
+    requests: Vec<(Answer, Arc<OpenExport>)>,
 }
 
 impl Control {
@@ -35,9 +35,8 @@ impl Control {
         open_answer: OpenAnswer,
         answer: &[u8],
     ) -> Result<Arc<OpenExport>> {
-        let mut shown = of.view.write();
-        let number =
-            u8::try_from(shown.open_exports.len()).ok().filter(|number| *number < NOT_OPEN);
+        let mut view = of.view.write();
+        let number = u8::try_from(view.open_exports.len()).ok().filter(|number| *number < NOT_OPEN);
         let number = number.ok_or_else(|| {
             Error::new(ErrorKind::Full, "this initiator has too many exports open")
         })?;
@@ -47,17 +46,17 @@ impl Control {
             answer: open_answer,
             number,
             flushed: 0.into(),
-            closed: false.into(),
+            is_closed: false.into(),
             loss: Default::default(),
         });
-        shown.open_exports.push(Arc::clone(&open_export));
+        view.open_exports.push(Arc::clone(&open_export));
         self.cache_identities.push(open_answer.cache_identity);
         of.pendings.set_number(number, open_answer.export);
         // It was opened on an earlier connection, so it is not open on this one.
-        let stale = shown.live.as_mut().filter(|live| live.local != answered_by(answer));
-        let again = stale.map(|live| live.opened = false).is_some();
-        drop(shown);
-        if again {
+        let stale = view.live.as_mut().filter(|live| live.local != answered_by(answer));
+        let must_open_again = stale.map(|live| live.is_open = false).is_some();
+        drop(view);
+        if must_open_again {
             self.open_again(of);
         }
         Ok(open_export)
@@ -67,42 +66,42 @@ impl Control {
     /// sent after the step.
     pub(super) fn open_again(&mut self, of: &Initiator) {
         let (local, open_exports) = {
-            let shown = of.view.read();
-            let Some(live) = &shown.live else { return };
-            (live.local, shown.open_exports.clone())
+            let view = of.view.read();
+            let Some(live) = &view.live else { return };
+            (live.local, view.open_exports.clone())
         };
         let (closed, open): (Vec<_>, Vec<_>) =
-            open_exports.into_iter().partition(|export| export.closed.load(Ordering::SeqCst));
+            open_exports.into_iter().partition(|export| export.is_closed.load(Ordering::SeqCst));
         // Otherwise a close would hit the exports that have their numbers on the new connection.
         closed.iter().for_each(|export| of.pendings.set_number(export.number, NOT_OPEN));
-        let asked: Vec<_> =
+        let requests: Vec<_> =
             open.into_iter().map(|export| (request_again(of, &export), export)).collect();
-        if asked.is_empty() {
+        if requests.is_empty() {
             all_open(of, local);
         }
-        self.reopening = Reopening { local, asked };
+        self.reopening = Reopening { local, requests };
     }
 
     /// Checks whether the exports that were requested again are open. Repeated requests are sent
     /// after the step.
     pub(super) fn check_reopened(&mut self, of: &Initiator) {
-        while let Some((answer, open_export)) = self.reopening.asked.first() {
+        while let Some((answer, open_export)) = self.reopening.requests.first() {
             let Some(outcome) = answer.poll() else { return };
             let open_export = Arc::clone(open_export);
             match outcome.and_then(|bytes| read_opened(&bytes)) {
-                Ok(opened) if opened.size_bytes < open_export.answer.size_bytes => {
+                Ok(open_answer) if open_answer.size_bytes < open_export.answer.size_bytes => {
                     let text = format!("{}: the export is smaller than before", open_export.export);
                     return self.fail(of, Error::new(ErrorKind::Refused, text));
                 }
-                Ok(opened) => self.reopened(of, &open_export, &opened),
+                Ok(open_answer) => self.reopened(of, &open_export, &open_answer),
                 // The target is stopping, or the former user's requests are not done: ask again.
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    self.reopening.asked[0].0 = request_again(of, &open_export);
+                    self.reopening.requests[0].0 = request_again(of, &open_export);
                     return;
                 }
                 Err(error) => return self.fail(of, error),
             }
-            if self.reopening.asked.is_empty() {
+            if self.reopening.requests.is_empty() {
                 all_open(of, self.reopening.local);
             }
         }
@@ -115,12 +114,12 @@ impl Control {
         if std::mem::replace(cache_identity, answer.cache_identity) != answer.cache_identity {
             open_export.volatile_writes_lost(of.pendings.changes(open_export.number));
         }
-        self.reopening.asked.remove(0);
+        self.reopening.requests.remove(0);
     }
 
     /// Closes an export when all of its requests are answered.
     pub(in crate::initiator) fn close_export(&mut self, of: &Initiator, open_export: &OpenExport) {
-        if open_export.closed.swap(true, Ordering::SeqCst) {
+        if open_export.is_closed.swap(true, Ordering::SeqCst) {
             return;
         }
         self.closing.retain(|earlier| earlier.poll().is_none());
@@ -131,7 +130,7 @@ impl Control {
 /// All exports are open on connection `local`.
 fn all_open(of: &Initiator, local: u64) {
     if let Some(live) = of.view.write().live.as_mut().filter(|live| live.local == local) {
-        live.opened = true;
+        live.is_open = true;
     }
 }
 

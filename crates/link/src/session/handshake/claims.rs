@@ -56,14 +56,14 @@ fn two_messages_make_seals_that_fit_and_carry_a_payload_each() {
             let (mut greeting, message1) = greet(&security, payload);
             assert_eq!(message1.len(), payload.len() + HANDSHAKE_BYTES);
             let mut out = [0; 300];
-            let respond = |got: &[u8]| {
-                assert_eq!(got, payload);
-                got.iter().rev().copied().collect()
+            let respond = |received: &[u8]| {
+                assert_eq!(received, payload);
+                received.iter().rev().copied().collect()
             };
             let (target, bytes) =
                 answer(&security, PROLOGUE, &message1, respond, &mut out).unwrap();
-            let (initiator, answered) = greeting.finish(&out[..bytes]).unwrap();
-            assert_eq!(answered, payload.iter().rev().copied().collect::<Vec<_>>());
+            let (initiator, answer) = greeting.finish(&out[..bytes]).unwrap();
+            assert_eq!(answer, payload.iter().rev().copied().collect::<Vec<_>>());
             assert!(speak(&initiator, &target) && speak(&target, &initiator));
             let secure = matches!(security, Security::Key(_));
             assert_eq!(matches!(initiator, Seals::Sealed(_)), secure);
@@ -74,11 +74,11 @@ fn two_messages_make_seals_that_fit_and_carry_a_payload_each() {
 
 #[test]
 fn a_secure_payload_is_not_in_clear_and_an_insecure_one_is() {
-    let found = |message: &[u8]| message.windows(8).any(|bytes| bytes == b"volume a");
+    let has_name = |message: &[u8]| message.windows(8).any(|bytes| bytes == b"volume a");
     let (_, message1) = greet(&key(1), b"volume a");
     let (_, message2) = reply(&key(1), &message1, b"volume a").unwrap();
-    assert!(!found(&message1) && !found(&message2));
-    assert!(found(&greet(&Security::Insecure, b"volume a").1));
+    assert!(!has_name(&message1) && !has_name(&message2));
+    assert!(has_name(&greet(&Security::Insecure, b"volume a").1));
 }
 
 #[test]
@@ -141,16 +141,16 @@ fn a_message_cut_short_or_made_longer_is_refused() {
         let (mut greeting, message1) = greet(&security, b"hello");
         let (_, message2) = reply(&security, &message1, b"hello").unwrap();
         for bytes in 0..message1.len() {
-            let refused = unanswered(&security, PROLOGUE, &message1[..bytes]);
+            let reason = unanswered(&security, PROLOGUE, &message1[..bytes]);
             assert_eq!(
-                matches!(refused, PacketRefusal::Short { .. }),
+                matches!(reason, PacketRefusal::Short { .. }),
                 bytes < HANDSHAKE_BYTES,
-                "{refused}"
+                "{reason}"
             );
             assert!(greeting.finish(&message2[..bytes]).is_err());
         }
-        for more in [1, 16, 70_000] {
-            let longer = |message: &[u8]| [message, &vec![0; more]].concat();
+        for extra_bytes in [1, 16, 70_000] {
+            let longer = |message: &[u8]| [message, &vec![0; extra_bytes]].concat();
             unanswered(&security, PROLOGUE, &longer(&message1));
             assert!(greeting.finish(&longer(&message2)).is_err());
         }
@@ -216,8 +216,8 @@ fn a_secure_end_and_an_insecure_one_refuse_each_other_and_say_so() {
         let (_, message2) = reply(&theirs, &message1, b"welcome").unwrap();
         assert_eq!(greeting.finish(&message2).unwrap_err(), why);
         // The peer gets the reason from its own point of view, and may still get a valid answer.
-        let told = peer.finish(&refusal(&ours, why).unwrap()).unwrap_err();
-        assert!(told != why && told.to_string().contains("--insecure"), "{told}");
+        let reason = peer.finish(&refusal(&ours, why).unwrap()).unwrap_err();
+        assert!(reason != why && reason.to_string().contains("--insecure"), "{reason}");
         assert!(peer.finish(&message2).is_ok());
     }
 }
@@ -229,11 +229,11 @@ fn a_refusal_names_its_reason_and_answers_greetings_only() {
             let message = refusal(&key(2), why).unwrap();
             assert_eq!(greet(&security, b"").0.finish(&message).unwrap_err(), why);
             // Two targets cannot refuse each other forever.
-            let refused = unanswered(&security, PROLOGUE, &message);
+            let reason = unanswered(&security, PROLOGUE, &message);
             assert_eq!(refusal(&security, PacketRefusal::Damaged), None);
             assert!(
-                matches!(refused, PacketRefusal::Unknown | PacketRefusal::Short { .. }),
-                "{refused}"
+                matches!(reason, PacketRefusal::Unknown | PacketRefusal::Short { .. }),
+                "{reason}"
             );
         }
     }
@@ -244,13 +244,13 @@ fn a_refusal_names_its_reason_and_answers_greetings_only() {
 fn the_bytes_of_an_insecure_handshake_are_these() {
     let mut out = [0; 64];
     write_clear(b"prologue", [1, 1, 0, 0], &[0x55; 32], b"hello", &mut out[..57]);
-    let mut wanted = vec![1, 1, 0, 0];
-    wanted.extend_from_slice(&[0x55; 32]);
-    wanted.extend_from_slice(b"hello");
-    let crc = sawmill_format::crc::crc32c(&[b"prologue", &wanted[..]].concat());
-    wanted.extend_from_slice(&crc.to_le_bytes());
-    wanted.extend_from_slice(&[0; 12]);
-    assert_eq!(out[..57], wanted);
+    let mut expected = vec![1, 1, 0, 0];
+    expected.extend_from_slice(&[0x55; 32]);
+    expected.extend_from_slice(b"hello");
+    let crc = sawmill_format::crc::crc32c(&[b"prologue", &expected[..]].concat());
+    expected.extend_from_slice(&crc.to_le_bytes());
+    expected.extend_from_slice(&[0; 12]);
+    assert_eq!(out[..57], expected);
     let heads = |security: &Security| {
         let (_, message1) = greet(security, b"");
         let (_, message2) = reply(security, &message1, b"").unwrap();
@@ -264,15 +264,15 @@ fn the_bytes_of_an_insecure_handshake_are_these() {
 fn a_message_that_does_not_fit_is_refused_before_it_is_begun() {
     for security in [key(1), Security::Insecure] {
         let room = |bytes, room| PacketRefusal::Room { bytes, room };
-        let refused = Greeting::new(&security, PROLOGUE, b"hello", &mut [0; 56]).unwrap_err();
-        assert_eq!(refused, room(57, 56));
+        let reason = Greeting::new(&security, PROLOGUE, b"hello", &mut [0; 56]).unwrap_err();
+        assert_eq!(reason, room(57, 56));
         let (_, message1) = greet(&security, b"");
-        let refused =
+        let reason =
             answer(&security, PROLOGUE, &message1, |_| vec![0; 5], &mut [0; 56]).unwrap_err();
-        assert_eq!(refused, room(57, 56));
+        assert_eq!(reason, room(57, 56));
         let long = vec![0; 65535 - 51];
-        let refused = Greeting::new(&security, PROLOGUE, &long, &mut vec![0; 70_000]).unwrap_err();
-        assert_eq!(refused, room(65536, 65535));
+        let reason = Greeting::new(&security, PROLOGUE, &long, &mut vec![0; 70_000]).unwrap_err();
+        assert_eq!(reason, room(65536, 65535));
         let mut out = vec![0; 65535];
         let (mut greeting, bytes) =
             Greeting::new(&security, PROLOGUE, &long[1..], &mut out).unwrap();

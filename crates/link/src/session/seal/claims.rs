@@ -101,8 +101,8 @@ fn a_packet_never_opens_under_another_connection_number_or_header() {
         assert_eq!(target.open(&mut other.clone()), Err(PacketRefusal::Forged), "number {number}");
     }
     // The same number in the nonce does not help: another connection has other keys.
-    let elsewhere = Seals::new(&[0x33; 32], &[0x44; 32]).unwrap();
-    assert_eq!(elsewhere.open(&mut packet.clone()), Err(PacketRefusal::Forged));
+    let other_seals = Seals::new(&[0x33; 32], &[0x44; 32]).unwrap();
+    assert_eq!(other_seals.open(&mut packet.clone()), Err(PacketRefusal::Forged));
 }
 
 fn packet_with_header_of(sealed: &[u8], connection: u64, number: u64) -> Vec<u8> {
@@ -171,7 +171,7 @@ fn a_secure_end_never_opens_a_packet_in_clear_nor_the_reverse() {
 #[test]
 fn threads_share_one_pair_of_keys() {
     let (initiator, target) = both_ends();
-    let opened: u64 = std::thread::scope(|scope| {
+    let opened_count: u64 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4u64)
             .map(|link| {
                 let (initiator, target) = (&initiator, &target);
@@ -187,7 +187,7 @@ fn threads_share_one_pair_of_keys() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!(opened, 2000);
+    assert_eq!(opened_count, 2000);
 }
 
 #[test]
@@ -210,9 +210,9 @@ proptest! {
             let mut packet = sealed(from, 7, link << 56 | number, &body);
             let at = at.index(packet.len());
             packet[at] ^= flips;
-            let refused = to.open(&mut packet).unwrap_err();
+            let reason = to.open(&mut packet).unwrap_err();
             let expected = [PacketRefusal::Forged, PacketRefusal::Damaged, PacketRefusal::Spent];
-            prop_assert!(expected.contains(&refused));
+            prop_assert!(expected.contains(&reason));
         }
     }
 

@@ -124,8 +124,8 @@ pub(super) fn write(text: &mut Exposition, end: Option<&EndReport>) {
     let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
     text.table(END, &ends);
     let of = |c: &ConnectionReport| labels(&[("connection", &c.id), ("peer", &c.peer)]);
-    let told: Vec<_> = connections.iter().map(|c| (of(c), c)).collect();
-    text.table(CONNECTION, &told);
+    let rows: Vec<_> = connections.iter().map(|c| (of(c), c)).collect();
+    text.table(CONNECTION, &rows);
     let of_link = |c: &ConnectionReport, l: &LinkReport| {
         let address = l.address.as_deref().unwrap_or_default();
         format!("{},{}", of(c), labels(&[("link", &l.link.to_string()), ("address", address)]))

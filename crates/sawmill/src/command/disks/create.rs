@@ -96,7 +96,7 @@ impl Shape {
 }
 
 /// The disk space that serving the volume takes on this machine by default.
-fn said_of_serving(context: &Context, record: &VolumeRecord) -> Option<String> {
+fn serving_text(context: &Context, record: &VolumeRecord) -> Option<String> {
     let (state, cache) = (context.paths.state_folder().ok()?, context.paths.cache_path().ok()?);
     let least = limits::journal_bytes_min(record.segment_bytes);
     let journal = sizes::journal(sizes::free_bytes(&state), 1, least);
@@ -121,8 +121,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let size = human_size(document.size_bytes);
         output::line(&format!("created {} ({size}) in {}", document.name, document.store))?;
         // Nothing is known where no state folder is; the volume exists all the same.
-        if let Some(said) = said_of_serving(context, &record) {
-            output::line(&said)?;
+        if let Some(text) = serving_text(context, &record) {
+            output::line(&text)?;
         }
     }
     Ok(Exit::Ok)

@@ -109,11 +109,11 @@ fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
         )));
     }
     let size = human_size(size_bytes);
-    let asked = write!(
+    let prompt = write!(
         io::stderr(),
         "Delete {name} ({size}) in {store} with all its data? Type its name: "
     );
-    asked.map_err(|error| Failure::io("cannot ask", &error))?;
+    prompt.map_err(|error| Failure::io("cannot ask", &error))?;
     let mut answer = String::new();
     io::stdin()
         .lock()

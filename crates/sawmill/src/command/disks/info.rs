@@ -250,9 +250,9 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
         rows.extend(volume.journal_path.as_ref().map(|path| ("", path.clone())));
     }
     if let Some(cache) = &document.cache {
-        let asked = cache.hits + cache.misses;
+        let lookup_count = cache.hits + cache.misses;
         let hits = (cache.hits * 100)
-            .checked_div(asked)
+            .checked_div(lookup_count)
             .map_or_else(String::new, |p| format!(", {p} % hits"));
         rows.push(("read cache", format!("{} in it{hits}", human_size(cache.bytes))));
         rows.push(("", cache.path.clone()));

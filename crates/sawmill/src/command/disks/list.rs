@@ -51,7 +51,7 @@ struct UnnamedDocument {
 }
 
 impl UnnamedDocument {
-    fn said(&self) -> String {
+    fn display_text(&self) -> String {
         let size = self.size_bytes.map_or_else(|| "unreadable".to_owned(), human_size);
         format!(
             "{size}, {}",
@@ -124,11 +124,11 @@ fn sizes(store: &dyn ObjectStore, entries: &[VolumeEntry]) -> Vec<sawmill_volume
     // In bounded steps: a store may have thousands of volumes, each with a thread here.
     for chunk in entries.chunks(VOLUMES_AT_ONCE_MAX) {
         std::thread::scope(|scope| {
-            let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
-            sizes.extend(asked.into_iter().map(|asked| {
+            let threads: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
+            sizes.extend(threads.into_iter().map(|thread| {
                 let died =
                     |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
-                asked.join().unwrap_or_else(died)
+                thread.join().unwrap_or_else(died)
             }));
         });
     }
@@ -150,7 +150,7 @@ fn cells(row: &Row) -> Vec<String> {
     let attached =
         row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
     if let Some(unnamed) = &row.unnamed {
-        return vec![row.name.clone(), unnamed.said(), "-".into(), "-".into(), attached];
+        return vec![row.name.clone(), unnamed.display_text(), "-".into(), "-".into(), attached];
     }
     match (&row.volume, &row.error) {
         (Some(volume), _) => vec![

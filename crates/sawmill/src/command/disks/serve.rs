@@ -149,7 +149,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(sender.clone(), started.clone(), false)?;
     let to_main = sender.clone();
-    let notifier = Box::new(move |asked| to_main.send(ServeEvent::HandOff(asked)).is_ok());
+    let notifier = Box::new(move |request| to_main.send(ServeEvent::HandOff(request)).is_ok());
     let (serving, admin) = match arguments.take_over {
         true => successor::take_over(&context.paths, plan.clone(), notifier)?,
         false => wiring::serve(&context.paths, plan.clone(), notifier)?,
@@ -279,8 +279,8 @@ fn serve_on(
         let is_any_away = serving.away().next().is_some();
         match receiver.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
             Ok(ServeEvent::Collect) => serving.collect_all(),
-            Ok(ServeEvent::HandOff(asked)) => {
-                if let Some(until) = hand_off(serving, reopen_queue, admin, receiver, &asked) {
+            Ok(ServeEvent::HandOff(request)) => {
+                if let Some(until) = hand_off(serving, reopen_queue, admin, receiver, &request) {
                     return until;
                 }
             }
@@ -316,7 +316,7 @@ fn hand_off(
     receiver: &Receiver<ServeEvent>,
     request: &HandOffRequest,
 ) -> Option<ServeEnd> {
-    let outcome = Predecessor { serving, reopen_queue: again, admin }.hand_off(&request.wanted);
+    let outcome = Predecessor { serving, reopen_queue: again, admin }.hand_off(&request.hand_off);
     match &outcome {
         Ok(done) => {
             tracing::info!(
@@ -333,8 +333,8 @@ fn hand_off(
     // If this process continues to serve, the loop handles what arrived during the attempt.
     // Otherwise it was meant for the server, so the successor gets it.
     let done = done?;
-    for heard in receiver.try_iter() {
-        let signal = match heard {
+    for event in receiver.try_iter() {
+        let signal = match event {
             ServeEvent::Signal => Signal::TERM,
             ServeEvent::Collect => Signal::USR1,
             // The requester learns that this process is about to exit.

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::command::Context;
 use crate::control;
-use crate::control::protocol::{ControlRequest, DoorAdded};
+use crate::control::protocol::{AddDoorReply, ControlRequest};
 use crate::doors::plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -147,7 +147,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     };
     match served {
         Some(folder) => {
-            let DoorAdded { address, .. } = control::query_any(&folder, &name, &request)?;
+            let AddDoorReply { address, .. } = control::query_any(&folder, &name, &request)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "recovered": id, "address": address }))?,
                 false => output::line(&format!("{address} has resumed"))?,

@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 
 use crate::command::Context;
 use crate::control;
-use crate::control::protocol::{ControlRequest, DoorAdded, DoorRemoved};
+use crate::control::protocol::{AddDoorReply, ControlRequest, RemoveDoorReply};
 use crate::doors::plan::{self, DoorOptions};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -74,7 +74,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         Action::Remove(what) => {
             let (folder, name) = folder_of(context, &what.volume)?;
             let request = ControlRequest::RemoveDoor { address: what.address.clone() };
-            let DoorRemoved { removed } = control::query_any(&folder, &name, &request)?;
+            let RemoveDoorReply { removed } = control::query_any(&folder, &name, &request)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "volume": name, "removed": removed }))?,
                 false => output::line(&format!("{name}: removed {removed}"))?,
@@ -100,7 +100,8 @@ fn add(context: &Context, arguments: &AddArguments) -> Result<Exit> {
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {
         // Printed one by one: the doors before one that fails stay open.
-        let added: DoorAdded = control::query_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
+        let added: AddDoorReply =
+            control::query_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
         match context.json {
             true => output::json_event(&added)?,
             false => output::line(&added.address)?,

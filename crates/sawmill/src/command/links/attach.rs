@@ -213,7 +213,7 @@ impl Front {
         }
     }
 
-    fn cache_told(&self) -> Option<CacheReport> {
+    fn cache_report(&self) -> Option<CacheReport> {
         match self {
             Front::Plain(_) => None,
             Front::Cached(cache) => Some(CacheReport::new(cache.counters())),
@@ -251,7 +251,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         None => Front::Plain(Arc::clone(&device)),
     };
     let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
-    let shown = DoorVolume {
+    let volume = DoorVolume {
         name: name.clone(),
         description: place.to_string(),
         device: front.device(),
@@ -263,7 +263,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let to_main = sender.clone();
     daemon::on_signals(&[SIGTERM, SIGINT], move |_| to_main.send(AttachEvent::Signal).is_ok())?;
     make_folder(&folder)?;
-    doors.open_all(&plans, &[shown])?;
+    doors.open_all(&plans, &[volume])?;
     let teller = teller(&place, &remote, &front);
     let _telling = StatusListener::start(&context.paths.links_folder()?, Arc::clone(&teller))?;
     let admin = arguments.admin.map(|at| admin(at, teller, &doors, began)).transpose()?;
@@ -336,7 +336,7 @@ fn teller(place: &LinkLocation, remote: &Remote, front: &Front) -> Teller {
             name: place.to_string(),
             pid: std::process::id(),
             connections: initiator.upgrade().map(connection).into_iter().collect(),
-            cache: front.cache_told(),
+            cache: front.cache_report(),
         }
     })
 }
@@ -387,7 +387,7 @@ impl Attachment {
 
     /// Serves until a signal, or until there is nothing left to serve: then returns why.
     fn handle_events(&self, receiver: &Receiver<AttachEvent>) -> Option<Failure> {
-        let (mut known, mut probed) = (None, Instant::now());
+        let (mut previous, mut probed_at) = (None, Instant::now());
         let probe = Probe::default();
         loop {
             match receiver.recv_timeout(TICK) {
@@ -397,9 +397,9 @@ impl Attachment {
             if let Front::Cached(cache) = &self.front {
                 cache.tick(Instant::now());
             }
-            self.log_changes(&mut known);
-            if probed.elapsed() >= PROBE_EVERY {
-                probed = Instant::now();
+            self.log_changes(&mut previous);
+            if probed_at.elapsed() >= PROBE_EVERY {
+                probed_at = Instant::now();
                 // An idle initiator sends nothing, and would not learn that it was fenced.
                 probe.request_list_of(&self.device);
             }
@@ -409,12 +409,12 @@ impl Attachment {
         }
     }
 
-    fn log_changes(&self, known: &mut Option<(bool, usize)>) {
+    fn log_changes(&self, previous: &mut Option<(bool, usize)>) {
         let status = self.remote.initiator().status();
         let open = status.links.iter().filter(|link| link.open && !link.silent).count();
         let now = (status.connected && open > 0, open);
         let links = self.place.addresses.len();
-        if known.replace(now) == Some(now) {
+        if previous.replace(now) == Some(now) {
             return;
         }
         match now {
@@ -444,16 +444,16 @@ impl Attachment {
         started.map_err(|error| {
             Failure::io("cannot start the thread that closes the doors", &error)
         })?;
-        let heard = loop {
+        let outcome = loop {
             match receiver.recv_timeout(REMIND_EVERY) {
                 Err(RecvTimeoutError::Timeout) => tracing::warn!(
                     "stopping: waiting for the target to answer requests and a flush; a second \
                      signal exits immediately, and unflushed writes are lost"
                 ),
-                heard => break heard,
+                outcome => break outcome,
             }
         };
-        let flushed = match heard {
+        let flushed = match outcome {
             Ok(AttachEvent::Closed(flushed)) => flushed,
             Ok(AttachEvent::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
@@ -485,21 +485,21 @@ struct Probe(Arc<Mutex<ProbeState>>);
 
 #[derive(Default)]
 struct ProbeState {
-    under_way: bool,
+    is_under_way: bool,
     fenced: Option<Error>,
 }
 
 impl Probe {
     fn request_list_of(&self, device: &RemoteDevice) {
         // One at a time: while the target is away, probes would pile up.
-        if std::mem::replace(&mut self.0.lock().under_way, true) {
+        if std::mem::replace(&mut self.0.lock().is_under_way, true) {
             return;
         }
-        let asked = Arc::clone(&self.0);
+        let state = Arc::clone(&self.0);
         device.submit(Request::bare(Operation::Prefetch, 0, 1, Flags::default(), move |outcome| {
-            let mut asked = asked.lock();
-            asked.under_way = false;
-            asked.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
+            let mut state = state.lock();
+            state.is_under_way = false;
+            state.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
         }));
     }
 

@@ -72,8 +72,8 @@ struct FindArguments {
     /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address. May
     /// be repeated. Without --udp and --interface, the default is a broadcast (255.255.255.255) on
     /// every interface.
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_asked)]
-    udp: Vec<AskedAt>,
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_query_address)]
+    udp: Vec<QueryAddress>,
 
     /// Find only the target with this name.
     #[arg(long, value_name = "NAME")]
@@ -86,25 +86,25 @@ struct FindArguments {
 
 /// A UDP address to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct AskedAt {
+struct QueryAddress {
     to: SocketAddr,
     /// Through this interface, whatever the routes say.
     interface: Option<String>,
 }
 
-fn parse_asked(text: &str) -> Result<AskedAt, String> {
+fn parse_query_address(text: &str) -> Result<QueryAddress, String> {
     let text = if text.starts_with("udp:") { text.to_owned() } else { format!("udp:{text}") };
     let read = text.parse().map_err(|error: AddressError| error.to_string())?;
     let LinkAddress::Udp(place) = read else {
         return Err(format!("'{text}' is not a UDP address; write HOST[:PORT][@INTERFACE]"));
     };
     let to = place.resolve().map_err(|error| format!("'{text}': {error}"))?;
-    Ok(AskedAt { to, interface: place.interface })
+    Ok(QueryAddress { to, interface: place.interface })
 }
 
 /// Broadcasts on each interface. The kernel alone would choose the default route's interface, or
 /// none without a default route.
-fn every_interface() -> Vec<AskedAt> {
+fn every_interface() -> Vec<QueryAddress> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
     let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
     let hears = |path: &Path| {
@@ -114,10 +114,12 @@ fn every_interface() -> Vec<AskedAt> {
     };
     let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
     let interfaces = interfaces.filter(|entry| hears(&entry.path()));
-    let by =
-        |entry: std::fs::DirEntry| AskedAt { to, interface: entry.file_name().into_string().ok() };
-    let all: Vec<AskedAt> = interfaces.map(by).collect();
-    if all.is_empty() { vec![AskedAt { to, interface: None }] } else { all }
+    let by = |entry: std::fs::DirEntry| QueryAddress {
+        to,
+        interface: entry.file_name().into_string().ok(),
+    };
+    let all: Vec<QueryAddress> = interfaces.map(by).collect();
+    if all.is_empty() { vec![QueryAddress { to, interface: None }] } else { all }
 }
 
 #[derive(Args)]
@@ -140,7 +142,9 @@ struct Status {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.action {
         Action::Key(key) => {
-            PreSharedKey::random().and_then(|made| made.write(&key.file)).map_err(key_failed)?;
+            PreSharedKey::random()
+                .and_then(|secret| secret.write(&key.file))
+                .map_err(key_failed)?;
             let file = key.file.display().to_string();
             match context.json {
                 true => output::json(&serde_json::json!({ "key_file": file }))?,
@@ -150,9 +154,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             }
             Ok(Exit::Ok)
         }
-        Action::Find(asked) => find(context, asked),
-        Action::List(asked) => list(context, asked),
-        Action::Status(asked) => status(context, asked),
+        Action::Find(action) => find(context, action),
+        Action::List(action) => list(context, action),
+        Action::Status(action) => status(context, action),
     }
 }
 
@@ -167,25 +171,25 @@ struct TargetEntry {
     sealed: bool,
 }
 
-fn find(context: &Context, asked: &FindArguments) -> Result<Exit> {
-    let name = asked.name.as_deref().unwrap_or_default();
+fn find(context: &Context, arguments: &FindArguments) -> Result<Exit> {
+    let name = arguments.name.as_deref().unwrap_or_default();
     if name.len() > NAME_BYTES_MAX {
         return Err(Failure::usage(format!(
             "--name: a target's name has at most {NAME_BYTES_MAX} bytes"
         )));
     }
-    let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
-    let at = if everywhere { every_interface() } else { asked.udp.clone() };
+    let everywhere = arguments.interface.is_empty() && arguments.udp.is_empty();
+    let at = if everywhere { every_interface() } else { arguments.udp.clone() };
     // Answers must repeat it, so that nobody answers who has not seen the question.
     let token = unguessable()();
     let question = question(token, name)?;
-    let deadline = Instant::now() + asked.wait;
+    let deadline = Instant::now() + arguments.wait;
     let (mut found, mut failed, mut asking) = (BTreeMap::new(), None, 0);
     std::thread::scope(|scope| {
         let question = &question;
         let by_udp =
             at.iter().map(|at| scope.spawn(move || seek_udp(at, question, token, deadline)));
-        let by_ethernet = asked
+        let by_ethernet = arguments
             .interface
             .iter()
             .map(|name| scope.spawn(move || seek_ethernet(name, question, token, deadline)));
@@ -254,7 +258,7 @@ fn found_in(packet: &[u8], token: u64, address: String) -> Option<TargetEntry> {
 }
 
 fn seek_udp(
-    at: &AskedAt,
+    at: &QueryAddress,
     question: &[u8],
     token: u64,
     deadline: Instant,
@@ -328,10 +332,10 @@ struct ExportEntry {
     size_bytes: u64,
 }
 
-fn list(context: &Context, asked: &List) -> Result<Exit> {
-    let place = LinkLocation::parse(&asked.link)?;
+fn list(context: &Context, arguments: &List) -> Result<Exit> {
+    let place = LinkLocation::parse(&arguments.link)?;
     let options = InitiatorOptions { name: own_name(), ..InitiatorOptions::default() };
-    let remote = Remote::connect(&place, asked.key.security()?, options)?;
+    let remote = Remote::connect(&place, arguments.key.security()?, options)?;
     let exports = remote.exports()?;
     if exports.left_out > 0 {
         tracing::warn!("{} more exports do not fit into the target's answer", exports.left_out);
@@ -350,11 +354,11 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn status(context: &Context, asked: &Status) -> Result<Exit> {
+fn status(context: &Context, arguments: &Status) -> Result<Exit> {
     let folder = context.paths.links_folder()?;
     let (mut ends, since) = (end_report::query_all(&folder), Instant::now());
-    if !asked.over.is_zero() && !ends.is_empty() {
-        std::thread::sleep(asked.over);
+    if !arguments.over.is_zero() && !ends.is_empty() {
+        std::thread::sleep(arguments.over);
         let before = std::mem::replace(&mut ends, end_report::query_all(&folder));
         measure(&before, &mut ends, since.elapsed());
     }
@@ -445,7 +449,7 @@ fn rows_of(end: &EndReport) -> Vec<Vec<String>> {
 
 /// The columns from `link` to `rtt`.
 fn cells_of(link: &LinkReport) -> [String; 7] {
-    let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
+    let lost_percent = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
     let rate = |bytes: fn(&RateReport) -> u64, packets: fn(&RateReport) -> u64| match &link.rate {
         Some(rate) => {
             format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate)))
@@ -457,7 +461,7 @@ fn cells_of(link: &LinkReport) -> [String; 7] {
         format!("{} {}", link.state, human_duration(Duration::from_millis(link.state_ms))),
         rate(|rate| rate.sent_bytes_per_s, |rate| rate.sent_packets_per_s),
         rate(|rate| rate.received_bytes_per_s, |rate| rate.received_packets_per_s),
-        format!("{} ({lost:.2} %)", human_count(link.lost_packets)),
+        format!("{} ({lost_percent:.2} %)", human_count(link.lost_packets)),
         human_count(link.sent_again),
         if link.rtt_us == 0 { "-".to_owned() } else { format!("{} us", human_count(link.rtt_us)) },
     ]
@@ -515,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_place_to_ask_is_written_as_any_address_of_udp() {
-        let at = |text: &str| parse_asked(text).map(|at| (at.to.to_string(), at.interface));
+        let at = |text: &str| parse_query_address(text).map(|at| (at.to.to_string(), at.interface));
         assert_eq!(at("10.0.0.1"), Ok(("10.0.0.1:9700".into(), None)));
         assert_eq!(
             at("udp:10.0.0.255:9800@eth1"),

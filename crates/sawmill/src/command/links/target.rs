@@ -194,9 +194,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     // Before the volumes: a device that is in use must not cost them an epoch.
     let others = open_others(&context.paths, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.paths, plan, Box::new(refuse_hand_off))?;
-    let mut shown = all(&named, others, &serving)?;
+    let mut devices = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
-    let target = target(arguments, &name, trust, &mut shown)?;
+    let target = target(arguments, &name, trust, &mut devices)?;
     let listening = Listener::new(target, &addresses, arguments.receivers as usize);
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let teller = teller(&name, listener.target());
@@ -205,7 +205,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     started.store(true, Ordering::Release);
     announce(
         context.json,
-        &ReadyReport { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
+        &ReadyReport { name: &name, sealed, listener: &listener, devices: &devices, admin: &admin },
     )?;
     daemon::notify(sd_notify::NotifyState::Ready);
     wait(&serving, &receiver, || {
@@ -277,7 +277,7 @@ fn read_name(paths: &Paths, text: &str) -> Result<ExportRequest> {
         Ok(_) => Err(Failure::usage(format!(
             "'{text}': the size must be a multiple of {BLOCK_BYTES} bytes"
         ))),
-        Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
+        Err(message) => Err(Failure::usage(format!("'{text}': {message}"))),
     };
     let (usual, what) = match text.split_once(':') {
         Some(("memory", bytes)) => ("memory".to_owned(), ExportSource::Memory(size(bytes)?)),
@@ -294,7 +294,7 @@ fn read_name(paths: &Paths, text: &str) -> Result<ExportRequest> {
         }
         _ => {
             let address = paths.resolve_cut(text)?;
-            (address.shown(), ExportSource::Volume(address))
+            (address.display_name(), ExportSource::Volume(address))
         }
     };
     Ok(ExportRequest { export: export.unwrap_or(usual), source: what })
@@ -378,9 +378,10 @@ fn all(
     for ExportRequest { export, source: what } in requests {
         let ExportSource::Volume(address) = what else { continue };
         // All volumes of the plan are open, under these names.
-        if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown())
+        if let Some(served) =
+            serving.volumes.iter().find(|served| served.name() == address.display_name())
         {
-            let device = served.as_shown().device;
+            let device = served.door_volume().device;
             let status = served.volume()?.status();
             let state = (!status.read_only).then(|| {
                 let id = status.volume_id.to_string();
@@ -442,7 +443,7 @@ fn target(
     arguments: &Arguments,
     name: &str,
     trust: Trust,
-    shown: &mut [ExportDevice],
+    devices: &mut [ExportDevice],
 ) -> Result<Arc<Target>> {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
     if name.is_empty() || name.len() > most {
@@ -466,7 +467,7 @@ fn target(
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
             .ok_or_else(|| Failure::usage("no machine may attach"))?,
     };
-    for ExportDevice { name, device, outlives_process, state, .. } in shown {
+    for ExportDevice { name, device, outlives_process, state, .. } in devices {
         let device = Arc::new(Unpacker::new(Arc::clone(device)));
         match state.take() {
             Some(state) => {
@@ -498,17 +499,17 @@ struct ReadyReport<'a> {
     name: &'a str,
     sealed: bool,
     listener: &'a Listener,
-    shown: &'a [ExportDevice],
+    devices: &'a [ExportDevice],
     admin: &'a Admin,
 }
 
-fn announce(json: bool, told: &ReadyReport<'_>) -> Result<()> {
-    let ReadyReport { name, sealed, listener, shown, admin } = *told;
+fn announce(json: bool, report: &ReadyReport<'_>) -> Result<()> {
+    let ReadyReport { name, sealed, listener, devices, admin } = *report;
     let admin = admin.url();
     if let Some(url) = &admin {
         tracing::info!("dashboard at {url}");
     }
-    let exports = shown.iter().map(|opened| {
+    let exports = devices.iter().map(|opened| {
         let geometry = opened.device.geometry();
         ExportOf {
             name: opened.name.clone(),
@@ -592,8 +593,8 @@ mod tests {
             ("device:/", "EXPORT="),
             ("a/b", "file:///"),
         ] {
-            let told = read_name(&paths(), text).unwrap_err().to_string();
-            assert!(told.contains(word), "{text}: {told}");
+            let message = read_name(&paths(), text).unwrap_err().to_string();
+            assert!(message.contains(word), "{text}: {message}");
         }
     }
 }

@@ -66,8 +66,8 @@ const SECTIONS: &[(&str, &str, &str)] = &[
 ];
 
 pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
-    let asked: Vec<&str> = arguments.asked.iter().map(String::as_str).collect();
-    match asked[..] {
+    let words: Vec<&str> = arguments.asked.iter().map(String::as_str).collect();
+    match words[..] {
         [] => output::line(&crate::command::command_line().render_long_help().to_string())?,
         ["topic", topic] => match text_of(topic) {
             Some(text) => output::line(text.trim_end())?,
@@ -78,7 +78,7 @@ pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
         [topic] if text_of(topic).is_some() && !is_command(topic) => {
             output::line(text_of(topic).unwrap_or_default().trim_end())?;
         }
-        _ => output::line(&help_of(&asked)?)?,
+        _ => output::line(&help_of(&words)?)?,
     }
     Ok(Exit::Ok)
 }
@@ -127,27 +127,27 @@ fn topics_as_text() -> String {
 }
 
 /// The help of a command or of a subcommand.
-fn help_of(asked: &[&str]) -> Result<String> {
+fn help_of(words: &[&str]) -> Result<String> {
     let mut command = crate::command::command_line();
     // Before the look-up: only a built command has global options and full names below it.
     command.build();
-    for word in asked {
+    for word in words {
         let Some(inner) = command.find_subcommand(word) else {
-            return Err(unknown(&asked.join(" ")));
+            return Err(unknown(&words.join(" ")));
         };
         command = inner.clone();
     }
     Ok(command.render_long_help().to_string())
 }
 
-fn unknown(asked: &str) -> Failure {
+fn unknown(text: &str) -> Failure {
     let topics = PAGES.iter().map(|(name, _)| *name).chain(SECTIONS.iter().map(|(name, ..)| *name));
     let near: Vec<&str> =
-        topics.filter(|topic| topic.contains(asked) || asked.contains(topic)).collect();
+        topics.filter(|topic| topic.contains(text) || text.contains(topic)).collect();
     let hint =
         if near.is_empty() { String::new() } else { format!(" (near: {})", near.join(", ")) };
     Failure::usage(format!(
-        "'{asked}' is neither a command nor a topic{hint}; see 'sawmill help topics' and 'sawmill \
+        "'{text}' is neither a command nor a topic{hint}; see 'sawmill help topics' and 'sawmill \
         --help'"
     ))
 }

@@ -129,9 +129,9 @@ fn a_layer_is_looked_at_in_the_format_in_which_qemu_opens_it() {
     let outer: [(usize, &[u8]); 4] =
         [(15, &[120]), (19, &[8]), (104, b"\xe2\x79\x2a\xca\0\0\0\x05qcow2\0\0\0"), (120, name)];
     let path = write(&folder, &qcow2(&outer));
-    let far = std::fs::File::options().write(true).open(&path).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
     let raw = b"\xe2\x79\x2a\xca\0\0\0\x03raw\0\0\0\0\0\0\0\0\0\0\0\0\0";
-    far.write_all_at(raw, 128 + 0x2020_2020).unwrap();
+    file.write_all_at(raw, 128 + 0x2020_2020).unwrap();
     let below = folder.path().join("ab    ");
     std::fs::write(&below, qcow2(&[])).unwrap();
     inspect(&path, Format::Qcow2, true).unwrap();

@@ -84,8 +84,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who waits for the log hears at once",
         "volume/src/volume.rs",
-        "Safety::Logged => journal.when_logged(target, told),",
-        "Safety::Logged => told(Ok(())),",
+        "Safety::Logged => journal.when_logged(target, callback),",
+        "Safety::Logged => callback(Ok(())),",
     ),
     mutant(
         "a store need not have what its journal marks as stored",

@@ -86,9 +86,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "a delete does not ask whether the volume was called back",
         "volume/src/cuts/removal.rs",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? && false \
-        {",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? {",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? && \
+        false {",
     ),
     caught_by(
         &engine("checking::a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
@@ -477,8 +477,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "a cookie is worth nothing",
         "link/src/target/handshakes.rs",
-        "*peer == Peer::Stream || cookie.is_some_and(",
-        "*peer == Peer::Stream || cookie.filter(|_| false).is_some_and(",
+        "|| cookie.is_some_and(|it| cookies.is_ours(",
+        "|| cookie.filter(|_| false).is_some_and(|it| cookies.is_ours(",
     ),
     caught_by(
         &program(

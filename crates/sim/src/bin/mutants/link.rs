@@ -85,8 +85,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a flush succeeds though the target lost what it covers",
         "link/src/initiator/mod.rs",
-        "if !loss.happened || loss.told_ns",
-        "if !loss.happened || true || loss.told_ns",
+        "if !loss.has_happened || loss.reported_ns",
+        "if !loss.has_happened || true || loss.reported_ns",
     ),
     mutant(
         "damaged packets in clear are believed",
@@ -141,8 +141,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a packed write is answered before its last range is written",
         "link/src/packed_device.rs",
-        "            if left.pieces > 0 {\n",
-        "            if left.pieces > 1 {\n",
+        "            if progress.pieces > 0 {\n",
+        "            if progress.pieces > 1 {\n",
     ),
     mutant(
         "who was cut off writes on",
@@ -163,8 +163,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what an initiator had of a connection is kept when it makes another",
         "link/src/initiator/control.rs",
-        "let old = shown.live.replace(new);\n",
-        "let old = shown.live.replace(new);\n            std::mem::forget(old.clone());\n",
+        "let old = view.live.replace(new);\n",
+        "let old = view.live.replace(new);\n            std::mem::forget(old.clone());\n",
     ),
     mutant(
         "a connection that ended is kept at the target",
@@ -206,8 +206,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "every answered hello has its time to serve",
         "link/src/initiator/control.rs",
-        "if !std::mem::replace(&mut self.unserved, true) {",
-        "if std::mem::replace(&mut self.unserved, true) || true {",
+        "if !std::mem::replace(&mut self.is_unserved, true) {",
+        "if std::mem::replace(&mut self.is_unserved, true) || true {",
     ),
     mutant(
         "who says the id of another machine's initiator ends its connection",

@@ -384,8 +384,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         concat!(
             "            let OrderRequest { order, then, undo, position, callback } = ordered;\n",
             "            callback(Ok(()));\n            let callback = Box::new(|_| ());\n",
-            "            let told = OrderRequest { order, then, undo, position, callback };\n",
-            "            self.under_way = Some(told);\n",
+            "            let request = OrderRequest { order, then, undo, position, callback };\n",
+            "            self.under_way = Some(request);\n",
             "        }\n    }\n",
         ),
     ),

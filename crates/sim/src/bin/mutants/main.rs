@@ -151,9 +151,9 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
         let run =
             Command::new(&binary).args(*arguments).output().map_err(|error| error.to_string())?;
         if !run.status.success() {
-            let said = String::from_utf8_lossy(&run.stdout);
+            let output = String::from_utf8_lossy(&run.stdout);
             let first =
-                said.lines().find(|line| line.starts_with("BROKEN")).unwrap_or("it crashed");
+                output.lines().find(|line| line.starts_with("BROKEN")).unwrap_or("it crashed");
             return Ok(Some(format!("by {how}: {}", first.chars().take(150).collect::<String>())));
         }
     }
@@ -186,8 +186,8 @@ fn finding(test: &str, run: &std::process::Output) -> Option<String> {
     if run.status.success() {
         return None;
     }
-    let said = String::from_utf8_lossy(&run.stdout);
-    let mut lines = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
+    let output = String::from_utf8_lossy(&run.stdout);
+    let mut lines = output.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
     let first = lines.next().unwrap_or("it crashed");
     Some(format!("by {test}: {}", first.chars().take(150).collect::<String>()))
 }

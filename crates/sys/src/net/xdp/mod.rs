@@ -158,10 +158,10 @@ impl XdpOutbox {
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> io::Result<usize> {
         self.reclaim();
-        let (mut taken, mut chunks) = (0, 0);
+        let (mut sent_count, mut chunks) = (0, 0);
         for payload in payloads {
             if payload.len() > self.socket.interface.mtu_bytes {
-                if taken == 0 {
+                if sent_count == 0 {
                     return Err(Errno::MSGSIZE.into());
                 }
                 break;
@@ -171,11 +171,11 @@ impl XdpOutbox {
                 break;
             }
             chunks += self.lay(chunks, header, payload);
-            taken += 1;
+            sent_count += 1;
         }
         self.sending.hand_over(chunks);
         self.push()?;
-        Ok(taken)
+        Ok(sent_count)
     }
 
     /// Whether an accepted frame has not been sent yet.

@@ -61,8 +61,8 @@ impl<T: Copy> Ring<T> {
 
     /// The number of entries that we put and the kernel has not taken.
     pub(super) fn untaken(&self) -> u32 {
-        let taken = self.number(self.offsets.consumer).load(Ordering::Acquire);
-        self.own.wrapping_sub(taken).min(self.entries)
+        let consumer = self.number(self.offsets.consumer).load(Ordering::Acquire);
+        self.own.wrapping_sub(consumer).min(self.entries)
     }
 
     /// The number of free entries.
@@ -85,8 +85,8 @@ impl<T: Copy> Ring<T> {
 
     /// The number of entries to take.
     pub(super) fn available(&self) -> u32 {
-        let put = self.number(self.offsets.producer).load(Ordering::Acquire);
-        put.wrapping_sub(self.own).min(self.entries)
+        let producer = self.number(self.offsets.producer).load(Ordering::Acquire);
+        producer.wrapping_sub(self.own).min(self.entries)
     }
 
     /// Entry `ahead` of those to be taken; it must be available.

@@ -29,16 +29,16 @@ fn release_waits_for_readers_of_the_disk() {
     let cache = Arc::new(cache);
     let key = frame(&cache, 1);
     insert(&cache, key);
-    let (told, let_go) = std::sync::mpsc::channel();
-    let goer = Arc::clone(&cache);
-    let (left, leaving) = std::sync::mpsc::channel();
+    let (release_sender, release_receiver) = std::sync::mpsc::channel();
+    let releaser = Arc::clone(&cache);
+    let (reader_sender, reader_receiver) = std::sync::mpsc::channel();
     *disk.before_read.lock() = Some(Box::new(move || {
         thread::spawn(move || {
-            goer.release();
-            told.send(()).unwrap();
+            releaser.release();
+            release_sender.send(()).unwrap();
         });
         // Once `enter` fails, the other thread has begun to let go; it must not have finished.
-        while leaving.try_recv().is_err() {
+        while reader_receiver.try_recv().is_err() {
             thread::yield_now();
         }
     }));
@@ -47,10 +47,10 @@ fn release_waits_for_readers_of_the_disk() {
         while cache.place.enter().is_some() {
             thread::yield_now();
         }
-        assert!(let_go.try_recv().is_err(), "let go of a disk that is being read");
-        left.send(()).unwrap();
+        assert!(release_receiver.try_recv().is_err(), "let go of a disk that is being read");
+        reader_sender.send(()).unwrap();
         assert_eq!(reader.join().unwrap(), Some(()), "the reader that was in has its bytes");
     });
-    let_go.recv().unwrap();
+    release_receiver.recv().unwrap();
     assert_eq!(Arc::strong_count(&disk), 1);
 }

@@ -63,11 +63,11 @@ impl HandedConnection {
             .with("flags", paused_connection.facts.flags)
             .with("request_bytes_max", paused_connection.facts.request_bytes_max)
             .with("unsent_bytes", unsent.len());
-        if let Some(Drain { left, cookie, offset, refusal: Refusal(errno, text) }) =
+        if let Some(Drain { left_bytes, cookie, offset, refusal: Refusal(errno, text) }) =
             &paused_connection.backlog.draining
         {
             piece = piece
-                .with("refused_bytes", left)
+                .with("refused_bytes", left_bytes)
                 .with("refused_cookie", cookie)
                 .with("refused_offset", offset)
                 .with("refused_errno", *errno as u32)
@@ -87,7 +87,7 @@ impl HandedConnection {
         let style = piece.fact("style")?;
         let style = STYLES.iter().find(|(name, _)| *name == style).map(|(_, style)| *style);
         let style = style.ok_or_else(|| wrong(&piece, "style"))?;
-        let shown = ExportFacts {
+        let facts = ExportFacts {
             size_bytes: piece.parsed("size_bytes")?,
             request_bytes_max: piece.parsed("request_bytes_max")?,
             flags: piece.parsed("flags")?,
@@ -97,7 +97,7 @@ impl HandedConnection {
             let errno = Errno::from_number(piece.parsed("refused_errno")?);
             let errno = errno.ok_or_else(|| wrong(&piece, "refused_errno"))?;
             draining = Some(Drain {
-                left: piece.parsed("refused_bytes")?,
+                left_bytes: piece.parsed("refused_bytes")?,
                 cookie: piece.parsed("refused_cookie")?,
                 offset: piece.parsed("refused_offset")?,
                 refusal: Refusal(errno, piece.fact("refused_text")?.into()),
@@ -111,20 +111,20 @@ impl HandedConnection {
             .ok_or_else(|| wrong(&piece, "unsent_bytes"))?;
         let unsent = received.split_off(split);
         let block_status = piece.parsed("block_status")?;
-        let held = PausedConnection {
+        let paused_connection = PausedConnection {
             style,
             block_status,
-            facts: shown,
+            facts,
             backlog: InputBacklog { received, draining },
         };
         let (export, peer) = (piece.fact("export")?.into(), piece.fact("peer")?.into());
-        Ok(HandedConnection { export, peer, connection: held, unsent, socket })
+        Ok(HandedConnection { export, peer, connection: paused_connection, unsent, socket })
     }
 }
 
 impl Listener {
     /// The listening socket as a piece, with a duplicate of the descriptor.
-    pub(super) fn piece(&self, counted: &NbdMetrics) -> Result<DoorPiece> {
+    pub(super) fn piece(&self, metrics: &NbdMetrics) -> Result<DoorPiece> {
         let mut piece = DoorPiece::new("listener");
         piece = match &self.address {
             Listen::Tcp(address) => piece.with("transport", "tcp").with("address", address),
@@ -144,8 +144,8 @@ impl Listener {
         if let Some((device, inode)) = self.identity() {
             piece = piece.with("device", device).with("inode", inode);
         }
-        let mut counted = *counted;
-        for (name, count) in counts(&mut counted) {
+        let mut metrics = *metrics;
+        for (name, count) in counts(&mut metrics) {
             piece = piece.with(name, count);
         }
         piece.descriptors.push(duplicate(self.socket())?);
@@ -186,14 +186,14 @@ impl Listener {
         if piece.facts.contains_key("inode") {
             identity = Some((piece.parsed("device")?, piece.parsed("inode")?));
         }
-        let mut counted = NbdMetrics::default();
-        for (name, count) in counts(&mut counted) {
+        let mut metrics = NbdMetrics::default();
+        for (name, count) in counts(&mut metrics) {
             // A counter that another version does not have starts at zero.
             if piece.facts.contains_key(name) {
                 *count = piece.parsed(name)?;
             }
         }
-        Ok((Listener::adopt(address, socket, identity), counted))
+        Ok((Listener::adopt(address, socket, identity), metrics))
     }
 }
 

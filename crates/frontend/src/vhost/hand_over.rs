@@ -65,8 +65,8 @@ fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
     say("protocol_features".into(), &[session.protocol_features]);
     say("status".into(), &[session.status]);
     say("writeback".into(), &[session.writeback.into()]);
-    say("regions".into(), &[session.memory.given().len() as u64]);
-    for (n, RegisteredRegion { region, file }) in session.memory.given().iter().enumerate() {
+    say("regions".into(), &[session.memory.regions().len() as u64]);
+    for (n, RegisteredRegion { region, file }) in session.memory.regions().iter().enumerate() {
         say(
             format!("region.{n}"),
             &[region.guest, region.size_bytes, region.user, region.file_offset],
@@ -194,17 +194,17 @@ fn unpack_session(common: &Arc<Common>, piece: DoorPiece) -> Result<Session, Vio
     [session.status] = from.numbers("status")?;
     session.writeback = from.numbers("writeback")? == [1];
     let [regions] = from.numbers("regions")?;
-    let mut given = Vec::new();
+    let mut registered_regions = Vec::new();
     // A frontend cannot have set more, so a larger number is no session of this door.
     for n in 0..regions.min(REGIONS_MAX as u64) {
         let [guest, size_bytes, user, file_offset] = from.numbers(&format!("region.{n}"))?;
         let file = Arc::new(File::from(from.descriptor("a memory region")?));
-        given.push(RegisteredRegion {
+        registered_regions.push(RegisteredRegion {
             region: Region { guest, size_bytes, user, file_offset },
             file,
         });
     }
-    session.memory = Arc::new(Memory::map(given)?);
+    session.memory = Arc::new(Memory::map(registered_regions)?);
     if let Some([size_bytes, offset]) = from.optional("log")? {
         let file = from.descriptor("the dirty log")?;
         let log = DirtyLog::open(file, offset, size_bytes)?;
@@ -222,10 +222,10 @@ fn unpack_session(common: &Arc<Common>, piece: DoorPiece) -> Result<Session, Vio
     let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
     // This server may allow fewer queues than the one before, as long as the frontend does not use
     // the rest.
-    let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
-    if used > session.slots.len() {
+    let used_count = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
+    if used_count > session.slots.len() {
         return Err(Violation::new(format!(
-            "{used} queues are in use; the limit is {}",
+            "{used_count} queues are in use; the limit is {}",
             session.slots.len()
         )));
     }

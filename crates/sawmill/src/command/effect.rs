@@ -1,4 +1,4 @@
-//! What a command is for: a reader that goes away (`| head`) ends only what prints as if all was
+//! What a command does: a reader that goes away (`| head`) ends only what prints as if all was
 //! well.
 //!
 //! Not here: how a command finds out (`sawmill_console::output`), the commands (`super`).
@@ -7,17 +7,17 @@ use clap::ArgMatches;
 
 use sawmill_console::exit::{Exit, Result};
 
-/// What a command is for.
+/// What a command does beyond its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Aim {
+pub(super) enum Effect {
     /// It only prints.
     Print,
     /// It changes something, or its exit code is an answer.
     Act,
 }
 
-impl Aim {
-    pub(super) fn of(matches: &ArgMatches) -> Aim {
+impl Effect {
+    pub(super) fn of(matches: &ArgMatches) -> Effect {
         let prints = match matches.subcommand() {
             Some(("list" | "info" | "log" | "inspect", _)) => true,
             Some(("explain" | "help" | "man" | "completions", _)) => true,
@@ -26,7 +26,7 @@ impl Aim {
             }
             _ => false,
         };
-        if prints { Aim::Print } else { Aim::Act }
+        if prints { Effect::Print } else { Effect::Act }
     }
 }
 
@@ -48,15 +48,15 @@ mod tests {
 
     #[test]
     fn a_command_that_changes_something_or_decides_is_no_printer() {
-        let aim = |line: &str| {
+        let effect = |line: &str| {
             let words = std::iter::once("sawmill").chain(line.split_whitespace());
-            Aim::of(&super::super::command_line().try_get_matches_from(words).unwrap())
+            Effect::of(&super::super::command_line().try_get_matches_from(words).unwrap())
         };
         for line in ["list", "info disk", "log disk", "door list disk", "link status", "help"] {
-            assert_eq!(aim(line), Aim::Print, "{line}");
+            assert_eq!(effect(line), Effect::Print, "{line}");
         }
         for line in ["create disk --size 1G", "check disk", "serve disk", "door remove disk nbd"] {
-            assert_eq!(aim(line), Aim::Act, "{line}");
+            assert_eq!(effect(line), Effect::Act, "{line}");
         }
         let unread = || Failure::output(io::Error::from(io::ErrorKind::BrokenPipe));
         assert_eq!(as_far_as_read(Err(unread())).unwrap(), Exit::Ok);

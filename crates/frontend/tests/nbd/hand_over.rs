@@ -30,7 +30,7 @@ pub(crate) fn export(name: &str, device: Arc<dyn BlockDevice>) -> Export {
 
 /// The pieces of a quiet server, as another process has them.
 pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<DoorPiece> {
-    let pieces = quiet.hand_over().expect("a quiet door");
+    let pieces = quiet_door.hand_over().expect("a quiet door");
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -56,10 +56,10 @@ pub(crate) fn take_over(
 
 /// Replaces this server, which is gone then, by another one.
 pub(crate) fn replaced(served: TestServer, device: Arc<dyn BlockDevice>) -> TestServer {
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces = handed(&*quiet);
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let pieces = handed(&*quiet_door);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    quiet.release();
+    quiet_door.release();
     let TestServer { server: old, path, folder } = served;
     drop(old);
     TestServer { server, path, folder }
@@ -113,7 +113,7 @@ fn requests_in_flight_are_answered_once_across_hand_overs_under_load() {
             threads.spawn(move || {
                 let area = place as u64 * (8 << 20);
                 for round in 0..150u64 {
-                    let mut sent = std::collections::BTreeSet::new();
+                    let mut cookies = std::collections::BTreeSet::new();
                     let mut bytes = Vec::new();
                     for request in 0..32 {
                         bytes.extend(client.write_bytes(
@@ -121,13 +121,13 @@ fn requests_in_flight_are_answered_once_across_hand_overs_under_load() {
                             area + request * 8192,
                             &pattern(round, 8192),
                         ));
-                        sent.insert(client.last_cookie());
+                        cookies.insert(client.last_cookie());
                     }
                     client.send(&bytes);
                     for _ in 0..32 {
                         let answer = client.answer();
                         assert_eq!(answer.error, 0, "{}", answer.text);
-                        assert!(sent.remove(&answer.cookie), "answered twice, or never asked");
+                        assert!(cookies.remove(&answer.cookie), "answered twice, or never asked");
                     }
                     assert_eq!(client.read_ok(area + 31 * 8192, 8192), pattern(round, 8192));
                 }
@@ -176,15 +176,15 @@ fn the_payload_of_a_large_write_comes_in_three_servers() {
         let mut client = served.client(style);
         let data = pattern(9, 20 << 20);
         let bytes = client.write_bytes(0, 12345, &data);
-        let mut sent = 0;
+        let mut sent_bytes = 0;
         for cut in [300_000, 7_000_001, bytes.len()] {
             let before = bytes_in(&served);
-            client.send(&bytes[sent..cut]);
+            client.send(&bytes[sent_bytes..cut]);
             if cut < bytes.len() {
-                wait_for_bytes(&served, before + (cut - sent) as u64);
+                wait_for_bytes(&served, before + (cut - sent_bytes) as u64);
                 served = replaced(served, device.clone());
             }
-            sent = cut;
+            sent_bytes = cut;
         }
         assert_eq!(client.answer().error, 0);
         assert!(device.read_at(12345, data.len()).expect("in range") == data);
@@ -251,14 +251,14 @@ fn a_client_that_left_is_seen_off_by_the_next_server() {
     let mut polite = served.client(Style::Simple);
     let rude = served.client(Style::Simple);
     let mut torn = served.client(Style::Simple);
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     polite.request(0, READ, 0, 9);
     polite.request(0, DISCONNECT, 0, 0);
     rude.stream.shutdown(std::net::Shutdown::Both).expect("connected");
     torn.send(b"half a request");
     drop(torn);
-    let pieces = handed(&*quiet);
-    quiet.release();
+    let pieces = handed(&*quiet_door);
+    quiet_door.release();
     let server = take_over(&served, device, pieces).expect("it goes on");
     assert_eq!(polite.answer().data, [0; 9]);
     polite.expect_closed();
@@ -289,11 +289,11 @@ fn a_connection_whose_export_is_gone_or_has_changed_is_given_up() {
     {
         let served = serve(memory());
         let mut client = served.client(Style::Structured);
-        let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
-        let pieces = handed(&*quiet);
+        let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+        let pieces = handed(&*quiet_door);
         let server = NbdServer::take_over(options(&served), vec![export(name, device)], pieces);
         let server = server.expect("the listener goes on");
-        quiet.release();
+        quiet_door.release();
         client.expect_closed();
         assert_eq!(server.metrics().connections, 0);
         let mut client = served.raw();
@@ -318,9 +318,9 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let refused = |what: &str, change: &dyn Fn(&mut Vec<DoorPiece>)| {
-        let mut pieces = handed(&*quiet);
+        let mut pieces = handed(&*quiet_door);
         change(&mut pieces);
         let error = take_over(&served, device.clone(), pieces).err().expect("it cannot be");
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -368,7 +368,7 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
         pieces[0].facts.insert("transport".into(), "tcp".into());
         pieces[0].facts.insert("address".into(), "192.0.2.1:10809".into());
     });
-    quiet.resume();
+    quiet_door.resume();
     client.write_ok(0, b"nothing has happened");
 }
 
@@ -377,10 +377,11 @@ fn facts_of_a_later_version_are_no_obstacle() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
-    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces = handed(&*quiet).into_iter().map(|piece| piece.with("of a later version", "yes"));
+    let quiet_door = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let pieces =
+        handed(&*quiet_door).into_iter().map(|piece| piece.with("of a later version", "yes"));
     let server = take_over(&served, device, pieces.collect()).expect("it goes on");
-    quiet.release();
+    quiet_door.release();
     client.write_ok(0, b"on");
     server.stop(Stop::Drained);
 }
