@@ -61,7 +61,7 @@ impl BlockDevice for FileDevice {
     }
 }
 
-fn carry_out_all(taken: &Mutex<Receiver<Request>>, file: &File) {
+fn carry_out_all(receiver: &Mutex<Receiver<Request>>, file: &File) {
     loop {
         let next = receiver.lock().map(|receiver| receiver.recv());
         let Ok(Ok(mut request)) = next else { return };

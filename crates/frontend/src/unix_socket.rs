@@ -32,11 +32,12 @@ pub(crate) struct UnixSocket {
 impl UnixSocket {
     /// Listens at `path` with mode 0600; replaces a socket there that has no listener.
     pub(crate) fn listen(door: &'static str, path: &Path) -> Result<Self> {
-        let display = path.display();
+        let path_text = path.display();
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let length = path.as_os_str().len();
-            let text =
-                format!("{door}: cannot use the socket path {display} of {length} bytes ({error})");
+            let text = format!(
+                "{door}: cannot use the socket path {path_text} of {length} bytes ({error})"
+            );
             Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
                 .with_source(error)
         })?;
@@ -107,7 +108,7 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
 
 /// Removes a socket without a listener; anything else at the path is an error.
 fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> {
-    let display = path.display();
+    let path_text = path.display();
     let failed = |what, error| unavailable(door, what, path, error);
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -115,7 +116,7 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
         Err(error) => return Err(failed("look at", error)),
     };
     if !metadata.file_type().is_socket() {
-        let text = format!("{door}: {display} exists and is not a socket; choose another path");
+        let text = format!("{door}: {path_text} exists and is not a socket; choose another path");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     // A file alone says nothing: a killed server leaves its socket behind. Only a connection shows
@@ -123,14 +124,14 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
     let probe = new_socket().map_err(|error| failed("probe", error.into()))?;
     match connect(&probe, address) {
         Err(OsError::CONNREFUSED) => {
-            tracing::info!(path = %display, "{door}: replaced a socket without a listener");
+            tracing::info!(path = %path_text, "{door}: replaced a socket without a listener");
             std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))
         }
         // Its server has removed it in the meantime.
         Err(OsError::NOENT) => Ok(()),
         _ => {
             let text = format!(
-                "{door}: another server listens on {display}; stop it or choose another path"
+                "{door}: another server listens on {path_text}; stop it or choose another path"
             );
             Err(Error::new(ErrorKind::Unavailable, text))
         }

@@ -29,7 +29,7 @@ pub(crate) fn export(name: &str, device: Arc<dyn BlockDevice>) -> Export {
 }
 
 /// The pieces of a quiet server, as another process has them.
-pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<DoorPiece> {
+pub(crate) fn handed(quiet_door: &dyn QuietDoor) -> Vec<DoorPiece> {
     let pieces = quiet_door.hand_over().expect("a quiet door");
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|threads| {

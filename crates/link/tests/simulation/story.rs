@@ -237,11 +237,11 @@ impl Story {
                     Err(error) => self.fail(&format!("{name} cannot be opened: {error}")),
                 }
             };
-            let device = initiator.opened(&name, mode, &bytes).expect("a geometry");
+            let remote = initiator.opened(&name, mode, &bytes).expect("a geometry");
             // The story must know of earlier answers first.
             self.listen();
             let (new, others) = self.users.split_last_mut().expect("just pushed");
-            new.devices.push(device);
+            new.devices.push(remote);
             new.barred.push(false);
             for other in others.iter_mut().filter(|_| mode.take_over) {
                 other.barred[device] = true;

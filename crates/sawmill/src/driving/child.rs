@@ -56,7 +56,7 @@ impl Drivers {
         let Some((program, arguments)) = self.command.split_first() else {
             return Err(Failure::usage("there is no driver command; give one after --"));
         };
-        let display = program.display();
+        let program_text = program.display();
         let mut driver = Command::new(program);
         driver.args(arguments).env(SOCKET_VARIABLE, socket);
         // P132: a driver is any program, and the keys would give it every volume of the store.
@@ -86,7 +86,7 @@ impl Drivers {
                 std::io::ErrorKind::PermissionDenied => Exit::Denied,
                 _ => Exit::Unavailable,
             };
-            Failure::caused(exit, format!("cannot start the driver {display}"), error)
+            Failure::caused(exit, format!("cannot start the driver {program_text}"), error)
         })?;
         let pid = child.id();
         // Before the thread knows the driver: it removes the number when the process has ended.
