@@ -44,7 +44,8 @@ const OWNER_BYTES: usize = 16;
 
 /// The version that a writer uses. In version 1 the checksums are CRC-32C, which is the same for
 /// all versions of a block that ends in its own CRC-32C.
-pub const VERSION: u16 = KIND.version_max();
+pub const VERSION: u16 = 2;
+const _: () = assert!(VERSION == KIND.version_max());
 /// How many CRCs an entry has.
 pub const CRCS_PER_FRAME: usize = 16;
 

@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::kept_block::{CHECKPOINT_VERSION, CutEntry, KeptBlock};
+use crate::kept_block::{CutEntry, KeptBlock};
 use crate::layout::{count_u32, layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
@@ -70,6 +70,9 @@ const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 const KEPT_VERSION: u16 = 2;
 /// The version that records how long the volume was attached, and nothing else that came later.
 const ATTACHED_VERSION: u16 = 3;
+/// The version that records which checkpoint this one repeats.
+const REPEATS_VERSION: u16 = 4;
+const _: () = assert!(REPEATS_VERSION == KIND.version_max());
 const FLAG_CLEAN: u32 = 1;
 const FLAG_DEAD: u8 = 1;
 
@@ -187,10 +190,10 @@ impl Checkpoint {
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) {
         let version = match (self.repeats, self.attached_ms, kept_bytes) {
-            (0, 0, 0) => preamble::VERSION,
+            (0, 0, 0) => preamble::VERSION_FIRST,
             (0, 0, _) => KEPT_VERSION,
             (0, ..) => ATTACHED_VERSION,
-            _ => CHECKPOINT_VERSION,
+            _ => REPEATS_VERSION,
         };
         preamble::put_version(bytes, KIND, version, length);
         at::KEPT_BYTES.put(bytes, count_u32(kept_bytes).to_le_bytes());
@@ -236,7 +239,7 @@ impl Checkpoint {
         }
         let agrees = version != ATTACHED_VERSION || attached_ms > 0;
         check_field(WHAT, "attached_ms", "older versions say nothing of it", agrees)?;
-        if version < CHECKPOINT_VERSION {
+        if version < REPEATS_VERSION {
             preamble::check_reserved(KIND, bytes, &[at::REPEATS])?;
         } else {
             check_field(WHAT, "repeats", "older versions say nothing of it", repeats > 0)?;

@@ -72,8 +72,6 @@ layout! {
     CRC: 220, 4, "crc";
 }
 
-/// The newest version of a checkpoint: from version 2 on it may have this block.
-pub const CHECKPOINT_VERSION: u16 = Kind::Checkpoint.version_max();
 /// The longest name of a snapshot.
 pub const NAME_BYTES_MAX: usize = 128;
 const WHAT: &str = "kept block";

@@ -23,9 +23,9 @@ layout! {
 pub const MAGIC: [u8; 4] = *b"SAWM";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = at::SIZE;
-/// The version that this build writes, and the newest that it reads, for each kind that
-/// [`Kind::version_max`] does not name.
-pub const VERSION: u16 = 1;
+/// The first version of every kind. A structure is written in the lowest version that has all the
+/// fields it uses.
+pub const VERSION_FIRST: u16 = 1;
 /// Bytes of the CRC at the end of a structure.
 pub(crate) const CRC_BYTES: usize = 4;
 
@@ -47,18 +47,18 @@ pub enum Kind {
     Staging = 6,
     /// [`crate::cache_index`]
     CacheIndex = 7,
-    /// [`crate::transfer`]
-    TransferProgress = 16,
-    /// [`crate::export_state`]
-    ExportState = 17,
-    /// [`crate::newest_state`]
-    NewestState = 18,
     /// [`crate::kept_block::Pin`]
     Pin = 10,
     /// [`crate::role`]
     Role = 11,
     /// [`crate::name_record`]
     NameRecord = 12,
+    /// [`crate::transfer`]
+    TransferProgress = 16,
+    /// [`crate::export_state`]
+    ExportState = 17,
+    /// [`crate::newest_state`]
+    NewestState = 18,
 }
 
 impl Kind {
@@ -71,12 +71,12 @@ impl Kind {
         Kind::JournalSuperblock,
         Kind::Staging,
         Kind::CacheIndex,
-        Kind::TransferProgress,
-        Kind::ExportState,
-        Kind::NewestState,
         Kind::Pin,
         Kind::Role,
         Kind::NameRecord,
+        Kind::TransferProgress,
+        Kind::ExportState,
+        Kind::NewestState,
     ];
 
     /// Its name in errors and pages.
@@ -89,12 +89,12 @@ impl Kind {
             Kind::JournalSuperblock => "journal superblock",
             Kind::Staging => "staging header",
             Kind::CacheIndex => "cache index",
-            Kind::TransferProgress => "transfer progress",
-            Kind::ExportState => "export state",
-            Kind::NewestState => "newest state",
             Kind::Pin => "pin",
             Kind::Role => "role",
             Kind::NameRecord => "name record",
+            Kind::TransferProgress => "transfer progress",
+            Kind::ExportState => "export state",
+            Kind::NewestState => "newest state",
         }
     }
 
@@ -104,7 +104,15 @@ impl Kind {
             Kind::Segment | Kind::CacheIndex => 2,
             Kind::Checkpoint => 4,
             Kind::JournalSuperblock => 3,
-            _ => VERSION,
+            Kind::VolumeRecord
+            | Kind::MapPart
+            | Kind::Staging
+            | Kind::Pin
+            | Kind::Role
+            | Kind::NameRecord
+            | Kind::TransferProgress
+            | Kind::ExportState
+            | Kind::NewestState => VERSION_FIRST,
         }
     }
 
@@ -143,7 +151,7 @@ impl Preamble {
 
 /// Writes the preamble to the first 16 bytes.
 pub(crate) fn put(bytes: &mut [u8], kind: Kind, length: usize) {
-    put_version(bytes, kind, VERSION, length);
+    put_version(bytes, kind, VERSION_FIRST, length);
 }
 
 /// As [`put`], for a version other than the first.

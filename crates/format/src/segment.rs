@@ -76,7 +76,8 @@ const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 
 /// The version of a fence that records the size of its disk; all other segments are of version 1.
-pub const SIZED_VERSION: u16 = Kind::Segment.version_max();
+pub const SIZED_VERSION: u16 = 2;
+const _: () = assert!(SIZED_VERSION == KIND.version_max());
 
 /// How many sequences a fence covers: its epoch continues this far behind the fence.
 pub const FENCE_WINDOW: u64 = 64;
@@ -294,7 +295,7 @@ impl SegmentHeader {
     }
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize) {
-        let version = if self.size_bytes > 0 { SIZED_VERSION } else { preamble::VERSION };
+        let version = if self.size_bytes > 0 { SIZED_VERSION } else { preamble::VERSION_FIRST };
         preamble::put_version(bytes, KIND, version, length);
         at::VOLUME_ID.put(bytes, self.volume_id.0);
         at::PUT_ID.put(bytes, self.put_id.0);

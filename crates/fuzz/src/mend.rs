@@ -4,7 +4,7 @@
 
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
-use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
+use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION_FIRST, at};
 use sawmill_format::{
     cache_index, checkpoint, export_state, kept_block, map_part, name_record, newest_state, role,
     segment, transfer, volume_record,
@@ -42,7 +42,7 @@ pub(crate) fn seal(bytes: &mut [u8], kind: Kind) {
     let length = bytes.len();
     put(bytes, at::MAGIC, &MAGIC);
     put(bytes, at::KIND, &(kind as u16).to_le_bytes());
-    put(bytes, at::VERSION, &VERSION.to_le_bytes());
+    put(bytes, at::VERSION, &VERSION_FIRST.to_le_bytes());
     put(bytes, at::LENGTH, &(length as u64).to_le_bytes());
     let (body, crc) = bytes.split_at_mut(length - CRC_BYTES);
     crc.copy_from_slice(&crc32c(body).to_le_bytes());

@@ -49,7 +49,8 @@ const FLAG_CLEAN: u32 = 1;
 /// The version that records where memory is in use, and nothing else that came later.
 const MEMORY_VERSION: u16 = 2;
 /// The version that records where a copy of a part of the ring is.
-const SUPERBLOCK_VERSION: u16 = Kind::JournalSuperblock.version_max();
+const RING_COPY_VERSION: u16 = 3;
+const _: () = assert!(RING_COPY_VERSION == KIND.version_max());
 /// The longest folder name, in bytes, that a superblock holds.
 pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
 
@@ -134,9 +135,9 @@ impl Superblock {
         debug_assert_eq!(self.check(), Ok(()));
         let mut bytes = [0; SUPERBLOCK_BYTES];
         let version = match (&self.ring_copy, &self.memory) {
-            (Some(_), _) => SUPERBLOCK_VERSION,
+            (Some(_), _) => RING_COPY_VERSION,
             (None, Some(_)) => MEMORY_VERSION,
-            (None, None) => preamble::VERSION,
+            (None, None) => preamble::VERSION_FIRST,
         };
         preamble::put_version(&mut bytes, KIND, version, SUPERBLOCK_BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
@@ -244,7 +245,7 @@ impl Superblock {
 /// The copy that a block of version 3 names; older versions have zeroes there.
 fn ring_copy_of(bytes: &[u8]) -> Result<Option<RingCopy>> {
     let version = preamble::Preamble::decode(bytes)?.version;
-    if version < SUPERBLOCK_VERSION {
+    if version < RING_COPY_VERSION {
         preamble::check_reserved(KIND, bytes, &[at::COPY_FROM, at::COPY_AT, at::COPY_BYTES])?;
         return Ok(None);
     }
