@@ -1,12 +1,15 @@
 //! Commands about devices, given to the driver over `/dev/ublk-control`.
 //!
-//! Invariant: a command's buffer lives until the driver has answered. Every call waits for its
-//! answer. Not here: the order of commands; requests.
+//! Invariants: every call waits for the answer with its own number. A command's buffer lives until
+//! that answer has come: where a wait failed, the buffer stays for the driver, and a later call
+//! passes over the late answer. Not here: the order of commands; requests.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
@@ -31,6 +34,7 @@ pub struct Control {
     file: File,
     /// The device that was commanded last, and whether it is one without privileges.
     last: Option<(u32, bool)>,
+    lent: LentBuffers,
 }
 
 /// The longest answer of a command, with the path in front.
@@ -42,12 +46,65 @@ const CORES_MAX: usize = 8192;
 #[repr(C, align(8))]
 struct Buffer([u8; BUFFER_BYTES]);
 
+/// The buffers of commands that the driver has not answered, by the number of their command.
+///
+/// One that is never answered is never freed, because the driver may still write to it.
+#[derive(Default)]
+struct LentBuffers {
+    commands: u64,
+    /// Bounded by the ring's places: each buffer but one is of a command whose wait failed.
+    unanswered: HashMap<u64, NonNull<Buffer>>,
+}
+
+// SAFETY: each pointer came from a box of plain bytes, and this structure is its only owner on our
+// side, so it may move to another thread as the box might.
+unsafe impl Send for LentBuffers {}
+
+impl LentBuffers {
+    /// Lends a buffer to a new command; returns the number of the command, and the address.
+    fn lend(&mut self, buffer: Box<Buffer>) -> (u64, NonNull<Buffer>) {
+        self.commands += 1;
+        let buffer = NonNull::from(Box::leak(buffer));
+        self.unanswered.insert(self.commands, buffer);
+        (self.commands, buffer)
+    }
+
+    /// Takes back the buffer of a command that is answered, or that the driver never got.
+    fn take_back(&mut self, number: u64) -> Option<Box<Buffer>> {
+        let buffer = self.unanswered.remove(&number)?;
+        // SAFETY: the pointer came from a box in `lend`, and was removed from the only place that
+        // holds it, so it is freed once. The driver writes to it no more, see above.
+        Some(unsafe { Box::from_raw(buffer.as_ptr()) })
+    }
+
+    /// Looks for the answer of command `number` among `answers`, each a command's number and its
+    /// result. An answer ends the loan of its own command alone.
+    fn find_answer(
+        &mut self,
+        number: u64,
+        answers: impl Iterator<Item = (u64, i32)>,
+    ) -> Option<(i32, Box<Buffer>)> {
+        for (answered, result) in answers {
+            let buffer = self.take_back(answered);
+            if answered == number {
+                return buffer.map(|buffer| (result, buffer));
+            }
+        }
+        None
+    }
+}
+
 impl Control {
     /// Opens the driver's control node. `NotFound`: the module `ublk_drv` is not loaded.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open("/dev/ublk-control", flags, Mode::empty())?);
-        Ok(Control { ring: IoUring::builder().build(2)?, file, last: None })
+        Ok(Control {
+            ring: IoUring::builder().build(2)?,
+            file,
+            last: None,
+            lent: LentBuffers::default(),
+        })
     }
 
     /// The features of the driver, see [`super::feature`].
@@ -126,7 +183,7 @@ impl Control {
         self.command_on(abi::START_USER_RECOVERY, id, 0, &mut [])
     }
 
-    /// Ends the take-over: all queues wait for requests; `pid` is the process that serves the
+    /// Ends the takeover: all queues wait for requests; `pid` is the process that serves the
     /// device now.
     pub fn end_recovery(&mut self, id: u32, pid: u32) -> io::Result<()> {
         self.command_on(abi::END_USER_RECOVERY, id, pid.into(), &mut [])
@@ -164,25 +221,28 @@ impl Control {
         let mut buffer = Box::new(Buffer([0; BUFFER_BYTES]));
         buffer.0[..path.len()].copy_from_slice(path);
         buffer.0[path.len()..length].copy_from_slice(bytes);
+        let (command_number, lent) = self.lent.lend(buffer);
         let command = ControlCommand {
             dev_id: id,
             queue_id: u16::MAX,
             len: length as u16,
-            addr: if length == 0 { 0 } else { buffer.0.as_mut_ptr() as u64 },
+            addr: if length == 0 { 0 } else { lent.as_ptr() as u64 },
             data,
             dev_path_len: path.len() as u16,
             ..ControlCommand::default()
         };
-        let buffer = Box::into_raw(buffer);
         let fd = types::Fd(self.file.as_raw_fd());
         let entry = opcode::UringCmd80::new(fd, number).cmd(command.bytes()).build();
-        // SAFETY: the only memory the driver may touch is `buffer`, which is freed below only when
-        // the answer has come, and is left alone forever when it has not.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        let result =
-            if pushed.is_ok() { self.answer()? } else { -rustix::io::Errno::BUSY.raw_os_error() };
-        // SAFETY: the pointer came from `into_raw` above, and the driver has answered.
-        let buffer = unsafe { Box::from_raw(buffer) };
+        let entry = entry.user_data(command_number);
+        // SAFETY: the only memory the driver may touch is the buffer, which `self.lent` keeps until
+        // the answer with this command's number has come, and forever if it never comes. The file
+        // is open as long as the ring.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            // The ring is full of commands that the kernel would not take.
+            self.lent.take_back(command_number);
+            return Err(rustix::io::Errno::BUSY.into());
+        }
+        let (result, buffer) = self.answer(command_number)?;
         if result < 0 {
             return Err(io::Error::from_raw_os_error(-result));
         }
@@ -190,15 +250,17 @@ impl Control {
         Ok(())
     }
 
-    fn answer(&mut self) -> io::Result<i32> {
+    /// Waits for the answer of a command.
+    fn answer(&mut self, command_number: u64) -> io::Result<(i32, Box<Buffer>)> {
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => (),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) => return Err(error),
             }
-            if let Some(entry) = self.ring.completion().next() {
-                return Ok(entry.result());
+            let answers = self.ring.completion().map(|entry| (entry.user_data(), entry.result()));
+            if let Some(answer) = self.lent.find_answer(command_number, answers) {
+                return Ok(answer);
             }
         }
     }
@@ -228,7 +290,8 @@ fn info_from(bytes: &[u8; INFO_BYTES]) -> DeviceInfo {
 }
 
 fn parameters_bytes(parameters: &Parameters) -> [u8; PARAMETERS_BYTES] {
-    // SAFETY: as in `info_bytes`.
+    // SAFETY: the structure has no padding (asserted beside it), so all its bytes are initialized,
+    // and any bytes are an array of bytes.
     let all =
         unsafe { std::mem::transmute::<Parameters, [u8; size_of::<Parameters>()]>(*parameters) };
     let mut parameters = [0; PARAMETERS_BYTES];
@@ -239,6 +302,38 @@ fn parameters_bytes(parameters: &Parameters) -> [u8; PARAMETERS_BYTES] {
 fn parameters_from(parameters: &[u8; PARAMETERS_BYTES]) -> Parameters {
     let mut all = [0; size_of::<Parameters>()];
     all[..PARAMETERS_BYTES].copy_from_slice(parameters);
-    // SAFETY: as in `info_from`.
+    // SAFETY: all fields are integers, so any bytes are a valid structure.
     unsafe { std::mem::transmute::<[u8; size_of::<Parameters>()], Parameters>(all) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lend(lent: &mut LentBuffers, byte: u8) -> u64 {
+        lent.lend(Box::new(Buffer([byte; BUFFER_BYTES]))).0
+    }
+
+    #[test]
+    fn the_late_answer_of_a_command_whose_wait_failed_answers_no_other_command() {
+        let mut lent = LentBuffers::default();
+        let (failed, next) = (lend(&mut lent, 1), lend(&mut lent, 2));
+        let mut answers = [(failed, -5), (next, 0), (77, 0)].into_iter();
+        let (result, buffer) = lent.find_answer(next, &mut answers).expect("an answer");
+        assert_eq!((result, buffer.0[0]), (0, 2), "the result and the memory of its own");
+        assert_eq!(answers.next(), Some((77, 0)), "later answers are left for later calls");
+        assert!(lent.unanswered.is_empty(), "the late answer ended its loan, too");
+    }
+
+    #[test]
+    fn memory_that_the_driver_may_still_use_stays_until_its_own_answer() {
+        let mut lent = LentBuffers::default();
+        let (failed, next) = (lend(&mut lent, 1), lend(&mut lent, 2));
+        assert!(lent.find_answer(next, [(next, 0)].into_iter()).is_some());
+        assert!(lent.unanswered.contains_key(&failed), "the driver has not answered this one");
+        let third = lend(&mut lent, 3);
+        assert!(third != failed && third != next, "a number is used once");
+        assert!(lent.find_answer(third, [(failed, 0)].into_iter()).is_none(), "not its answer");
+        assert_eq!(lent.unanswered.keys().copied().collect::<Vec<_>>(), [third]);
+    }
 }
