@@ -6,7 +6,6 @@
 //!
 //! Not here: commands of `sawmill` with a store and a state folder (`place`).
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -95,20 +94,7 @@ pub fn output_text(output: &Output) -> String {
     )
 }
 
-pub use sawmill_testkit::wait_for;
-
-/// Counts the running test as skipped: a line in `SAWMILL_SKIP_LOG`, and on the test's own output.
-pub fn skip(why: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    println!("skipped: {test}: {why}");
-    if let Some(path) = std::env::var_os("SAWMILL_SKIP_LOG") {
-        let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        if let Ok(mut log) = log {
-            // Without the line the test counts as passed; nothing else depends on it.
-            let _ = writeln!(log, "{test}: {why}");
-        }
-    }
-}
+pub use sawmill_testkit::{skip, wait_for};
 
 /// Whether file systems can be mounted here through FUSE and a loop device.
 pub fn can_mount() -> Result<(), String> {

@@ -1,5 +1,5 @@
 //! Helpers that tests, workloads and the conformance suites share: seeded random numbers, waiting
-//! for a condition, and golden vectors.
+//! for a condition, skipping a test, and golden vectors.
 //!
 //! Invariant: the same seed gives the same rolls forever, so a failure can be reproduced. Not
 //! here: rigs that know a crate (each crate's `tests/` has its own), and anything that a server
@@ -7,8 +7,10 @@
 #![forbid(unsafe_code)]
 
 mod dice;
+mod skip;
 pub mod vectors;
 mod wait;
 
 pub use dice::{Dice, mix};
+pub use skip::skip;
 pub use wait::{PATIENCE, wait_for, wait_until};

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use sawmill_testkit::skip;
 
 static CABLES: AtomicU32 = AtomicU32::new(0);
 
@@ -25,12 +26,12 @@ pub(crate) struct Cable {
 }
 
 impl Cable {
-    /// Makes a cable. None, with the reason printed, if this process is not permitted to.
+    /// Makes a cable. None, with the test counted as skipped, if this process is not permitted to.
     pub(crate) fn of_mtu(mtu_bytes: usize) -> Option<Cable> {
         let number = CABLES.fetch_add(1, Ordering::Relaxed);
         let cable = Cable { name: format!("smc{}n{number}", std::process::id()) };
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root makes network namespaces");
+            skip("only root makes network namespaces");
             return None;
         }
         let (a, b) = (cable.space(End::A), cable.space(End::B));
@@ -43,7 +44,7 @@ impl Cable {
                 ip(&veth)
             });
         if let Err(reason) = outcome {
-            println!("skipped: no cable between namespaces: {reason}");
+            skip(&format!("no cable between namespaces: {reason}"));
             return None;
         }
         for (end, address) in [(End::A, "10.97.0.1/24"), (End::B, "10.97.0.2/24")] {
@@ -84,14 +85,15 @@ impl Cable {
         ip(&["-n", &space, "link", "set", "dev", name, "up"]).expect("up");
     }
 
-    /// Limits the send rate of this end; at most `limit_bytes` queue.
+    /// Limits the send rate of this end; at most `limit_bytes` queue. False, with the test counted as
+    /// skipped, if `tc` cannot.
     pub(crate) fn slow_down(&self, end: End, rate: &str, limit_bytes: u32) -> bool {
         let (space, limit) = (self.space(end), limit_bytes.to_string());
         let words = ["-n", &space, "qdisc", "replace", "dev", "cable", "root"];
         let tbf = ["tbf", "rate", rate, "burst", "40000", "limit", &limit];
         let slowed = run("tc", words.iter().chain(&tbf));
         if let Err(reason) = &slowed {
-            println!("skipped: tc cannot limit: {reason}");
+            skip(&format!("tc cannot limit: {reason}"));
         }
         slowed.is_ok()
     }

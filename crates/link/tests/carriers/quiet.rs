@@ -1,12 +1,13 @@
 //! Nothing is allocated while packets travel (WZBLK §2.2.7).
 
 use sawmill_link::carrier::{
-    Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_express, open_udp,
+    Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
 };
 use sawmill_sys::CountingAllocator;
 
 use crate::cable::{Cable, End};
 use crate::packets::{PATIENCE, batch_of};
+use crate::xdp;
 
 fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
     let batch = batch_of(0, &[1000, 1000, 1000, 24, 500]);
@@ -64,8 +65,7 @@ fn nothing_is_allocated_while_packets_travel_over_ethernet() {
 #[test]
 fn nothing_is_allocated_while_packets_travel_past_the_network_layer() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
-    let Ok((sender, _own)) = cable.at(End::A, || open_express("cable")) else { return };
-    let (far_sender, mut receiver) =
-        cable.at(End::B, || open_express("cable").expect("as the other end"));
+    let Some((sender, _own)) = xdp::open(&cable, End::A) else { return };
+    let Some((far_sender, mut receiver)) = xdp::open(&cable, End::B) else { return };
     travel(&sender, &far_sender.own(), &mut receiver);
 }

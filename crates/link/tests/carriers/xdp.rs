@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use sawmill_link::carrier::{
     BROADCAST, ExpressReceiver, ExpressSender, Peer, Receiver, Sender, open_ethernet, open_express,
 };
+use sawmill_testkit::skip;
 
 use crate::cable::{Cable, End};
 use crate::packets::{PATIENCE, all_sizes_arrive, batch_of, expect_in_order};
@@ -21,11 +22,11 @@ fn try_open(
     cable.at(end, || open_express(name)).map_err(|error| Errno::from_io_error(&error))
 }
 
-/// None, with the reason printed, where this kernel has no AF_XDP.
-fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
+/// None, with the test counted as skipped, where this kernel has no AF_XDP.
+pub(crate) fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
     match try_open(cable, end, "cable") {
         Err(Some(Errno::AFNOSUPPORT | Errno::NOSYS | Errno::OPNOTSUPP)) => {
-            println!("skipped: the kernel has no AF_XDP, or none for this MTU");
+            skip("the kernel has no AF_XDP, or none for this MTU");
             None
         }
         opened => Some(opened.expect("AF_XDP")),
