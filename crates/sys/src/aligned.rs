@@ -43,7 +43,8 @@ impl Deref for AlignedBytes {
 
 impl DerefMut for AlignedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; `&mut self` makes the borrow exclusive.
+        // SAFETY: `start` points at `layout.size()` initialized bytes that live as long as `self`,
+        // and `&mut self` makes the borrow exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
     }
 }

@@ -110,15 +110,17 @@ impl Deref for Lease {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
-        // keeps; no other lease of this process overlaps it. Another process may write there
-        // meanwhile, so nothing is assumed about the bytes.
+        // keeps; no other lease of this process overlaps it. That another process may write there
+        // meanwhile is accepted, see `mapping`.
         unsafe { std::slice::from_raw_parts(self.arena.mapping.at(self.offset), self.length) }
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` excludes every other access of this process.
+        // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
+        // keeps; no other lease overlaps it, and `&mut self` excludes every other access of this
+        // process. Another process: see `mapping`.
         unsafe { std::slice::from_raw_parts_mut(self.arena.mapping.at(self.offset), self.length) }
     }
 }

@@ -83,15 +83,17 @@ impl Deref for MemoryLease {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
-        // keeps; no other loan of this process overlaps it. Another process may write there
-        // meanwhile; nothing is assumed about the bytes.
+        // keeps; no other loan of this process overlaps it. That another process may write there
+        // meanwhile is accepted, see `mapping`.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.at(self.offset), self.length) }
     }
 }
 
 impl DerefMut for MemoryLease {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` excludes every other access of this process.
+        // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
+        // keeps; no other loan overlaps it, and `&mut self` excludes every other access of this
+        // process. Another process: see `mapping`.
         unsafe { std::slice::from_raw_parts_mut(self.memory.mapping.at(self.offset), self.length) }
     }
 }

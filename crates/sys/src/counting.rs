@@ -64,20 +64,22 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
         keep(layout.size(), 0);
-        // SAFETY: as above.
+        // SAFETY: the caller keeps GlobalAlloc's contract for this layout, which is the system's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         count();
         keep(bytes, layout.size());
-        // SAFETY: as above.
+        // SAFETY: the pointer came from the system's allocator with this layout, as the caller
+        // promises, because every allocation here is the system's.
         unsafe { System.realloc(pointer, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         keep(0, layout.size());
-        // SAFETY: as above.
+        // SAFETY: the pointer came from the system's allocator with this layout, as the caller
+        // promises, because every allocation here is the system's.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

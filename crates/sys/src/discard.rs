@@ -26,7 +26,8 @@ pub fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     }
     // SAFETY: BLKDISCARD reads two 64-bit numbers, which the argument is.
     let discard = unsafe { Setter::<BLKDISCARD, [u64; 2]>::new([offset, length]) };
-    // SAFETY: as above; the kernel keeps nothing of it.
+    // SAFETY: the argument is the two numbers that BLKDISCARD reads, and the kernel keeps no pointer
+    // to them after the call.
     Ok(unsafe { ioctl(file.as_fd(), discard) }?)
 }
 

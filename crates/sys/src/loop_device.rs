@@ -125,7 +125,8 @@ impl LoopDevice {
                 .read(true)
                 .write(access == LoopAccess::ReadWrite)
                 .open(device.path())?;
-            // SAFETY: as above; the descriptor lives through the call.
+            // SAFETY: the argument is the one structure that LOOP_CONFIGURE reads; the descriptor
+            // that it names is open through the call.
             match unsafe { ioctl(&node, configure) } {
                 Ok(()) => return Ok(device),
                 Err(Errno::BUSY) => (),

@@ -52,7 +52,8 @@ impl Deref for Pages {
 
 impl DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` is the only access.
+        // SAFETY: the mapping has `length` writable bytes and lives as long as `self`; `&mut self`
+        // is the only access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }

@@ -75,7 +75,8 @@ impl SharedMemory {
     #[must_use]
     pub fn half(&self, offset: usize) -> Option<&AtomicU16> {
         let at = self.place(offset, 2)?;
-        // SAFETY: as for `byte`, and aligned: the mapping begins at a page.
+        // SAFETY: `place` checked that the two bytes lie inside the mapping, which begins at a page
+        // and lives as long as `self`, so they are aligned, too. All access is atomic.
         Some(unsafe { AtomicU16::from_ptr(at.cast()) })
     }
 
@@ -83,7 +84,8 @@ impl SharedMemory {
     #[must_use]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.place(offset, 8)?;
-        // SAFETY: as for `half`.
+        // SAFETY: `place` checked that the eight bytes lie inside the mapping, which begins at a
+        // page and lives as long as `self`, so they are aligned, too. All access is atomic.
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 

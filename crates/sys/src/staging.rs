@@ -441,7 +441,8 @@ impl Deref for Slot<'_> {
 
 impl DerefMut for Slot<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; `&mut self` makes the borrow exclusive.
+        // SAFETY: the range is mapped for as long as the ring lives, belongs to this slot alone
+        // (invariant 2), and `&mut self` excludes other borrows of the slot.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }
@@ -567,7 +568,8 @@ impl Consumer {
     }
 }
 
-// SAFETY: a slot is exclusive access to plain shared memory; it may be filled on another thread.
+// SAFETY: the pointer is to a range that is this slot's alone (invariant 2) until `publish` takes the
+// slot, so whichever thread has the slot is the only one to touch it.
 unsafe impl Send for Slot<'_> {}
 
 #[cfg(test)]

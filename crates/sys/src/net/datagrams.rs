@@ -209,7 +209,8 @@ impl DatagramSocket {
         };
         let rooms = inbox.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
         for (i, room) in rooms.enumerate().take(count) {
-            // SAFETY: initialized above, and filled by the kernel.
+            // SAFETY: the loop above initialized all MESSAGES_MAX of them, and the kernel changed
+            // numbers alone.
             let message = unsafe { messages[i].assume_init_ref() };
             let Some(from) = names[i].address() else { continue };
             let length = (message.msg_len as usize).min(MESSAGE_BYTES_MAX);

@@ -133,5 +133,6 @@ impl Drop for Descriptors {
     }
 }
 
-// SAFETY: the mapping is only an address range; all access is a copy out of it.
+// SAFETY: the mapping is valid on every thread until it is dropped, which its owner alone does; it is
+// read by volatile copies, so a thread has no reference into it.
 unsafe impl Send for Descriptors {}

@@ -290,7 +290,8 @@ impl XdpInbox {
         } else {
             let mut frame_bytes = 0;
             for ahead in 0..chunks {
-                // SAFETY: as above.
+                // SAFETY: the bytes lie in another chunk that the kernel put and that has not been
+                // given back; they are copied before that.
                 let piece = unsafe { &*piece(umem, &self.received.peek(ahead)) };
                 let Some(into) = self.whole.get_mut(frame_bytes..frame_bytes + piece.len()) else {
                     return false;
