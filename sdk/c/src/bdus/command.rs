@@ -8,7 +8,7 @@
 //! Not here: how a device is found (`record`).
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -121,16 +121,7 @@ fn carry_out(subcommand: &Subcommand) -> Result<(), Fault> {
     match subcommand {
         Subcommand::Help => print(USAGE),
         Subcommand::Flush(which) => flush(number(which)?),
-        Subcommand::Logs(which) => {
-            let path = record::log_path(number(which)?)?;
-            let none = |_| {
-                Fault::new(
-                    libc::ENOENT,
-                    "this device's driver logs nothing: its attribute log is false",
-                )
-            };
-            print(&std::fs::read_to_string(path).map_err(none)?)
-        }
+        Subcommand::Logs(which) => print(&log_text(&record::log_path(number(which)?)?)?),
         Subcommand::Version(part) => {
             let parts = ["cmdbdus", "libbdus", "kbdus"];
             match part {
@@ -149,6 +140,17 @@ fn carry_out(subcommand: &Subcommand) -> Result<(), Fault> {
     }
 }
 
+/// What a driver has logged.
+fn log_text(path: &Path) -> Result<String, Fault> {
+    std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Fault::new(
+            libc::ENOENT,
+            "this device's driver logs nothing: its attribute log is false",
+        ),
+        _ => Fault::from(error).about(path),
+    })
+}
+
 fn number(which: &str) -> Result<u64, Fault> {
     match which.parse() {
         Ok(number) => Ok(number),
@@ -157,19 +159,29 @@ fn number(which: &str) -> Result<u64, Fault> {
 }
 
 fn print(text: &str) -> Result<(), Fault> {
-    let mut out = std::io::stdout();
+    let mut out = io::stdout();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())?;
     Ok(())
 }
 
 fn complain(text: &str) {
     // If the output is closed, the exit status still reports the result.
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_not_called_missing() {
+        let folder = std::env::temp_dir();
+        let fault = log_text(&folder).unwrap_err();
+        assert_eq!(fault.errno, libc::EISDIR);
+        assert!(fault.message.contains(folder.to_str().unwrap()), "{}", fault.message);
+        let fault = log_text(&folder.join("sawmill-no-such.log")).unwrap_err();
+        assert!(fault.message.contains("logs nothing"), "{}", fault.message);
+    }
 
     #[test]
     fn a_wrong_word_ends_with_2_and_help_with_0() {

@@ -5,30 +5,32 @@
 //! connections and shared memory. Not here: when (`driver`: the device is available, and nothing
 //! but the calling thread serves it yet).
 
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, IntoRawFd};
+
 use super::fault::Fault;
 
 /// Returns only in the daemon.
 pub(super) fn begin() -> Result<(), Fault> {
-    // SAFETY: what the program has buffered is written, so that it is not written twice; null means
-    // all.
+    // What the program has buffered is written now; else both processes would write it.
+    // SAFETY: `fflush` takes null, which means all open streams, and keeps no pointer.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     fork()?;
     // SAFETY: a system call without arguments; a new child leads no group, so it cannot fail.
     unsafe { libc::setsid() };
     // The daemon does not lead a session, so it cannot acquire a terminal.
     fork()?;
-    // SAFETY: system calls on descriptors; the string ends with NUL.
-    unsafe {
-        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        if null < 0 {
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    for standard in 0..3 {
+        // SAFETY: a system call on numbers; no Rust object owns a standard descriptor. `null` has
+        // another number, or is that one, which stays open below.
+        if unsafe { libc::dup2(null.as_raw_fd(), standard) } < 0 {
             return Err(std::io::Error::last_os_error().into());
         }
-        for standard in 0..3 {
-            libc::dup2(null, standard);
-        }
-        if null > 2 {
-            libc::close(null);
-        }
+    }
+    if null.as_raw_fd() < 3 {
+        // It was opened in the place of a closed standard descriptor.
+        let _ = null.into_raw_fd();
     }
     Ok(())
 }
@@ -40,7 +42,7 @@ fn fork() -> Result<(), Fault> {
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().into()),
         0 => Ok(()),
-        // SAFETY: ends this process immediately.
+        // SAFETY: `_exit` takes a number, does not return, and runs no exit handler of the program.
         _ => unsafe { libc::_exit(0) },
     }
 }

@@ -111,7 +111,8 @@ impl Callbacks {
     /// Calls a callback about the device. Returns whether it succeeded.
     pub(super) fn call(&self, name: &str, callback: OnDevice) -> Result<(), Fault> {
         let Some(callback) = callback else { return Ok(()) };
-        // SAFETY: the program's callback, with the context that lives as long as `self`.
+        // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+        // context lives as long as `self`.
         let errno = unsafe { callback(self.context.pointer()) };
         self.note(&format!("{name}() = {errno}"));
         match errno {
@@ -163,6 +164,12 @@ impl Callbacks {
     }
 }
 
+/// The length of a request. `run` limits it to 1 MiB (`request_bytes_max`); a host that does not
+/// keep to that gets an error.
+fn size_of(bytes: &[u8]) -> io::Result<u32> {
+    u32::try_from(bytes.len()).map_err(io::Error::other)
+}
+
 impl Driver for Callbacks {
     fn abilities(&self) -> Abilities {
         Abilities {
@@ -176,9 +183,10 @@ impl Driver for Callbacks {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let (read, size) = (self.callback(self.ops.read)?, into.len() as u32);
-        // SAFETY: the program's callback, with memory that is its own meanwhile; no request is
-        // longer than 1 MiB.
+        let (read, size) = (self.callback(self.ops.read)?, size_of(into)?);
+        // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+        // context lives as long as `self`. The `size` bytes are borrowed, so no one else has that
+        // memory until it returns.
         let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context.pointer()) };
         self.result_of("read", &format!("{offset}, {size}"), errno)
     }
@@ -188,8 +196,10 @@ impl Driver for Callbacks {
             Some(_) if !fua => ("write", self.ops.write),
             _ => ("fua_write", self.ops.fua_write),
         };
-        let (write, size) = (self.callback(callback)?, bytes.len() as u32);
-        // SAFETY: as in `read`; the bytes stay as they are.
+        let (write, size) = (self.callback(callback)?, size_of(bytes)?);
+        // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+        // context lives as long as `self`. The `size` bytes are borrowed, so they do not change
+        // until it returns.
         let errno = unsafe { write(bytes.as_ptr().cast(), offset, size, self.context.pointer()) };
         self.result_of(name, &format!("{offset}, {size}"), errno)
     }

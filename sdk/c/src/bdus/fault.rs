@@ -1,6 +1,8 @@
 //! Errors as BDUS reports them: false, errno, a message of the thread. Not here: what an errno
 //! means.
 
+use std::path::Path;
+
 use sawmill_device::{Error, ErrorKind};
 
 use crate::text::note_text;
@@ -19,6 +21,12 @@ impl Fault {
 
     pub(super) fn invalid(message: &str) -> Self {
         Fault::new(libc::EINVAL, message)
+    }
+
+    /// The same fault, with the file that it is about before its message.
+    pub(super) fn about(mut self, path: &Path) -> Self {
+        self.message = format!("{}: {}", path.display(), self.message);
+        self
     }
 
     /// Returns true, or false and records the error.

@@ -26,7 +26,7 @@ pub(super) struct Record(Vec<(String, String)>);
 pub(super) struct Page(File);
 
 fn folder() -> Result<PathBuf, Fault> {
-    let user = rustix_uid();
+    let user = user_id();
     let folder = match (std::env::var_os(FOLDER_VARIABLE), std::env::var_os("XDG_RUNTIME_DIR")) {
         (Some(folder), _) => PathBuf::from(folder),
         (None, _) if user == 0 => PathBuf::from("/run/sawmill-bdus"),
@@ -44,7 +44,8 @@ fn folder() -> Result<PathBuf, Fault> {
     Ok(folder)
 }
 
-fn rustix_uid() -> u32 {
+/// The user with whose rights this process runs.
+pub(super) fn user_id() -> u32 {
     // SAFETY: a system call without arguments that cannot fail.
     unsafe { libc::geteuid() }
 }
@@ -55,30 +56,44 @@ fn open(path: &Path) -> Result<File, Fault> {
     file.map_err(|error| Fault::from(error).about(path))
 }
 
+/// The file with the number of the next device.
+fn counter_path() -> Result<PathBuf, Fault> {
+    Ok(folder()?.join("next"))
+}
+
 /// The number that the next device will get.
 fn next() -> Result<u64, Fault> {
-    let mut text = String::new();
-    open(&folder()?.join("next"))?.read_to_string(&mut text)?;
-    Ok(text.trim().parse().unwrap_or(0))
+    let path = counter_path()?;
+    read_counter(&mut open(&path)?).map_err(|fault| fault.about(&path))
 }
 
 /// Assigns a number that no device has had.
 pub(super) fn number() -> Result<u64, Fault> {
-    let mut file = open(&folder()?.join("next"))?;
-    file.lock()?;
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    let number: u64 = text.trim().parse().unwrap_or(0);
-    file.seek(SeekFrom::Start(0))?;
-    write!(file, "{}", number + 1)?;
-    Ok(number)
+    let path = counter_path()?;
+    advance_counter(&mut open(&path)?).map_err(|fault| fault.about(&path))
 }
 
-impl Fault {
-    fn about(mut self, path: &Path) -> Self {
-        self.message = format!("{}: {}", path.display(), self.message);
-        self
+fn read_counter(file: &mut File) -> Result<u64, Fault> {
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    if text.is_empty() {
+        // The file was just made.
+        return Ok(0);
     }
+    // Not 0 again: that number has been used.
+    text.trim().parse().map_err(|_| Fault::new(libc::EIO, "damaged: it does not hold a number"))
+}
+
+/// Returns the number in the file, and leaves the one after it there.
+fn advance_counter(file: &mut File) -> Result<u64, Fault> {
+    file.lock()?;
+    let number = read_counter(file)?;
+    let next = number.checked_add(1).ok_or_else(|| {
+        Fault::new(libc::EIO, "damaged: there is no number after the one that it holds")
+    })?;
+    file.seek(SeekFrom::Start(0))?;
+    write!(file, "{next}")?;
+    Ok(number)
 }
 
 impl Record {
@@ -173,4 +188,24 @@ pub(super) fn find_by_path(path: &str) -> Result<u64, Fault> {
     }
     let errno = if file_id.is_none() { libc::ENOENT } else { libc::EINVAL };
     Err(Fault::new(errno, &format!("{path} is no device with a driver")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_counter_is_an_error_and_assigns_no_number_again() {
+        let path = std::env::temp_dir().join(format!("sawmill-bdus-next-{}", std::process::id()));
+        let assigned = || advance_counter(&mut open(&path)?).map_err(|fault| fault.about(&path));
+        assert_eq!((assigned().unwrap(), assigned().unwrap()), (0, 1));
+        for damaged in ["nonsense", "1x", "-1", "\0\0", " ", "18446744073709551615"] {
+            std::fs::write(&path, damaged).unwrap();
+            let fault = assigned().unwrap_err();
+            assert_eq!(fault.errno, libc::EIO, "{damaged:?}");
+            assert!(fault.message.contains(path.to_str().unwrap()), "{}", fault.message);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged, "it stays as it is");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -67,8 +67,7 @@ fn doors() -> Result<Vec<String>, Fault> {
         );
         return Err(Fault::new(libc::ENODEV, &text));
     }
-    // SAFETY: a system call without arguments that cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if record::user_id() != 0 {
         let text = format!(
             "only root can create ublk devices: run as root, or name another door in \
              {DOORS_VARIABLE}"
