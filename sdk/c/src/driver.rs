@@ -241,3 +241,42 @@ impl ChunkDriver for CDriver {
         self.notify_ready(doors);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    /// `tests/layout.c` has the same numbers for C.
+    #[test]
+    fn structures_have_the_places_of_the_header() {
+        let places = [
+            offset_of!(DriverTable, struct_bytes),
+            offset_of!(DriverTable, abilities),
+            offset_of!(DriverTable, read),
+            offset_of!(DriverTable, write),
+            offset_of!(DriverTable, flush),
+            offset_of!(DriverTable, discard),
+            offset_of!(DriverTable, write_zeroes),
+            offset_of!(DriverTable, write_chunk),
+            offset_of!(DriverTable, flush_queue),
+            offset_of!(DriverTable, attached),
+            offset_of!(DriverTable, ready),
+            size_of::<DriverTable>(),
+        ];
+        assert_eq!(places, [0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88]);
+        let places = [
+            offset_of!(WriteChunk, bytes),
+            offset_of!(WriteChunk, length),
+            offset_of!(WriteChunk, metadata_bytes),
+            offset_of!(WriteChunk, records),
+            offset_of!(WriteChunk, horizon),
+            offset_of!(WriteChunk, floor),
+            offset_of!(WriteChunk, queue),
+            offset_of!(WriteChunk, again),
+            size_of::<WriteChunk>(),
+        ];
+        assert_eq!(places, [0, 8, 16, 24, 32, 40, 48, 52, 56]);
+    }
+}

@@ -2,9 +2,11 @@
 //! for BDUS (`include/bdus.h`).
 //!
 //! Besides `crates/sys`, this is the only place with unsafe code: it handles the pointers of a C
-//! program, which follows the headers. Invariants: no string, table or option of a caller is kept
-//! after the call that got it; a panic of ours does not cross into C: Rust aborts the program at
-//! the edge of an `extern "C"` function. Files: `driver` (a table of functions as a driver),
+//! program, which follows the headers. Invariants: no pointer of a caller is kept after the call that
+//! got it; a panic of ours does not cross into C: Rust aborts the program at the edge of an
+//! `extern "C"` function. Each `no_mangle` is sound because the names begin with `sawmill_` or
+//! `bdus_` and occur once in the program; the test `prototypes` compares them with the headers.
+//! Files: `driver` (a table of functions as a driver),
 //! `options`, `text` (strings, errors), `user` (a pointer of the program), `bdus/`. Not here: what
 //! a driver is (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -139,7 +141,8 @@ pub unsafe extern "C" fn sawmill_device_option(
         device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
         let copied_bytes = value.len().min(length - 1);
-        // SAFETY: `kept` + 1 bytes can be written there, and they do not overlap our string.
+        // SAFETY: `copied_bytes` + 1 <= `length` bytes can be written there, by the caller's
+        // promise, and they do not overlap our string.
         unsafe {
             std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), copied_bytes);
             into.add(copied_bytes).write(0);
@@ -183,7 +186,8 @@ mod tests {
     /// Set in the child process, which panics.
     const CHILD_VARIABLE: &str = "SAWMILL_C_TEST_PANICS";
 
-    /// A function as C programs call them, with a bug.
+    /// A function as C programs call them, with a bug. It stands for the exported ones: what ends
+    /// the process is their `extern "C"`, which the test `prototypes` demands of each.
     extern "C" fn with_a_bug() {
         panic!("a bug of ours");
     }

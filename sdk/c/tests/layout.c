@@ -47,11 +47,29 @@ AT(bdus_attrs, log, 39);
 AT(sawmill_driver, struct_bytes, 0);
 AT(sawmill_driver, abilities, 8);
 AT(sawmill_driver, read, 16);
+AT(sawmill_driver, write, 24);
+AT(sawmill_driver, flush, 32);
+AT(sawmill_driver, discard, 40);
+AT(sawmill_driver, write_zeroes, 48);
 AT(sawmill_driver, write_chunk, 56);
+AT(sawmill_driver, flush_queue, 64);
+AT(sawmill_driver, attached, 72);
 AT(sawmill_driver, ready, 80);
-static_assert(sizeof(struct sawmill_driver) == 88 && sizeof(struct sawmill_record) == 32, "");
+static_assert(sizeof(struct sawmill_driver) == 88, "");
+AT(sawmill_chunk, bytes, 0);
+AT(sawmill_chunk, length, 8);
 AT(sawmill_chunk, metadata_bytes, 16);
+AT(sawmill_chunk, records, 24);
+AT(sawmill_chunk, horizon, 32);
+AT(sawmill_chunk, floor, 40);
+AT(sawmill_chunk, queue, 48);
 AT(sawmill_chunk, again, 52);
+static_assert(sizeof(struct sawmill_chunk) == 56, "");
+AT(sawmill_record, sector, 0);
+AT(sawmill_record, sectors, 8);
+AT(sawmill_record, sequence, 16);
+AT(sawmill_record, flag, 24);
+static_assert(sizeof(struct sawmill_record) == 32, "");
 
 int main(void)
 {
