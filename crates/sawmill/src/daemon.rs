@@ -25,7 +25,7 @@ pub(crate) struct DoorOf {
 pub(crate) fn start() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Only a debug message: without CAP_SYS_RESOURCE this is refused to every ordinary server.
-    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+    if let Err(error) = sawmill_sys::reclaim::set_io_flusher() {
         tracing::debug!("cannot mark threads as serving disks: {error}");
     }
 }

@@ -6,8 +6,8 @@
 //! (memory that outlives the process, and the ring in it), [`SharedMemory`] (memory that another
 //! process writes too), [`Arena`] (such memory, lent out in pieces), [`AttachedMemory`] (such
 //! memory of another process), [`in_own_session`] (a program that outlives its starter),
-//! [`caged`](caged()) (one that is not trusted), [`sync`] (locks and atomics, which a test can
-//! replace), [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
+//! [`restrict`] (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
+//! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
 //! files and block devices), [`ublk`] (the kernel's driver for block devices in user space),
 //! [`reclaim`] (a server of disks must not wait for its own disk), [`CountingAllocator`] (for
 //! tests).
@@ -18,7 +18,6 @@
 mod aligned;
 mod arena;
 mod attached;
-mod caged;
 mod counting;
 pub mod descriptors;
 mod direct_file;
@@ -28,6 +27,7 @@ mod mapping;
 pub mod net;
 mod pages;
 pub mod reclaim;
+mod sandbox;
 mod session;
 mod shared;
 pub mod staging;
@@ -38,12 +38,12 @@ mod waker;
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, Lease};
 pub use attached::{AttachedMemory, MemoryLease};
-pub use caged::{Bounds, caged, is_no_network};
 pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
+pub use sandbox::{Bounds, is_no_network, restrict};
 pub use session::in_own_session;
 pub use shared::SharedMemory;
 pub use staging::{Consumer, FillProof, ReserveError, Ring, Slot, Span, StagingFile};

@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use self::ownership::{allocate, fault_of, invalid, is_fresh};
 use crate::BLOCK_BYTES;
 use crate::mapping::Mapping;
-use crate::sync::{AtomicU64, Mutex, RwLock, may_switch};
+use crate::sync::{AtomicU64, Mutex, RwLock, switch_point};
 
 /// Bytes before the ring: one page of header, one page of live words.
 const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
@@ -155,7 +155,7 @@ impl StagingFile {
     }
 
     fn written_word(&self) -> &atomic::AtomicU64 {
-        may_switch();
+        switch_point();
         self.word(Self::WRITTEN_OFFSET_BYTES)
     }
 

@@ -22,7 +22,7 @@ mod real {
     /// A point where a schedule may switch to another thread, beside the locks and atomics
     /// themselves.
     #[inline(always)]
-    pub fn may_switch() {}
+    pub fn switch_point() {}
 
     /// A busy-wait for a limited time.
     pub struct Spin {
@@ -57,7 +57,7 @@ mod scheduled {
 
     /// A point where the schedule may switch to another thread, beside the locks and atomics
     /// themselves.
-    pub fn may_switch() {
+    pub fn switch_point() {
         shuttle::thread::yield_now();
     }
 
@@ -123,7 +123,7 @@ mod scheduled {
         /// Waits for a notification, or returns at once.
         pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             if shuttle::rand::thread_rng().r#gen() {
-                may_switch();
+                switch_point();
             } else {
                 self.wait(guard);
             }

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use sawmill_format::crc::payload_check;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
 use sawmill_sys::FillProof;
-use sawmill_sys::sync::{AtomicBool, may_switch};
+use sawmill_sys::sync::{AtomicBool, switch_point};
 
 /// The unit of verification, in bytes of the volume's address space.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -82,7 +82,7 @@ impl Record {
     }
 
     pub(crate) fn fill(&self, slot: Option<FillProof>, checks: Checks) {
-        may_switch();
+        switch_point();
         let set = self.facts.set(PayloadFacts { slot, checks });
         debug_assert!(set.is_ok(), "a record is filled once");
     }

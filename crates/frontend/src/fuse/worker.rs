@@ -56,7 +56,7 @@ impl FuseFile {
 pub(super) fn work(link: &Arc<Link>, file: &FuseFile) {
     // Otherwise an allocation here may wait for memory that the kernel frees by writing to this
     // very file system.
-    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+    if let Err(error) = sawmill_sys::reclaim::set_io_flusher() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
             reclaim");
     }

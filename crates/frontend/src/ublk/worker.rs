@@ -44,8 +44,8 @@ impl Worker {
             tie_to(&cores);
             // Without the privilege, there is no device whose memory could wait for itself: see the
             // guide.
-            if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-                tracing::debug!(%error, "ublk: cannot mark a thread as one that serves a disk");
+            if let Err(error) = sawmill_sys::reclaim::set_io_flusher() {
+                tracing::debug!(%error, "ublk: cannot make a thread an I/O flusher");
             }
             // On the thread itself: the driver accepts the commands of a queue from one thread
             // only, and remembers it as its server.

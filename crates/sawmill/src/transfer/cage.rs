@@ -48,7 +48,7 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
             file_bytes,
             has_network,
         };
-        sawmill_sys::caged(&mut command, bounds).spawn()
+        sawmill_sys::restrict(&mut command, bounds).spawn()
     };
     match start(false) {
         Err(error) if sawmill_sys::is_no_network(&error) => {

@@ -23,7 +23,7 @@ use std::time::Duration;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RING_START_BYTES, RecordOperation, Superblock};
 use sawmill_sys::StagingFile;
-use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, may_switch};
+use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, switch_point};
 use shuttle::rand::Rng;
 use shuttle::thread;
 
@@ -93,14 +93,14 @@ impl Disk for TwoLayers {
         self.read_at(offset, into)
     }
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        may_switch();
+        switch_point();
         self.written.lock()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
     fn sync(&self) -> io::Result<()> {
         // A sync may or may not cover what is written while it runs: here it does not.
         let covered = self.written.lock().clone();
-        may_switch();
+        switch_point();
         *self.durable.lock() = covered;
         Ok(())
     }
@@ -163,12 +163,12 @@ impl Bench {
         let in_halves = |into: &mut [u8]| {
             let half = into.len() / 2;
             into[..half].fill(fill);
-            may_switch();
+            switch_point();
             into[half..].fill(fill);
         };
         let address = u64::from(fill) << 12;
         let enter = |record: &Arc<Record>| {
-            may_switch();
+            switch_point();
             self.entered.lock().push(record.position);
         };
         let appended =
@@ -365,7 +365,7 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
             thread::spawn(move || {
                 let die = |into: &mut [u8]| {
                     into[..10].fill(9);
-                    may_switch();
+                    switch_point();
                     resume_unwind(Box::new("dies"));
                 };
                 let append =
@@ -476,7 +476,7 @@ fn an_append_wakes_a_writer_that_rests() {
             writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
             if bench.taken_records.lock().len() < 2 {
                 bench.journal.rest();
-                may_switch();
+                switch_point();
             }
         }
         appender.join().expect("the appender");
@@ -497,7 +497,7 @@ fn append_too_early(bench: &Bench, fill: u8, bytes: u64) {
     let (mut slot, record) = reserved.expect("there is room");
     bench.entered.lock().push(record.position);
     record.set_complete();
-    may_switch();
+    switch_point();
     slot[RECORD_HEADER_BYTES..].fill(fill);
     let (checks, _) = checks_of(0, &slot[RECORD_HEADER_BYTES..]);
     record.fill(Some(slot.publish()), checks);

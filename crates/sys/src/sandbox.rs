@@ -25,8 +25,8 @@ pub struct Bounds {
 
 /// Gives the program these limits, no core dump and no new privileges. If the kernel does not allow
 /// it a network of its own, starting it fails: see [`is_no_network`].
-pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
-    let cage = move || {
+pub fn restrict(command: &mut Command, bounds: Bounds) -> &mut Command {
+    let enter = move || {
         bound(Resource::As, bounds.memory_bytes)?;
         bound(Resource::Nofile, bounds.files)?;
         bound(Resource::Cpu, bounds.cpu_s)?;
@@ -40,7 +40,7 @@ pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
     };
     // SAFETY: between fork and exec only system calls are made, which touch no memory of this
     // process; no lock is taken and nothing is allocated.
-    unsafe { command.pre_exec(cage) }
+    unsafe { command.pre_exec(enter) }
 }
 
 /// Whether a program failed to start only because it cannot have a network of its own here.
@@ -81,18 +81,18 @@ mod tests {
     };
 
     #[test]
-    fn a_caged_program_has_its_bounds() {
+    fn a_restricted_program_has_its_bounds() {
         let mut command = Command::new("sh");
         let command = command.args(["-c", "ulimit -n; ulimit -v; ulimit -c; ulimit -t; ulimit -f"]);
-        let output = caged(command, BOUNDS).output().unwrap();
+        let output = restrict(command, BOUNDS).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "17\n1048576\n0\n60\n0\n");
     }
 
     #[test]
-    fn a_caged_program_sees_no_network_but_an_idle_one() {
+    fn a_restricted_program_sees_no_network_but_an_idle_one() {
         let mut command = Command::new("cat");
         let bounds = Bounds { has_network: false, ..BOUNDS };
-        match caged(command.arg("/proc/self/net/route"), bounds).output() {
+        match restrict(command.arg("/proc/self/net/route"), bounds).output() {
             Ok(output) => assert!(String::from_utf8(output.stdout).unwrap().lines().count() <= 1),
             Err(error) => assert!(is_no_network(&error), "{error}"),
         }
