@@ -255,13 +255,17 @@ impl Target {
         ConnectionLookup::Served(served)
     }
 
-    /// Whether there is room for one more connection from `source`. Connections that have never
-    /// opened anything are evicted: the oldest of the source that has most of them. A new
-    /// connection has a while to open something, unless its source has others.
+    /// Whether there is room for one more connection from `source`. Connections that have ended
+    /// count for as long as a device has requests of them, because these hold their slots.
+    /// Connections that have never opened anything are evicted: the oldest of the source that has
+    /// most of them. A new connection has a while to open something, unless its source has others.
     fn has_room(&self, source: Source) -> bool {
         let goes = {
+            // Held until the other table is counted, so that no connection is missed in both.
+            let mut leaving = self.leaving.lock();
+            leaving.retain(|served| served.is_busy());
             let connections = self.connections.read();
-            if connections.len() < self.options.connections_max {
+            if connections.len() + leaving.len() < self.options.connections_max {
                 return true;
             }
             let now = self.clock.now_ns();
@@ -287,6 +291,7 @@ impl Target {
         goes.connection
             .send_close(7, "the target is out of connections, and this one has no open export");
         self.drop_connection(&goes, false);
-        true
+        // It may have been opening something; then the sender asks again.
+        !goes.is_busy()
     }
 }

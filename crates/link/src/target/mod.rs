@@ -15,7 +15,7 @@ mod exports;
 mod half_open;
 mod handshakes;
 mod keys;
-mod machines;
+pub(crate) mod machines;
 mod served;
 mod slots;
 mod standing;
@@ -52,7 +52,8 @@ pub struct TargetOptions {
     pub slots_max: u16,
     /// Bytes of a slot.
     pub slot_bytes_max: u32,
-    /// The most connections at a time.
+    /// The most connections at a time, with those that have ended while a device has requests of
+    /// them.
     pub connections_max: usize,
     /// A connection without a packet for this long is given up.
     pub silence_max_s: u16,
@@ -112,7 +113,8 @@ pub struct Target {
     closed: AtomicBool,
     /// In a deterministic order, so that a simulation repeats exactly.
     connections: RwLock<BTreeMap<u64, Arc<TargetConnection>>>,
-    /// Connections that ended while devices have requests of them.
+    /// Connections that ended while devices have requests of them. Bounded by `connections_max`,
+    /// together with `connections`.
     leaving: Mutex<Vec<Arc<TargetConnection>>>,
 }
 

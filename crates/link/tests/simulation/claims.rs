@@ -477,6 +477,31 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
 }
 
 #[test]
+fn connections_that_ended_count_while_a_device_has_their_requests() {
+    let mut world = World::new(10);
+    world.restart(TargetOptions { connections_max: 2, ..TargetOptions::default() });
+    let stuck =
+        [(); 2].map(|()| Arc::new(StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default())));
+    for (index, device) in stuck.iter().enumerate() {
+        world.show(&format!("disk{index}"), Arc::clone(device), 1);
+        let initiator = world.initiator(1 + index as u8, small_slots());
+        let remote = world.open(&initiator, &format!("disk{index}"), OpenMode::default());
+        let _unanswered = ask(&remote.expect("opened"), Operation::Write, 4096, vec![1; 512]);
+        world.run(SECOND);
+        world.cut.push(1 + index as u8);
+    }
+    world.run(200 * SECOND);
+    assert!(world.target.status().is_empty(), "both were silent for too long");
+    world.initiator(3, small_slots());
+    world.run(SECOND);
+    assert!(world.target.status().is_empty(), "the devices hold the slots of two connections");
+    let requests = std::mem::take(&mut *stuck[0].2.lock().expect("one thread"));
+    requests.into_iter().for_each(Request::done);
+    world.run(SECOND);
+    assert_eq!(world.target.status().len(), 1, "one of them has let go");
+}
+
+#[test]
 fn a_target_that_ends_admits_no_initiator() {
     let mut world = World::new(8);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
