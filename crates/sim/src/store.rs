@@ -2,7 +2,7 @@
 //! scheduler lets one happen, in any order; an answer may be lost after the work is done, or the
 //! work may be done long after the answer "unknown".
 //!
-//! Invariants: S1 to S8 of the contract hold, and nothing beyond them; only `garble_odds` breaks
+//! Invariants: S1 to S9 of the contract hold, and nothing beyond them; only `garble_odds` breaks
 //! S5. During a process's open, where the engine waits for answers, calls happen immediately.
 
 use std::collections::BTreeMap;

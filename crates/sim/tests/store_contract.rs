@@ -7,8 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use bytes::Bytes;
 use sawmill_sim::store::{SimStore, StoreFaults};
 use sawmill_store::{
-    Blocking, Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
-    StoreErrorKind, conformance,
+    Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, conformance,
 };
 use sawmill_testkit::Dice;
 
@@ -65,18 +64,6 @@ fn schedule(store: &SimStore, receiver: &Receiver<()>) {
 #[test]
 fn calls_that_happen_at_once_keep_the_contract() {
     assert_eq!(conformance::run(&*store()), Vec::<String>::new());
-}
-
-#[test]
-fn an_object_larger_than_asked_for_is_damaged() {
-    let store = store();
-    Blocking(&*store).put("k", vec![1; 100].into(), Class::Upload).unwrap();
-    for (bytes_max, wanted) in [(100, None), (99, Some(StoreErrorKind::Damaged))] {
-        let (sender, receiver) = channel();
-        let get = Get { key: "k".to_owned(), range: None, bytes_max, class: Class::Read };
-        store.get(get, Box::new(move |outcome| sender.send(outcome).unwrap()));
-        assert_eq!(receiver.recv().unwrap().err().map(|error| error.kind()), wanted);
-    }
 }
 
 #[test]

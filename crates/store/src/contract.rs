@@ -118,6 +118,7 @@ pub type Completion<T> = Box<dyn FnOnce(Result<T>) + Send>;
 /// - **S6** `list` returns keys in no particular order. It may lag behind puts and deletes.
 /// - **S7** `delete` of an absent key succeeds.
 /// - **S8** A call that fails with `Unavailable` may still take effect later.
+/// - **S9** A call with an illegal key or prefix fails as `Invalid`, and changes nothing.
 pub trait ObjectStore: Send + Sync {
     /// Fetches an object or a part of it.
     fn get(&self, get: Get, done: Completion<Bytes>);

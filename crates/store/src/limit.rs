@@ -36,8 +36,7 @@ struct State {
     running: [usize; 3],
     /// Whether the last permit went to an upload.
     upload_was_last: bool,
-    /// By class and direction.
-    /// Bounded by the calls in flight, which each caller limits.
+    /// By class and direction. Bounded by [`WAITING_MAX`], all nine together.
     waiting: [[VecDeque<Waiter>; 3]; 3],
     /// Bodies that travel up and down.
     windows: [Window; 2],
@@ -156,11 +155,12 @@ impl Limiter {
     fn next_of(&self, state: &mut State, class: Class) -> Option<(Direction, Waiter)> {
         let first = |direction: Direction| {
             let window = state.windows.get(direction as usize);
-            let has_room = window.is_none_or(|it| it.running < self.requests_max - it.withheld);
+            let has_room =
+                window.is_none_or(|window| window.running < self.requests_max - window.withheld);
             state.waiting[class as usize][direction as usize]
                 .front()
                 .filter(|_| has_room)
-                .map(|it| it.number)
+                .map(|waiter| waiter.number)
         };
         // By age across directions: a window that is full upward must not hold up what goes down.
         let directions = [Direction::Up, Direction::Down, Direction::Neither];
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn reads_go_before_uploads_and_uploads_before_background_in_order_of_arrival() {
-        // One permit goes round; the others are out, the uploads' share among them.
+        // One permit is free in turn; the others are out, the uploads' share among them.
         let limiter = Limiter::new(4);
         let held = [Class::Upload, Class::Read, Class::Read];
         let _held = held.map(|class| permit(&mut request_turn(&limiter, class)).unwrap());
