@@ -60,25 +60,25 @@ class Device:
 
 def has(device: object, method: str) -> bool:
     """Whether a device supports this: it has the method, and not just the one of `Device`."""
-    found = getattr(device, method, None)
-    return callable(found) and getattr(type(device), method, None) is not getattr(Device, method)
+    function = getattr(device, method, None)
+    return callable(function) and getattr(type(device), method, None) is not getattr(Device, method)
 
 
-def asked(
+def requested(
     device: object, arguments: dict[str, object], *, coroutines: bool = False
 ) -> dict[str, object]:
     """The options that a device requests: those given, and those that its methods determine."""
     if not has(device, "read"):
         raise TypeError(f"{type(device).__name__} has no method `read`")
-    found = options.asked(device, arguments)
-    batch = found.get("mode", "plain") == "batch"
+    requested_options = options.requested(device, arguments)
+    batch = requested_options.get("mode", "plain") == "batch"
     if has(device, "write_chunk") and not batch and not has(device, "write"):
         raise TypeError(f"{type(device).__name__} has only `write_chunk`: set mode=\"batch\"")
     in_batches = batch and not has(device, "write_chunk")
     for name in METHODS if not coroutines else ("write",) if in_batches else ():
         if inspect.iscoroutinefunction(getattr(device, name, None)) and has(device, name):
-            told = "is a coroutine: that wants serve_async, and plain mode"
-            raise TypeError(f"{type(device).__name__}.{name} {told}")
+            problem = "is a coroutine: that needs serve_async, and plain mode"
+            raise TypeError(f"{type(device).__name__}.{name} {problem}")
     writes = has(device, "write") or (batch and has(device, "write_chunk"))
     able = {
         # A batching device has a volatile cache, whatever its driver declares.
@@ -87,10 +87,10 @@ def asked(
         "can_write_zeroes": writes and has(device, "write_zeroes"),
     }
     if not writes:
-        if found.get("read_only") == 0:
+        if requested_options.get("read_only") == 0:
             raise TypeError(f"{type(device).__name__} has no method to write: it is read_only")
-        found["read_only"] = 1
+        requested_options["read_only"] = 1
     for name, can in able.items():
-        if found.setdefault(name, int(can)) and not can:
+        if requested_options.setdefault(name, int(can)) and not can:
             raise TypeError(f"{name} is requested, but {type(device).__name__} has no such method")
-    return found
+    return requested_options

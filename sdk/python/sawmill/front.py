@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from . import host, tasks
-from .device import asked, has
+from .device import requested, has
 from .host import SOCKET_VARIABLE, Host
 from .session import Door, Session, attach
 from .threads import Handle
@@ -79,9 +79,9 @@ def serve(
     In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device cleanly; the second one gives
     up. Raises also HostGone and ProtocolError.
     """
-    with signals() as ended_by:
+    with signals() as end_on_signal:
         handle = start(device, name, doors, **arguments)
-        ended_by(handle)
+        end_on_signal(handle)
         try:
             if opened:
                 opened(handle.doors)
@@ -123,16 +123,16 @@ def connect(
     coroutines: bool = False,
 ) -> tuple[Session, Host | None]:
     """A session with the existing host, else with a new one."""
-    wanted = asked(device, options, coroutines=coroutines)
+    requested_options = requested(device, options, coroutines=coroutines)
     if path := os.environ.get(SOCKET_VARIABLE):
-        return attach(path, device, wanted, replace=replace), None
+        return attach(path, device, requested_options, replace=replace), None
     if replace:
         if name is None:
             raise TypeError("give the name of the device to take over")
-        return attach(host.running(name), device, wanted, replace=True), None
+        return attach(host.running(name), device, requested_options, replace=True), None
     started = Host(name, doors)
     try:
-        return attach(started.socket, device, wanted, replace=False), started
+        return attach(started.socket, device, requested_options, replace=False), started
     except BaseException:
         started.give_up()
         raise

@@ -20,34 +20,34 @@ from .errors import HostGone, NoHost, SawmillError
 SOCKET_VARIABLE = "SAWMILL_DRIVER"
 PROGRAM_VARIABLE = "SAWMILL"
 # How long a dying host may take to report why.
-GRACE_S = 2
-LOOK_EVERY_S = 0.005
+REPORT_TIME_MAX_S = 2
+CHECK_INTERVAL_S = 0.005
 
 _numbers = itertools.count(1)
 
 
 def program() -> str:
     """The path of the program."""
-    told = os.environ.get(PROGRAM_VARIABLE) or shutil.which("sawmill")
-    if told is None:
+    path = os.environ.get(PROGRAM_VARIABLE) or shutil.which("sawmill")
+    if path is None:
         raise NoHost(
             f"no program `sawmill` on the path: install it, or set {PROGRAM_VARIABLE} to its path"
         )
-    return told
+    return path
 
 
 def running(name: str) -> str:
     """The driver socket of a running device."""
     command = [program(), "driver", "socket", name]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        output = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise cannot_start(error) from None
-    if asked.returncode:
+    if output.returncode:
         raise NoHost(
-            f"device {name!r} does not run: {asked.stderr.strip() or asked.stdout.strip()}"
+            f"device {name!r} does not run: {output.stderr.strip() or output.stdout.strip()}"
         )
-    return asked.stdout.strip()
+    return output.stdout.strip()
 
 
 def cannot_start(error: OSError) -> NoHost:
@@ -66,20 +66,20 @@ class Host:
         for door in doors:
             command += ["--door", door]
         # Not a pipe: the host continues to write when this driver has died.
-        self._said = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._said, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
             )
         except OSError as error:
             raise cannot_start(error) from None
         self.socket = self._listening()
 
-    def ended(self, surely: bool) -> SawmillError | None:
-        """Waits for the end of the host; returns its error, if any. Unless it ends `surely`, the
-        host may continue without this driver and wait for another."""
+    def wait_end(self, is_ending: bool) -> SawmillError | None:
+        """Waits for the end of the host; returns its error, if any. Unless it `is_ending`, the host
+        may continue without this driver and wait for another."""
         try:
-            status = self._process.wait(None if surely else GRACE_S)
+            status = self._process.wait(None if is_ending else REPORT_TIME_MAX_S)
         except subprocess.TimeoutExpired:
             return None
         return self._failure(status) if status else None
@@ -88,7 +88,7 @@ class Host:
         """Ends a host immediately: it has no driver yet, or none any more."""
         self._process.terminate()
         try:
-            self._process.wait(GRACE_S)
+            self._process.wait(REPORT_TIME_MAX_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -101,7 +101,7 @@ class Host:
                     return str(event["socket"])
             if status is not None:
                 raise NoHost(str(self._failure(status)))
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(CHECK_INTERVAL_S)
 
     def _failure(self, status: int) -> SawmillError:
         for event in self._events():
@@ -111,7 +111,7 @@ class Host:
 
     def _events(self) -> list[dict[str, object]]:
         """The events that the host has printed so far, in whole lines."""
-        size = os.fstat(self._said.fileno()).st_size
-        lines = os.pread(self._said.fileno(), size, 0).split(b"\n")[:-1]
+        size = os.fstat(self._output.fileno()).st_size
+        lines = os.pread(self._output.fileno(), size, 0).split(b"\n")[:-1]
         events = (json.loads(line) for line in lines if line.startswith(b"{"))
         return [event for event in events if "event" in event]

@@ -66,13 +66,13 @@ SIZES = ("size", "request_bytes_max", "io_min", "io_opt") + NAMES[
 ][:4]
 
 
-def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
+def requested(device: object, arguments: dict[str, object]) -> dict[str, object]:
     """The options of arguments and attributes, as they are sent to the host."""
     unknown = sorted(set(arguments) - set(NAMES))
     if unknown:
         raise TypeError(f"{unknown[0]!r} is not an option; the options are: {', '.join(NAMES)}")
     own = getattr(device, "options", None)
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for name in NAMES:
         value = arguments.get(name)
         if value is None and isinstance(own, Options):
@@ -80,8 +80,8 @@ def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
         if value is None:
             value = getattr(device, name, None)
         if value is not None:
-            found[name] = spelled(name, value)
-    return found
+            options[name] = spelled(name, value)
+    return options
 
 
 def spelled(name: str, value: object) -> object:
@@ -115,7 +115,7 @@ class Effective:
         """The options of a WELCOME packet."""
         mode = facts.get("mode")
         if mode not in ("plain", "batch"):
-            raise ProtocolError(f"the host says mode={mode}")
+            raise ProtocolError(f"the host sent mode={mode}")
         batch = mode == "batch"
         areas, chunks, metadata = (
             facts.number(name) if batch else 0

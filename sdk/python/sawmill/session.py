@@ -21,7 +21,7 @@ from . import wire
 from .errors import HostGone, NoHost, ProtocolError, Refused
 from .options import Effective
 from .wire import Control, Facts, Kind
-from .work import InBatches, Memory, Worker, has
+from .work import ChunkAdapter, Memory, Worker, has
 
 log = logging.getLogger("sawmill")
 
@@ -68,16 +68,16 @@ class Session:
     _left: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def heard(self, packet: bytes) -> Control:
+    def handle_message(self, packet: bytes) -> Control:
         """Handles a control packet that arrived after ATTACHED."""
         kind, facts = wire.decode(packet)
         if kind == Control.DOORS:
-            told = (door.partition(" ") for door in facts.all("door"))
-            self.doors = [Door(kind, address) for kind, _, address in told]
+            lines = (door.partition(" ") for door in facts.all("door"))
+            self.doors = [Door(kind, address) for kind, _, address in lines]
         elif kind == Control.FINISH:
             self.reason = facts.get("reason") or "ended"
         elif kind == Control.REFUSED:
-            raise refused(facts)
+            raise refusal(facts)
         else:
             raise ProtocolError(f"a packet {kind.name} after ATTACHED is unexpected")
         return kind
@@ -104,13 +104,13 @@ class Session:
         for each in [self.control, *(lane.socket for lane in self.lanes)]:
             shut(each)
 
-    def silent(self) -> None:
+    def note_silence(self) -> None:
         """The host sends nothing any more. Queues can still end cleanly after a FINISH;
         without it they cannot."""
         if self.reason is None:
             self.fail(self.gone)
 
-    def over(self, in_order: bool) -> str:
+    def outcome(self, in_order: bool) -> str:
         """How it ended, `in_order` if all queues did:
         "ended", "replaced", or "" and there is an `error`."""
         if in_order and self.error is self.gone:
@@ -132,7 +132,9 @@ def shut(connection: socket.socket) -> None:
         log.debug("closed already")
 
 
-def attach(path: str | Path, device: object, asked: dict[str, object], *, replace: bool) -> Session:
+def attach(
+    path: str | Path, device: object, requested: dict[str, object], *, replace: bool
+) -> Session:
     """Connects a device to the host that listens there; returns when commands can arrive."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -140,25 +142,25 @@ def attach(path: str | Path, device: object, asked: dict[str, object], *, replac
             control.connect(str(path))
         except OSError as error:
             raise NoHost(f"no host listens at {path}: {error.strerror or error}") from None
-        return welcomed(control, device, asked, replace=replace)
+        return handshake(control, device, requested, replace=replace)
     except BaseException:
         control.close()
         raise
 
 
-def welcomed(
-    control: socket.socket, device: object, asked: dict[str, object], *, replace: bool
+def handshake(
+    control: socket.socket, device: object, requested: dict[str, object], *, replace: bool
 ) -> Session:
-    """The handshake."""
+    """Carries out the handshake."""
     program = Path(sys.argv[0]).name or "python"
     hello = {
         "protocol": wire.PROTOCOL,
         "program": program,
         **({"replace": 1} if replace else {}),
-        **asked,
+        **requested,
     }
     wire.send(control, wire.encode(Control.HELLO, hello))
-    _, facts, _ = awaited(control, Control.WELCOME)
+    _, facts, _ = receive_expected(control, Control.WELCOME)
     if facts.number("protocol") != wire.PROTOCOL:
         raise ProtocolError(
             f"the host speaks protocol {facts.get('protocol')}, this is {wire.PROTOCOL}"
@@ -167,10 +169,10 @@ def welcomed(
     name, again = facts.get("name") or "", facts.get("again") == "1"
     session = Session(control, name, facts.number("generation"), again, options)
     if options.batch and not has(device, "write_chunk") and has(device, "write"):
-        device = InBatches(device)
+        device = ChunkAdapter(device)
     try:
         while True:
-            kind, facts, descriptors = awaited(control, Control.QUEUE, Control.ATTACHED)
+            kind, facts, descriptors = receive_expected(control, Control.QUEUE, Control.ATTACHED)
             if kind == Control.ATTACHED:
                 break
             session.lanes += lanes(device, options, facts, descriptors, len(session.lanes))
@@ -182,7 +184,7 @@ def welcomed(
     return session
 
 
-def awaited(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, list[int]]:
+def receive_expected(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, list[int]]:
     """The next packet, which must be one of these."""
     packet, descriptors = wire.receive(control)
     try:
@@ -190,7 +192,7 @@ def awaited(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, li
             raise HostGone("the host closed the connection before the driver was attached")
         kind, facts = wire.decode(packet)
         if kind == Control.REFUSED:
-            raise refused(facts)
+            raise refusal(facts)
         if kind not in kinds:
             raise ProtocolError(f"received packet {kind.name}, expected {kinds[0].name}")
         if descriptors and kind != Control.QUEUE:
@@ -202,7 +204,7 @@ def awaited(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, li
         raise
 
 
-def refused(facts: Facts) -> Refused:
+def refusal(facts: Facts) -> Refused:
     return Refused(facts.number("errno"), facts.get("message") or "the host gives no reason")
 
 
@@ -212,7 +214,7 @@ def lanes(
     """The sockets of a queue. Takes its descriptors, whatever happens."""
     kinds = [("w", "memory_bytes", BATCH_WRITES), ("r", "read_memory_bytes", BATCH_READS)]
     kinds = kinds if options.batch else [("", "memory_bytes", PLAIN)]
-    made: list[Lane] = []
+    new_lanes: list[Lane] = []
     try:
         number = facts.number("queue")
         if len(descriptors) != 2 * len(kinds) or number != before // len(kinds):
@@ -226,11 +228,11 @@ def lanes(
                 socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptors.pop(0)
             )
             worker = Worker(device, options, memory, allowed)
-            made.append(Lane(connection, worker, options.batch, f"sawmill-{number}{suffix}"))
-        return made
+            new_lanes.append(Lane(connection, worker, options.batch, f"sawmill-{number}{suffix}"))
+        return new_lanes
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
-        for lane in made:
+        for lane in new_lanes:
             lane.socket.close()
         raise

@@ -48,7 +48,7 @@ class Server:
     """The tasks of one lane."""
 
     def __init__(self, lane: Lane):
-        self.lane, self.ended = lane, False
+        self.lane, self.is_ended = lane, False
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
 
@@ -58,10 +58,10 @@ class Server:
         self.lane.socket.setblocking(False)
         try:
             async with asyncio.TaskGroup() as group:
-                while not self.ended:
+                while not self.is_ended:
                     for command in wire.commands(await packet_of(loop, self.lane, buffer)):
                         if command.kind == Kind.END:
-                            self.ended = True
+                            self.is_ended = True
                             break
                         self._take(group, command)
         except BaseExceptionGroup as many:
@@ -95,7 +95,7 @@ class Server:
 async def listen(session: Session, opened: Opened) -> None:
     """Handles the host's messages until there are no more."""
     while packet := (await asyncio.to_thread(wire.receive, session.control))[0]:
-        if session.heard(packet) == wire.Control.DOORS and opened:
+        if session.handle_message(packet) == wire.Control.DOORS and opened:
             await settled(opened(session.doors))
 
 
@@ -119,7 +119,7 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
         if is_ours:
             loop.remove_signal_handler(signal.SIGTERM)
     if host and outcome != "replaced":
-        session.error = await asyncio.to_thread(host.ended, outcome == "ended") or session.error
+        session.error = await asyncio.to_thread(host.wait_end, outcome == "ended") or session.error
     if session.error:
         raise session.error
     return outcome
@@ -128,21 +128,21 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
 async def life(session: Session, device: Any, opened: Opened) -> str:
     """Runs all lanes and the control connection concurrently: the first failure ends the rest."""
 
-    async def unless_it_fails(work: Awaitable[None]) -> None:
+    async def reporting_failure(work: Awaitable[None]) -> None:
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
             session.fail(error)
 
-    async def hear() -> None:
-        await unless_it_fails(listen(session, opened))
-        session.silent()
+    async def receive_messages() -> None:
+        await reporting_failure(listen(session, opened))
+        session.note_silence()
 
     if has(device, "attached"):
         await settled(device.attached(session.options))
     servers = [Server(lane) for lane in session.lanes]
-    control = asyncio.ensure_future(hear())
-    await asyncio.gather(*(unless_it_fails(server.run()) for server in servers))
+    control = asyncio.ensure_future(receive_messages())
+    await asyncio.gather(*(reporting_failure(server.run()) for server in servers))
     shut(session.control)
     await control
-    return session.over(all(server.ended for server in servers))
+    return session.outcome(all(server.is_ended for server in servers))

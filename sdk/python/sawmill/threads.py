@@ -22,7 +22,7 @@ class Inbox:
     """The commands of a lane, one at a time for any free thread."""
 
     def __init__(self, lane: Lane, threads: int):
-        self.lane, self.threads, self.ended = lane, threads, False
+        self.lane, self.threads, self.is_ended = lane, threads, False
         self._waiting: deque[Command] = deque()
         self._taking = threading.Lock()
         # Commands that threads have, by their turn: what came before a flush is done before it.
@@ -35,14 +35,14 @@ class Inbox:
         """Waits for the next command; returns it with its turn, None after END."""
         with self._taking:
             while not self._waiting:
-                if self.ended:
+                if self.is_ended:
                     return None
                 length = self._received()
                 self._waiting.extend(wire.commands(memoryview(self._buffer)[:length]))
             command = self._waiting.popleft()
             if command.kind == Kind.END:
                 self._waiting.clear()
-                self.ended = True
+                self.is_ended = True
                 return None
             with self._done:
                 self._turn += 1
@@ -60,7 +60,7 @@ class Inbox:
             self._open.discard(turn)
             self._done.notify_all()
 
-    def thread_ends(self) -> None:
+    def note_thread_end(self) -> None:
         """The last thread of the lane closes it."""
         with self._taking:
             self.threads -= 1
@@ -97,7 +97,7 @@ def carry_out(session: Session, inbox: Inbox) -> None:
     except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
         session.fail(error)
     finally:
-        inbox.thread_ends()
+        inbox.note_thread_end()
 
 
 class Handle:
@@ -191,12 +191,12 @@ class Handle:
         """Handles the host's messages until there are no more."""
         try:
             while packet := wire.receive(self._session.control)[0]:
-                self._session.heard(packet)
+                self._session.handle_message(packet)
                 if self._session.doors:
                     self._opened.set()
         except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
             self._session.fail(error)
-        self._session.silent()
+        self._session.note_silence()
 
     def _await_end(self) -> None:
         for thread in self._threads:
@@ -205,10 +205,10 @@ class Handle:
         # Messages that the host has already sent are still handled.
         shut(session.control)
         self._listener.join()
-        self.outcome = session.over(all(inbox.ended for inbox in self._inboxes))
+        self.outcome = session.outcome(all(inbox.is_ended for inbox in self._inboxes))
         session.close()
         if self._host and self.outcome != "replaced":
-            session.error = self._host.ended(self.outcome == "ended") or session.error
+            session.error = self._host.wait_end(self.outcome == "ended") or session.error
         atexit.unregister(self._at_exit)
         self._over.set()
         self._opened.set()

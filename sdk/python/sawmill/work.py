@@ -42,12 +42,12 @@ class Memory:
             # Access beyond the end of the file would kill the process.
             if not 0 < length <= os.fstat(descriptor).st_size:
                 raise ProtocolError(
-                    f"the host says {length} bytes of memory and sends another size"
+                    f"the host announced {length} bytes of memory and sent another size"
                 )
             self._map = mmap.mmap(descriptor, length, mmap.MAP_SHARED, access)
         except (OSError, OverflowError) as error:
-            told = f"the host's shared memory of {length} bytes cannot be used: {error}"
-            raise ProtocolError(told) from None
+            problem = f"the host's shared memory of {length} bytes cannot be used: {error}"
+            raise ProtocolError(problem) from None
         finally:
             os.close(descriptor)
         self.bytes = memoryview(self._map)
@@ -81,7 +81,7 @@ class Call:
             return self.failed(
                 ValueError(f"`{self.method.__name__}` transferred {result} of {length} bytes")
             )
-        self._let_go()
+        self._release()
         return ANSWER.pack(self.command.number, 0, 0)
 
     def failed(self, error: BaseException) -> bytes:
@@ -92,10 +92,10 @@ class Call:
             number = errno.EIO
         # The traceback's frames hold parts of the memory.
         error.__traceback__ = None
-        self._let_go()
+        self._release()
         return ANSWER.pack(self.command.number, number, 0)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """From here on the bytes belong to the host: a method that kept them gets a ValueError,
         not the bytes of another request."""
         if self.part is not None:
@@ -118,7 +118,7 @@ class Worker:
         }
         if Kind.FLUSH in allowed and (options.batch or options.facts.get("can_flush") != "0"):
             # The host may send flushes to a device without a cache too.
-            self._methods.setdefault(Kind.FLUSH, nothing)
+            self._methods.setdefault(Kind.FLUSH, flush_nothing)
 
     def call(self, command: Command) -> Call:
         """The call for a command."""
@@ -144,11 +144,11 @@ class Worker:
         return Call(command, method, None)
 
 
-def nothing() -> None:
+def flush_nothing() -> None:
     """A flush of a device without a cache."""
 
 
-class InBatches:
+class ChunkAdapter:
     """Adapts an ordinary device to chunks: it gets only the newest writes."""
 
     def __init__(self, device: Any):
@@ -161,11 +161,11 @@ class InBatches:
     def write_chunk(self, chunk: Chunk) -> None:
         """Writes the parts of the chunk that are not late."""
         self._resolver.apply(
-            chunk, lambda address, data: whole(self._write(address, data, False), len(data))
+            chunk, lambda address, data: check_whole(self._write(address, data, False), len(data))
         )
 
 
-def whole(result: object, length: int) -> None:
+def check_whole(result: object, length: int) -> None:
     """Fails a write that reports fewer bytes."""
     if type(result) is int and result != length:
         raise ValueError(f"`write` transferred {result} of {length} bytes")

@@ -52,7 +52,7 @@ class MockHost:
         attached = Attached(control, hello, facts)
         for _ in range(int(facts["hw_queues"])):
             attached.add_queue()
-        attached.say(Control.ATTACHED)
+        attached.send_message(Control.ATTACHED)
         lines = "".join(f"door={door}\n" for door in doors)
         control.send(wire.KIND.pack(Control.DOORS) + lines.encode())
         return attached
@@ -140,27 +140,28 @@ class Attached:
 
     def add_queue(self, **facts):
         number = len(self.writes if self.batch else self.queues)
-        made = [Queue(), Queue()] if self.batch else [Queue()]
-        told = {
+        new_queues = [Queue(), Queue()] if self.batch else [Queue()]
+        facts_of_queue = {
             "queue": number,
             "memory_bytes": MEMORY_BYTES,
             "read_memory_bytes": MEMORY_BYTES,
             **facts,
         }
-        descriptors = [each for queue in made for each in (queue.theirs.fileno(), queue.descriptor)]
-        socket.send_fds(self.control, [wire.encode(Control.QUEUE, told)], descriptors)
-        for queue in made:
+        pairs = ((queue.theirs.fileno(), queue.descriptor) for queue in new_queues)
+        descriptors = [descriptor for pair in pairs for descriptor in pair]
+        socket.send_fds(self.control, [wire.encode(Control.QUEUE, facts_of_queue)], descriptors)
+        for queue in new_queues:
             queue.theirs.close()
         if self.batch:
-            self.writes.append(made[0])
-            self.reads.append(made[1])
+            self.writes.append(new_queues[0])
+            self.reads.append(new_queues[1])
         else:
-            self.queues += made
+            self.queues += new_queues
 
-    def say(self, kind, **facts):
+    def send_message(self, kind, **facts):
         self.control.send(wire.encode(kind, facts))
 
-    def hears(self):
+    def receive_message(self):
         """The next packet of the driver; None if it has closed the connection."""
         packet = self.control.recv(wire.PACKET_BYTES_MAX)
         return wire.decode(packet) if packet else None
@@ -170,11 +171,11 @@ class Attached:
 
     def finish(self, reason="ended"):
         """Ends the driver cleanly, and waits until it is gone."""
-        self.say(Control.FINISH, reason=reason)
+        self.send_message(Control.FINISH, reason=reason)
         for queue in self.all():
             queue.send(Kind.END, number=0)
         assert all(queue.is_closed() for queue in self.all())
-        assert self.hears() is None
+        assert self.receive_message() is None
         self.vanish()
 
     def vanish(self):

@@ -16,7 +16,7 @@ class AsyncRam(Ram):
     """A disk whose methods are coroutines."""
 
     async def attached(self, options):
-        self.asked.append("attached")
+        self.calls.append("attached")
 
     async def read(self, offset, buffer):
         await asyncio.sleep(0)
@@ -62,7 +62,7 @@ class Coroutines(Case):
             host.finish()
 
         self.assertEqual(self.serve(device, work), "ended")
-        self.assertEqual(device.asked[0], "attached")
+        self.assertEqual(device.calls[0], "attached")
 
     def test_plain_methods_do_as_well(self):
         def work(host):
@@ -115,7 +115,7 @@ class Coroutines(Case):
                 Chunked.write_chunk(self, chunk)
 
             async def flush(self):
-                self.got.append("flush")
+                self.received.append("flush")
 
         device = Slow()
 
@@ -127,7 +127,7 @@ class Coroutines(Case):
             host.finish()
 
         self.serve(device, work)
-        self.assertEqual(device.got[-1], "flush")
+        self.assertEqual(device.received[-1], "flush")
 
     def test_a_host_that_dies_is_reported_clearly(self):
         with self.assertRaises(sawmill.HostGone):
@@ -144,7 +144,7 @@ class Coroutines(Case):
             asyncio.run(sawmill.serve_async(AsyncRam(), mode="batch"))
 
     def test_a_canceled_driver_ends_its_device_in_order(self):
-        heard = []
+        messages = []
 
         async def driver():
             opened = asyncio.Event()
@@ -156,7 +156,7 @@ class Coroutines(Case):
             work.cancel()
 
             def end():
-                heard.append(host.hears()[0])
+                messages.append(host.receive_message()[0])
                 host.queues[0].read(0, 512)
                 host.finish()
 
@@ -165,7 +165,7 @@ class Coroutines(Case):
                 await work
 
         asyncio.run(driver())
-        self.assertEqual(heard, [Control.LEAVE])
+        self.assertEqual(messages, [Control.LEAVE])
 
 
 if __name__ == "__main__":

@@ -40,17 +40,17 @@ class Chunked:
     size, mode = "1M", "batch"
 
     def __init__(self):
-        self.got = []
+        self.received = []
 
     def read(self, offset, buffer):
         buffer[:] = offset.to_bytes(8, "little") * (len(buffer) // 8)
 
     def write_chunk(self, chunk):
-        self.got += [(*record[:3], bytes(record.data)) for record in chunk.records()]
+        self.received += [(*record[:3], bytes(record.data)) for record in chunk.records()]
         self.raw, self.metadata_bytes = bytes(chunk.raw), chunk.metadata_bytes
 
     def flush(self):
-        self.got.append("flush")
+        self.received.append("flush")
 
 
 class Chunks(Case):
@@ -60,7 +60,7 @@ class Chunks(Case):
         self.assertEqual(host.hello["mode"], "batch")
         hand_out(host.writes[0], [(512, 1, b"a" * 512), (8192, 3, b"b" * 4096)], offset=65536)
         self.assertEqual(host.writes[0].answer(), (1, 0))
-        self.assertEqual(device.got, [(512, 512, 1, b"a" * 512), (8192, 4096, 3, b"b" * 4096)])
+        self.assertEqual(device.received, [(512, 512, 1, b"a" * 512), (8192, 4096, 3, b"b" * 4096)])
         # Parsed as in listing 4.6 of the thesis.
         self.assertEqual(int.from_bytes(device.raw[32:40], "little") * 512, 8192)
         self.assertEqual(device.raw[device.metadata_bytes :], b"a" * 512 + b"b" * 4096)
@@ -109,7 +109,7 @@ class Chunks(Case):
 
     def test_a_chunk_that_makes_no_sense_ends_the_connection(self):
         good = [(0, 1, b"a" * 512)]
-        for told, writes, more in (
+        for text, writes, more in (
             (
                 "CHUNK 1 of .* more than it has room for",
                 good,
@@ -135,7 +135,7 @@ class Chunks(Case):
                 queue.send(Kind.CHUNK, 0, METADATA_BYTES + 512, offset=offset, records=1)
             else:
                 hand_out(queue, writes, **more)
-            with self.assertRaisesRegex(sawmill.ProtocolError, told):
+            with self.assertRaisesRegex(sawmill.ProtocolError, text):
                 handle.wait()
             host.vanish()
 
@@ -185,11 +185,11 @@ class Resolved(Case):
         # Some arrive almost in order, some in any order.
         window = dice.choice([2, 3, 5, len(chunks)])
         chunks.sort(key=lambda chunk: chunk[0] + dice.random() * window)
-        resolver, found = sawmill.Resolver(), bytearray(len(disk))
+        resolver, result = sawmill.Resolver(), bytearray(len(disk))
         waiting = {ordinal for ordinal, _, _ in chunks}
 
         def write(address, data):
-            found[address : address + len(data)] = data
+            result[address : address + len(data)] = data
 
         for ordinal, horizon, held in chunks:
             raw = chunk_of(held)
@@ -197,7 +197,7 @@ class Resolved(Case):
             command = Command(Kind.CHUNK, 0, 1, 0, len(raw), 0, len(held), horizon, floor)
             resolver.apply(Chunk(memoryview(raw), command, options), write)
             waiting.discard(ordinal)
-        return found == disk, resolver
+        return result == disk, resolver
 
     def test_chunks_in_any_command_end_as_the_writes_did(self):
         for seed in range(400):

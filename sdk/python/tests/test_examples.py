@@ -30,7 +30,7 @@ class Web(http.server.BaseHTTPRequestHandler):
     """A server of one file that supports ranges."""
 
     content = random.Random("web").randbytes(SIZE - 1000)
-    asked = 0
+    requests = 0
 
     def do_HEAD(self):
         self.send_response(200)
@@ -38,7 +38,7 @@ class Web(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self):
-        Web.asked += 1
+        Web.requests += 1
         start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         data = self.content[start : end + 1]
         self.send_response(206)
@@ -122,9 +122,9 @@ class Examples(Case):
         self.addCleanup(web.server_close)
         path, url = self.folder / "copy", f"http://127.0.0.1:{web.server_port}/image"
         disk = bytearray(Web.content[: len(Web.content) // 512 * 512])
-        Web.asked = 0
+        Web.requests = 0
         self.exercise(example("lazy").Lazy(url, str(path)), disk)
-        self.assertEqual(Web.asked, 16, "each part of 64 KiB once")
+        self.assertEqual(Web.requests, 16, "each part of 64 KiB once")
         # Another driver, and no server any more.
         device = example("lazy").Lazy(url, str(path))
         web.shutdown()

@@ -28,13 +28,13 @@ class Ram(sawmill.Device):
 
     def __init__(self):
         self.bytes = bytearray(1 << 20)
-        self.asked = []
+        self.calls = []
 
     def read(self, offset, buffer):
         buffer[:] = self.bytes[offset : offset + len(buffer)]
 
     def write(self, offset, data, fua):
-        self.asked.append(("write", offset, len(data), fua))
+        self.calls.append(("write", offset, len(data), fua))
         self.bytes[offset : offset + len(data)] = data
 
 
@@ -44,13 +44,13 @@ class Able(Ram):
     can_fua = True
 
     def flush(self):
-        self.asked.append(("flush",))
+        self.calls.append(("flush",))
 
     def discard(self, offset, length):
-        self.asked.append(("discard", offset, length))
+        self.calls.append(("discard", offset, length))
 
     def write_zeroes(self, offset, length, no_unmap):
-        self.asked.append(("write_zeroes", offset, length, no_unmap))
+        self.calls.append(("write_zeroes", offset, length, no_unmap))
 
 
 class Case(unittest.TestCase):
@@ -95,16 +95,16 @@ class Commands(Case):
         queue.does(Kind.DISCARD, 512, 1024)
         queue.does(Kind.WRITE_ZEROES, 1024, 512, flags=NO_UNMAP)
         queue.does(Kind.WRITE_ZEROES, 1024, 512)
-        asked = [("write", 0, 512, True), ("flush",), ("discard", 512, 1024)]
-        asked += [("write_zeroes", 1024, 512, True), ("write_zeroes", 1024, 512, False)]
-        self.assertEqual(device.asked, asked)
+        calls = [("write", 0, 512, True), ("flush",), ("discard", 512, 1024)]
+        calls += [("write_zeroes", 1024, 512, True), ("write_zeroes", 1024, 512, False)]
+        self.assertEqual(device.calls, calls)
         host.finish()
 
     def test_the_methods_that_a_device_has_say_what_it_can(self):
         _, host = self.start(Able())
         names = ("can_flush", "can_fua", "can_discard", "can_write_zeroes")
-        told = {name: host.hello[name] for name in names}
-        self.assertEqual(set(told.values()), {"1"})
+        abilities = {name: host.hello[name] for name in names}
+        self.assertEqual(set(abilities.values()), {"1"})
         self.assertNotIn("read_only", host.hello)
         host.finish()
 
@@ -116,7 +116,7 @@ class Commands(Case):
 
         _, host = self.start(Reader())
         self.assertEqual((host.hello["read_only"], host.hello["size"]), ("1", "2048"))
-        self.assertEqual({host.hello[name] for name in told if name != "can_fua"}, {"0"})
+        self.assertEqual({host.hello[name] for name in abilities if name != "can_fua"}, {"0"})
         host.finish()
 
     def test_many_commands_in_one_packet_are_each_answered_once(self):
@@ -166,10 +166,10 @@ class Errors(Case):
                 raise error
 
         _, host = self.start(Bad())
-        told = host.queues[0].write(0, b"x" * 512)
+        errno_of_write = host.queues[0].write(0, b"x" * 512)
         self.assertEqual(host.queues[0].read(0, 512), bytes(512), "the driver goes on")
         host.finish()
-        return told
+        return errno_of_write
 
     def test_an_oserror_is_the_errno_of_the_request(self):
         self.assertEqual(self.outcome(OSError(errno.ENOSPC, "full")), errno.ENOSPC)
@@ -241,10 +241,10 @@ class LifeCycle(Case):
             queue = host.queues[0]
             queue.send(Kind.WRITE, 0, 512)
             entered.wait()
-            host.say(Control.FINISH, reason="replaced")
+            host.send_message(Control.FINISH, reason="replaced")
             queue.send(Kind.END, number=0)
             # With a spare thread, one of them gets END before the write is done.
-            while threads > 1 and not handle._inboxes[0].ended:
+            while threads > 1 and not handle._inboxes[0].is_ended:
                 time.sleep(0)
             go_on.set()
             self.assertEqual(queue.answer(), (1, 0))
@@ -256,12 +256,12 @@ class LifeCycle(Case):
     def test_a_handle_ends_the_device_and_waits_until_it_has_ended(self):
         handle, host = self.start(Ram())
         self.assertEqual(handle.doors, [("nbd", "nbd+unix:///?socket=/somewhere")])
-        heard = []
+        messages = []
 
         def finish():
-            heard.append(host.hears())
+            messages.append(host.receive_message())
             host.finish()
-            heard.append("nothing more")
+            messages.append("nothing more")
 
         finisher = threading.Thread(target=finish)
         finisher.start()
@@ -269,7 +269,7 @@ class LifeCycle(Case):
             self.assertIn("disk", repr(handle))
             handle.leave()
         finisher.join()
-        self.assertEqual(heard, [(Control.LEAVE, [("outcome", "ended")]), "nothing more"])
+        self.assertEqual(messages, [(Control.LEAVE, [("outcome", "ended")]), "nothing more"])
         self.assertEqual(handle.outcome, "ended")
 
     def test_a_handle_can_fail_its_device(self):
@@ -282,7 +282,7 @@ class LifeCycle(Case):
         failer.join()
 
     def assertLeaves(self, host, outcome):
-        kind, facts = host.hears()
+        kind, facts = host.receive_message()
         self.assertEqual((kind, facts.get("outcome")), (Control.LEAVE, outcome))
         return facts
 
@@ -301,7 +301,7 @@ class LifeCycle(Case):
 
     def test_queues_end_in_order_after_the_control_connection_when_that_was_announced(self):
         handle, host = self.start(Ram())
-        host.say(Control.FINISH, reason="replaced")
+        host.send_message(Control.FINISH, reason="replaced")
         host.control.close()
         handle._listener.join()
         self.assertEqual(host.queues[0].write(0, b"x" * 512), 0)
@@ -331,20 +331,20 @@ class LifeCycle(Case):
     def test_attached_is_called_before_the_first_command_and_after_the_welcome(self):
         class Told(Ram):
             def attached(self, options):
-                self.asked.append(options.size)
+                self.calls.append(options.size)
 
         device = Told()
         _, host = self.start(device, host={"size": 4096})
         host.queues[0].write(0, b"x" * 512)
-        self.assertEqual(device.asked, [4096, ("write", 0, 512, False)])
+        self.assertEqual(device.calls, [4096, ("write", 0, 512, False)])
         host.finish()
 
     def test_a_refusal_has_its_errno_and_its_reason(self):
         refuser = threading.Thread(target=self.refuse)
         refuser.start()
-        with self.assertRaisesRegex(sawmill.Refused, "has a driver") as told:
+        with self.assertRaisesRegex(sawmill.Refused, "has a driver") as refusal:
             sawmill.start(Ram())
-        self.assertEqual(told.exception.errno, errno.EBUSY)
+        self.assertEqual(refusal.exception.errno, errno.EBUSY)
         refuser.join()
 
     def refuse(self):
@@ -378,7 +378,7 @@ class LifeCycle(Case):
             driver.send_signal(number)
             self.assertLeaves(host, "ended")
             self.assertEqual(
-                host.queues[0].read(0, 512), bytes(512), "it goes on until it is told to end"
+                host.queues[0].read(0, 512), bytes(512), "it serves until it is ended"
             )
             host.finish()
             self.assertEqual((driver.communicate()[0], driver.returncode), ("ended\n", 0))
@@ -398,12 +398,12 @@ class Options(Case):
         device.options = sawmill.Options(size="8K", blocksize=4096)
         device.queue_depth = 7
         _, host = self.start(device, driver={"size": "4K"})
-        told = (host.hello["size"], host.hello["blocksize"], host.hello["queue_depth"])
-        self.assertEqual(told, ("4096", "4096", "7"))
+        hello_sizes = (host.hello["size"], host.hello["blocksize"], host.hello["queue_depth"])
+        self.assertEqual(hello_sizes, ("4096", "4096", "7"))
         host.finish()
 
     def test_options_that_make_no_sense_are_named(self):
-        for options, error, told in (
+        for options, error, text in (
             ({"sise": 1}, TypeError, "'sise' is not an option"),
             ({"size": "12Q"}, ValueError, "'12Q' is not a size"),
             ({"size": -1}, ValueError, "size"),
@@ -411,7 +411,7 @@ class Options(Case):
             ({"can_flush": True}, TypeError, "can_flush is requested"),
             ({"threads": 0}, ValueError, "thread"),
         ):
-            with self.assertRaisesRegex(error, told):
+            with self.assertRaisesRegex(error, text):
                 sawmill.start(Ram(), **options)
         with self.assertRaisesRegex(TypeError, "no method `read`"):
             sawmill.start(object())

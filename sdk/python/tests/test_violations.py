@@ -14,30 +14,30 @@ from sawmill.wire import KIND, COMMAND, Control, Kind
 from test_plain import Able, Case, Ram
 
 
-class InHandshake(Case):
+class HandshakeViolations(Case):
     """Packets before ATTACHED."""
 
-    def raises(self, told, say):
+    def raises(self, text, send):
         """What `start` raises when the host sends this after HELLO."""
 
         def host():
             control, _ = self.host.accept()
-            say(control)
+            send(control)
             control.close()
 
         thread = threading.Thread(target=host)
         thread.start()
         before = len(os.listdir("/proc/self/fd"))
-        with self.assertRaisesRegex(sawmill.SawmillError, told):
+        with self.assertRaisesRegex(sawmill.SawmillError, text):
             sawmill.start(Ram())
         thread.join()
         self.assertLessEqual(len(os.listdir("/proc/self/fd")), before + 1, "descriptors leak")
 
     def welcome(self, control, **facts):
-        told = {"protocol": 1, "name": "disk", "generation": 1} | DEFAULTS | facts
-        control.send(wire.encode(Control.WELCOME, told))
+        facts_of_welcome = {"protocol": 1, "name": "disk", "generation": 1} | DEFAULTS | facts
+        control.send(wire.encode(Control.WELCOME, facts_of_welcome))
 
-    def test_packets_that_are_none(self):
+    def test_malformed_packets(self):
         self.raises("of 3 bytes", lambda control: control.send(b"\1\0\0"))
         self.raises("unknown kind 99", lambda control: control.send(KIND.pack(99)))
         self.raises("not text", lambda control: control.send(KIND.pack(2) + b"a=\xff\n"))
@@ -71,21 +71,21 @@ class InHandshake(Case):
 
     def test_queues_that_make_no_sense(self):
         def queue(descriptors, **facts):
-            def say(control):
+            def send(control):
                 self.welcome(control)
-                told = wire.encode(Control.QUEUE, {"queue": 0, "memory_bytes": 4096} | facts)
+                packet = wire.encode(Control.QUEUE, {"queue": 0, "memory_bytes": 4096} | facts)
                 one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 memory = os.memfd_create("small")
                 os.ftruncate(memory, 4096)
                 socket.send_fds(
-                    control, [told], [one.fileno(), memory, memory, memory][:descriptors]
+                    control, [packet], [one.fileno(), memory, memory, memory][:descriptors]
                 )
                 control.send(KIND.pack(Control.ATTACHED))
                 one.close()
                 other.close()
                 os.close(memory)
 
-            return say
+            return send
 
         self.raises("with 1 descriptors", queue(1))
         self.raises("with 3 descriptors", queue(3))
@@ -106,21 +106,21 @@ class InHandshake(Case):
         self.raises("without queues", none)
 
 
-class InWork(Case):
+class CommandViolations(Case):
     """Packets after ATTACHED."""
 
-    def raises(self, told, say, device=Able):
+    def raises(self, text, send, device=Able):
         handle, host = self.start(device())
-        say(host)
-        with self.assertRaisesRegex(sawmill.ProtocolError, told):
+        send(host)
+        with self.assertRaisesRegex(sawmill.ProtocolError, text):
             handle.wait()
         self.assertTrue(all(queue.is_closed() for queue in host.all()))
         host.vanish()
 
-    def command(self, told, kind, address=0, length=0, device=Able, **more):
-        self.raises(told, lambda host: host.queues[0].send(kind, address, length, **more), device)
+    def command(self, text, kind, address=0, length=0, device=Able, **more):
+        self.raises(text, lambda host: host.queues[0].send(kind, address, length, **more), device)
 
-    def test_commands_of_no_kind_or_of_none_that_was_agreed(self):
+    def test_unknown_and_unsupported_commands(self):
         self.command("kind 0", 0)
         self.command("kind 77", 77)
         self.command("CHUNK 1", Kind.CHUNK, 0, 512)
@@ -147,8 +147,8 @@ class InWork(Case):
         self.raises("too long", lambda host: host.queues[0].socket.send(flushes))
 
     def test_control_packets_that_do_not_belong_here(self):
-        self.raises("WELCOME after ATTACHED", lambda host: host.say(Control.WELCOME))
-        self.raises("HELLO after ATTACHED", lambda host: host.say(Control.HELLO))
+        self.raises("WELCOME after ATTACHED", lambda host: host.send_message(Control.WELCOME))
+        self.raises("HELLO after ATTACHED", lambda host: host.send_message(Control.HELLO))
 
     def test_commands_of_any_bytes_never_kill_the_program(self):
         dice = random.Random("commands")
