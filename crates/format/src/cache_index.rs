@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
-use crate::layout::{count_u32, layout};
+use crate::layout::layout;
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{Result, crc};
 
@@ -89,9 +89,9 @@ pub struct CacheIndex {
 }
 
 impl CacheIndex {
-    /// The file's bytes. What [`CacheIndex::check`] refuses would be written but never read back.
-    pub fn encode(&self) -> Vec<u8> {
-        debug_assert_eq!(self.check(), Ok(()));
+    /// The file's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
         let length =
             LEAST_BYTES + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
         let mut bytes = Vec::with_capacity(length);
@@ -100,8 +100,8 @@ impl CacheIndex {
         at::FRAME_BYTES.put(&mut bytes, self.frame_bytes.to_le_bytes());
         at::SLOT_COUNT.put(&mut bytes, self.slot_count.to_le_bytes());
         at::CACHE_TAG.put(&mut bytes, self.cache_tag.to_le_bytes());
-        at::ENTRY_COUNT.put(&mut bytes, count_u32(self.entries.len()).to_le_bytes());
-        at::OWNER_COUNT.put(&mut bytes, count_u32(self.owners.len()).to_le_bytes());
+        at::ENTRY_COUNT.put_count(&mut bytes, WHAT, self.entries.len())?;
+        at::OWNER_COUNT.put_count(&mut bytes, WHAT, self.owners.len())?;
         let (owners, entries) = bytes[at::SIZE..].split_at_mut(OWNER_BYTES * self.owners.len());
         for (bytes, owner) in owners.chunks_exact_mut(OWNER_BYTES).zip(&self.owners) {
             bytes.copy_from_slice(&owner.0);
@@ -110,7 +110,7 @@ impl CacheIndex {
             entry.put(bytes);
         }
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads the whole file; the index of another cache file is refused.

@@ -9,7 +9,7 @@
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
 use crate::kept_block::{CutEntry, KeptBlock};
-use crate::layout::{count_u32, layout, parse_number};
+use crate::layout::{layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -165,15 +165,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The object's bytes. What [`Checkpoint::check`] refuses would be written but never read back.
-    pub fn encode(&self) -> Vec<u8> {
-        debug_assert_eq!(self.check(), Ok(()));
-        let kept = if self.kept.is_empty() { Vec::new() } else { self.kept.encode() };
+    /// The object's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
+        let kept = if self.kept.is_empty() { Vec::new() } else { self.kept.encode()? };
         let tables = segment_at::SIZE * self.segments.len() + part_at::SIZE * self.parts.len();
         let length = LEAST_BYTES + tables + kept.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
-        self.put_fixed(&mut bytes, length, kept.len());
+        self.put_fixed(&mut bytes, length, kept.len())?;
         let (_, rest) = bytes.split_at_mut(at::SIZE + tables);
         rest.copy_from_slice(&kept);
         let (segments, parts) =
@@ -185,10 +185,10 @@ impl Checkpoint {
             entry.put(bytes);
         }
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
-    fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) {
+    fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) -> Result<()> {
         let version = match (self.repeats, self.attached_ms, kept_bytes) {
             (0, 0, 0) => preamble::VERSION_FIRST,
             (0, 0, _) => KEPT_VERSION,
@@ -196,7 +196,7 @@ impl Checkpoint {
             _ => REPEATS_VERSION,
         };
         preamble::put_version(bytes, KIND, version, length);
-        at::KEPT_BYTES.put(bytes, count_u32(kept_bytes).to_le_bytes());
+        at::KEPT_BYTES.put_count(bytes, WHAT, kept_bytes)?;
         at::VOLUME_ID.put(bytes, self.volume_id.0);
         at::PUT_ID.put(bytes, self.put_id.0);
         at::NUMBER.put(bytes, self.number.to_le_bytes());
@@ -209,10 +209,11 @@ impl Checkpoint {
         at::REPEATS.put(bytes, self.repeats.to_le_bytes());
         at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
         at::FLAGS.put(bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
-        at::SEGMENT_COUNT.put(bytes, count_u32(self.segments.len()).to_le_bytes());
-        at::PART_COUNT.put(bytes, count_u32(self.parts.len()).to_le_bytes());
+        at::SEGMENT_COUNT.put_count(bytes, WHAT, self.segments.len())?;
+        at::PART_COUNT.put_count(bytes, WHAT, self.parts.len())?;
         at::EXTENT_TOTAL.put(bytes, self.extent_total.to_le_bytes());
         at::LIVE_BYTES.put(bytes, self.live_bytes.to_le_bytes());
+        Ok(())
     }
 
     /// Reads the whole object.

@@ -5,8 +5,8 @@
 //!
 //! Not here: which initiators are admitted (`crates/link/src/target`).
 
-use crate::error::check_field;
-use crate::layout::{count_u32, layout};
+use crate::error::{check_field, check_identity};
+use crate::layout::layout;
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -42,9 +42,8 @@ pub struct ExportState {
 }
 
 impl ExportState {
-    /// The file's bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    /// The file's bytes, or which field cannot be written.
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let length = LEAST_BYTES + self.identity.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(at::SIZE, 0);
@@ -53,27 +52,27 @@ impl ExportState {
         at::FAILED_SYNCS.put(&mut bytes, self.failed_syncs.to_le_bytes());
         at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         at::SHARED.put(&mut bytes, [u8::from(self.shared)]);
-        at::IDENTITY_BYTES.put(&mut bytes, count_u32(self.identity.len()).to_le_bytes());
+        at::IDENTITY_BYTES.put_count(&mut bytes, WHAT, self.identity.len())?;
         bytes.extend_from_slice(self.identity.as_bytes());
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
-    /// Reads the whole file.
-    pub fn decode(bytes: &[u8]) -> Result<ExportState> {
+    /// Reads the whole file; that of another volume, file or disk is refused.
+    pub fn decode(bytes: &[u8], identity: &str) -> Result<ExportState> {
         preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
         if !at::RESERVED.is_zero(bytes) {
             return Err(FormatError::Reserved { what: WHAT });
         }
         let shared = at::SHARED.u8(bytes);
         check_field(WHAT, "shared", "neither 0 nor 1", shared <= 1)?;
-        let identity = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
-        let agrees = at::IDENTITY_BYTES.u32(bytes) as usize == identity.len();
+        let found = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
+        let agrees = at::IDENTITY_BYTES.u32(bytes) as usize == found.len();
         check_field(WHAT, "identity_bytes", "it does not agree with the length", agrees)?;
         let why = "it is not UTF-8";
-        let identity = str::from_utf8(identity);
-        let identity =
-            identity.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
+        let found = str::from_utf8(found);
+        let found = found.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
+        check_identity(WHAT, "identity", identity, found)?;
         Ok(ExportState {
             reservation: at::RESERVATION.u64(bytes),
             failed_syncs: at::FAILED_SYNCS.u64(bytes),

@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::layout::{count_u32, layout};
+use crate::layout::layout;
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -75,6 +75,8 @@ layout! {
 /// The longest name of a snapshot.
 pub const NAME_BYTES_MAX: usize = 128;
 const WHAT: &str = "kept block";
+const ORDER: &str = "order";
+const PIN: &str = Kind::Pin.name();
 
 /// Why a cut is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -157,16 +159,16 @@ impl KeptBlock {
         *self == KeptBlock::default()
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut head = [0; kept_at::SIZE];
         kept_at::RETENTION_S.put(&mut head, self.retention_s.to_le_bytes());
         kept_at::PINS_NEXT.put(&mut head, self.pins_next.to_le_bytes());
-        kept_at::CUT_COUNT.put(&mut head, count_u32(self.cuts.len()).to_le_bytes());
-        kept_at::LINEAGE_COUNT.put(&mut head, count_u32(self.lineage.len()).to_le_bytes());
-        kept_at::DEAD_COUNT.put(&mut head, count_u32(self.dead.len()).to_le_bytes());
+        kept_at::CUT_COUNT.put_count(&mut head, WHAT, self.cuts.len())?;
+        kept_at::LINEAGE_COUNT.put_count(&mut head, WHAT, self.lineage.len())?;
+        kept_at::DEAD_COUNT.put_count(&mut head, WHAT, self.dead.len())?;
         let mut bytes = head.to_vec();
         for cut in &self.cuts {
-            bytes.extend(cut.encode());
+            bytes.extend(cut.encode()?);
         }
         for entry in &self.lineage {
             let mut row = [0; lineage_at::SIZE];
@@ -183,7 +185,7 @@ impl KeptBlock {
             dead_at::SINCE.put(&mut row, entry.since.to_le_bytes());
             bytes.extend(row);
         }
-        bytes
+        Ok(bytes)
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<KeptBlock> {
@@ -257,18 +259,19 @@ fn get_name(bytes: &[u8], name_bytes: u8) -> Result<String> {
     str::from_utf8(name).map(str::to_owned).map_err(|_| wrong)
 }
 
-/// A name as a field; longer ones are cut, but [`KeptBlock::check`] refuses them first.
-fn name_field(name: &str) -> ([u8; NAME_BYTES_MAX], u8) {
+/// A name as a field, and its length; a longer name is refused.
+fn name_field(what: &'static str, name: &str) -> Result<([u8; NAME_BYTES_MAX], u8)> {
     let mut field = [0; NAME_BYTES_MAX];
-    let length = name.len().min(NAME_BYTES_MAX);
-    field[..length].copy_from_slice(&name.as_bytes()[..length]);
-    (field, length as u8)
+    let start = field.get_mut(..name.len());
+    let start = start.ok_or(FormatError::Field { what, field: "name", why: "it is too long" })?;
+    start.copy_from_slice(name.as_bytes());
+    Ok((field, name.len() as u8))
 }
 
 impl CutEntry {
-    fn encode(&self) -> [u8; cut_at::SIZE] {
+    fn encode(&self) -> Result<[u8; cut_at::SIZE]> {
         let mut row = [0; cut_at::SIZE];
-        let (name, name_bytes) = name_field(&self.name);
+        let (name, name_bytes) = name_field(WHAT, &self.name)?;
         cut_at::NUMBER.put(&mut row, self.number.to_le_bytes());
         cut_at::PUT_ID.put(&mut row, self.put_id.0);
         cut_at::THROUGH_SEQUENCE.put(&mut row, self.through_sequence.to_le_bytes());
@@ -279,7 +282,7 @@ impl CutEntry {
         cut_at::NAME_BYTES.put(&mut row, [name_bytes]);
         cut_at::ATTACHED_S.put(&mut row, self.attached_s.to_le_bytes());
         cut_at::NAME.put(&mut row, name);
-        row
+        Ok(row)
     }
 
     fn decode(row: &[u8]) -> Result<CutEntry> {
@@ -343,12 +346,12 @@ pub enum Order {
 }
 
 impl Order {
-    /// Its bytes.
-    pub fn encode(&self) -> Vec<u8> {
+    /// Its bytes; a name that is too long is refused.
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; order_at::SIZE];
         let kind = match self {
             Order::CreateSnapshot(name) | Order::DeleteSnapshot(name) => {
-                let (name, name_bytes) = name_field(name);
+                let (name, name_bytes) = name_field(ORDER, name)?;
                 order_at::NAME_BYTES.put(&mut bytes, [name_bytes]);
                 order_at::NAME.put(&mut bytes, name);
                 if matches!(self, Order::CreateSnapshot(_)) { 1 } else { 2 }
@@ -365,14 +368,13 @@ impl Order {
             }
         };
         order_at::KIND.put(&mut bytes, [kind]);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads an order; fields that its kind does not use are zero.
     pub fn decode(bytes: &[u8]) -> Result<Order> {
-        const WHAT: &str = "order";
-        preamble::check_available(WHAT, bytes, order_at::SIZE)?;
-        check_field(WHAT, "length", "bytes follow after the end", bytes.len() == order_at::SIZE)?;
+        preamble::check_available(ORDER, bytes, order_at::SIZE)?;
+        check_field(ORDER, "length", "bytes follow after the end", bytes.len() == order_at::SIZE)?;
         let name = || get_name(order_at::NAME.of(bytes), order_at::NAME_BYTES.u8(bytes));
         let order = match order_at::KIND.u8(bytes) {
             1 => Order::CreateSnapshot(name()?),
@@ -385,14 +387,14 @@ impl Order {
             },
             _ => {
                 return Err(FormatError::Field {
-                    what: WHAT,
+                    what: ORDER,
                     field: "kind",
                     why: "no such kind of order",
                 });
             }
         };
-        if order.encode() != bytes {
-            return Err(FormatError::Reserved { what: WHAT });
+        if order.encode()? != bytes {
+            return Err(FormatError::Reserved { what: ORDER });
         }
         Ok(order)
     }
@@ -420,10 +422,10 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// The object's bytes.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The object's bytes; a name that is too long is refused.
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; pin_at::SIZE - CRC_BYTES];
-        let (name, name_bytes) = name_field(&self.name);
+        let (name, name_bytes) = name_field(PIN, &self.name)?;
         preamble::put(&mut bytes, Kind::Pin, pin_at::SIZE);
         pin_at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
         pin_at::PUT_ID.put(&mut bytes, self.put_id.0);
@@ -434,16 +436,15 @@ impl Pin {
         pin_at::NAME_BYTES.put(&mut bytes, [name_bytes]);
         pin_at::NAME.put(&mut bytes, name);
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads the whole object.
     pub fn decode(bytes: &[u8], volume_id: VolumeId, slot: u64) -> Result<Pin> {
-        const WHAT: &str = Kind::Pin.name();
         preamble::open_whole(bytes, Kind::Pin, pin_at::SIZE)?;
         preamble::check_reserved(Kind::Pin, bytes, &[pin_at::RESERVED])?;
-        check_identity(WHAT, "volume_id", volume_id, VolumeId(pin_at::VOLUME_ID.array(bytes)))?;
-        check_identity(WHAT, "slot", slot, pin_at::SLOT.u64(bytes))?;
+        check_identity(PIN, "volume_id", volume_id, VolumeId(pin_at::VOLUME_ID.array(bytes)))?;
+        check_identity(PIN, "slot", slot, pin_at::SLOT.u64(bytes))?;
         Ok(Pin {
             volume_id,
             put_id: PutId(pin_at::PUT_ID.array(bytes)),

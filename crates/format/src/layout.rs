@@ -8,6 +8,8 @@
 //! Not here: the tables (each is in the module of its structure), and their comparison with the
 //! pages (`tests/format/pages.rs`).
 
+use crate::{FormatError, Result};
+
 /// One field: a row of a layout table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
@@ -65,6 +67,20 @@ impl Field {
         debug_assert_eq!(N, self.size, "{}", self.name);
         bytes[self.offset..self.offset + N].copy_from_slice(&value);
     }
+
+    /// Writes a count to a field of 32 bits; a larger count is refused.
+    pub(crate) fn put_count(
+        self,
+        bytes: &mut [u8],
+        what: &'static str,
+        count: usize,
+    ) -> Result<()> {
+        let why = "it does not fit 32 bits";
+        let count = u32::try_from(count);
+        let count = count.map_err(|_| FormatError::Field { what, field: self.name, why })?;
+        self.put(bytes, count.to_le_bytes());
+        Ok(())
+    }
 }
 
 /// One layout table: the fields of a structure, or of one of its entries, that have a fixed place.
@@ -113,12 +129,6 @@ macro_rules! layout {
     };
 }
 pub(crate) use layout;
-
-/// A count for a 32-bit field.
-pub(crate) fn count_u32(count: usize) -> u32 {
-    debug_assert!(u32::try_from(count).is_ok(), "{count} entries do not fit a 32-bit count");
-    count as u32
-}
 
 /// Reads the 20 decimal digits of a key.
 pub(crate) fn parse_number(digits: &str) -> Option<u64> {

@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::layout::{count_u32, layout, parse_number};
+use crate::layout::{layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -69,7 +69,7 @@ pub fn encode_part(
     at::PUT_ID.put(&mut bytes, identity.put_id.0);
     at::NUMBER.put(&mut bytes, identity.number.to_le_bytes());
     at::GROUP.put(&mut bytes, identity.group.to_le_bytes());
-    at::EXTENT_COUNT.put(&mut bytes, count_u32(extents.len()).to_le_bytes());
+    at::EXTENT_COUNT.put_count(&mut bytes, WHAT, extents.len())?;
     at::FIRST_ADDRESS.put(&mut bytes, first_address.to_le_bytes());
     let mut before = DeltaBase::start(first_address);
     for extent in extents {

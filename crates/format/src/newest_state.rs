@@ -40,9 +40,9 @@ pub struct NewestState {
 }
 
 impl NewestState {
-    /// The file's bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    /// The file's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        check_epoch(self.epoch)?;
         let mut bytes = vec![0; at::SIZE];
         preamble::put(&mut bytes, KIND, BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
@@ -50,7 +50,7 @@ impl NewestState {
         at::STORED_SEQUENCE.put(&mut bytes, self.stored_sequence.to_le_bytes());
         at::WALL_UNIX_MS.put(&mut bytes, self.wall_unix_ms.to_le_bytes());
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads the whole file; another volume's file is refused.
@@ -59,7 +59,7 @@ impl NewestState {
         check_identity(WHAT, "volume_id", volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
         check_field(WHAT, "length", "it is not that of the structure", bytes.len() == BYTES)?;
         let epoch = at::EPOCH.u64(bytes);
-        check_field(WHAT, "epoch", "it is zero", epoch > 0)?;
+        check_epoch(epoch)?;
         let stored_sequence = at::STORED_SEQUENCE.u64(bytes);
         Ok(NewestState {
             volume_id,
@@ -68,4 +68,8 @@ impl NewestState {
             wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
         })
     }
+}
+
+fn check_epoch(epoch: u64) -> Result<()> {
+    check_field(WHAT, "epoch", "it is zero", epoch > 0)
 }

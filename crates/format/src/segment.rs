@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::layout::{count_u32, layout};
+use crate::layout::layout;
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -206,9 +206,13 @@ pub const fn encoded_len(extent_count: usize, frame_count: usize, origin_count: 
 /// How many bytes the header has, from the first 16 bytes of the object.
 pub fn header_bytes_of(first_16_bytes: &[u8]) -> Result<u64> {
     let length = preamble::open(first_16_bytes, KIND)?;
-    let sane = (LEAST_BYTES as u64..=u64::from(u32::MAX)).contains(&length);
-    check_field(WHAT, "length", "no header has that many bytes", sane)?;
+    check_length(length)?;
     Ok(length)
+}
+
+fn check_length(length: u64) -> Result<()> {
+    let is_possible = (LEAST_BYTES as u64..=u64::from(u32::MAX)).contains(&length);
+    check_field(WHAT, "length", "no header has that many bytes", is_possible)
 }
 
 /// The frame table of a body of raw frames.
@@ -266,14 +270,14 @@ impl SegmentHeader {
         self.header_bytes() + self.body_bytes()
     }
 
-    /// The header's bytes. What [`SegmentHeader::check`] refuses would be written but never read
-    /// back.
-    pub fn encode(&self) -> Vec<u8> {
-        debug_assert_eq!(self.check(), Ok(()));
+    /// The header's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
         let length = self.encoded_len();
+        check_length(length as u64)?;
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
-        self.put_fixed(&mut bytes, length);
+        self.put_fixed(&mut bytes, length)?;
         let (extents, rest) = bytes[at::SIZE..].split_at_mut(extent_at::SIZE * self.extents.len());
         let (frames, origins) = rest.split_at_mut(frame_at::SIZE * self.frames.len());
         for (entry, extent) in extents.chunks_exact_mut(extent_at::SIZE).zip(&self.extents) {
@@ -291,10 +295,10 @@ impl SegmentHeader {
             origin_at::DATA_OFFSET.put(entry, origin.data_offset.to_le_bytes());
         }
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
-    fn put_fixed(&self, bytes: &mut [u8], length: usize) {
+    fn put_fixed(&self, bytes: &mut [u8], length: usize) -> Result<()> {
         let version = if self.size_bytes > 0 { SIZED_VERSION } else { preamble::VERSION_FIRST };
         preamble::put_version(bytes, KIND, version, length);
         at::VOLUME_ID.put(bytes, self.volume_id.0);
@@ -311,10 +315,11 @@ impl SegmentHeader {
         at::ROLE.put(bytes, [self.role as u8]);
         at::FRAME_BYTES.put(bytes, self.frame_bytes.to_le_bytes());
         at::DATA_BYTES.put(bytes, self.data_bytes.to_le_bytes());
-        at::EXTENT_COUNT.put(bytes, count_u32(self.extents.len()).to_le_bytes());
-        at::FRAME_COUNT.put(bytes, count_u32(self.frames.len()).to_le_bytes());
+        at::EXTENT_COUNT.put_count(bytes, WHAT, self.extents.len())?;
+        at::FRAME_COUNT.put_count(bytes, WHAT, self.frames.len())?;
         at::BODY_BYTES.put(bytes, self.body_bytes().to_le_bytes());
         at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
+        Ok(())
     }
 
     /// Reads a header; `bytes` may include the body.

@@ -69,9 +69,9 @@ pub struct StagingHeader {
 }
 
 impl StagingHeader {
-    /// The page's bytes.
-    pub fn encode(&self) -> [u8; STAGING_HEADER_BYTES] {
-        debug_assert_eq!(self.check(), Ok(()));
+    /// The page's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<[u8; STAGING_HEADER_BYTES]> {
+        self.check()?;
         let mut bytes = [0; STAGING_HEADER_BYTES];
         preamble::put(&mut bytes, KIND, STAGING_HEADER_BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
@@ -80,7 +80,7 @@ impl StagingHeader {
         at::BOOT_ID.put(&mut bytes, self.boot_id);
         at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         crc::seal_in_place(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads the first page of a staging file; `bytes` may be longer.

@@ -7,7 +7,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
-use crate::layout::{count_u32, layout};
+use crate::layout::layout;
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -48,9 +48,9 @@ pub struct TransferProgress {
 }
 
 impl TransferProgress {
-    /// The file's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        debug_assert_eq!(self.check(), Ok(()));
+    /// The file's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
         let length = LEAST_BYTES + self.far_name.len() + self.far_state.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(at::SIZE, 0);
@@ -60,12 +60,12 @@ impl TransferProgress {
         at::DONE_BYTES.put(&mut bytes, self.done_bytes.to_le_bytes());
         at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         at::POSITION.put(&mut bytes, self.position.to_le_bytes());
-        at::FAR_NAME_BYTES.put(&mut bytes, count_u32(self.far_name.len()).to_le_bytes());
-        at::FAR_STATE_BYTES.put(&mut bytes, count_u32(self.far_state.len()).to_le_bytes());
+        at::FAR_NAME_BYTES.put_count(&mut bytes, WHAT, self.far_name.len())?;
+        at::FAR_STATE_BYTES.put_count(&mut bytes, WHAT, self.far_state.len())?;
         bytes.extend_from_slice(self.far_name.as_bytes());
         bytes.extend_from_slice(self.far_state.as_bytes());
         crc::seal(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads the whole file; another volume's file is refused.

@@ -55,7 +55,8 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     };
     let path = folder.join(FILE);
     // Durable, because it must outlive the journal and a power cut (P210).
-    if let Err(error) = durable::replace(&path, &state.encode()) {
+    let written = state.encode().map_err(io::Error::other);
+    if let Err(error) = written.and_then(|bytes| durable::replace(&path, &bytes)) {
         tracing::warn!(
             "cannot write {}: {error}; an older store may go unnoticed later",
             path.display()
@@ -160,7 +161,7 @@ mod tests {
 
     fn put(folder: &Path, epoch: u64, stored_sequence: u64) {
         let state = NewestState { volume_id: ID, epoch, stored_sequence, wall_unix_ms: 0 };
-        durable::replace(&folder.join(FILE), &state.encode()).unwrap();
+        durable::replace(&folder.join(FILE), &state.encode().unwrap()).unwrap();
     }
 
     #[test]

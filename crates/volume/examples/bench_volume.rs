@@ -160,7 +160,7 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
         parts,
         kept: sawmill_format::kept_block::KeptBlock::default(),
     };
-    put(&checkpoint_key(volume_id, number), root.encode())?;
+    put(&checkpoint_key(volume_id, number), root.encode()?)?;
     println!("{extents} extents of {} GiB in {segments} segments", root.live_bytes >> 30);
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use bytes::Bytes;
+use sawmill_format::FormatError;
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
 use sawmill_format::map_part::parse_part_key;
 use sawmill_format::segment::parse_segment_key;
@@ -135,6 +136,11 @@ fn found(outcome: sawmill_store::Result<Bytes>) -> Answer {
         Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
         Err(error) => Err(store_error(&error)),
     }
+}
+
+/// A structure of ours that breaks its own format: it is a bug, and nothing is written.
+pub(crate) fn cannot_encode(error: FormatError) -> Error {
+    Error::caused(ErrorKind::Internal, "what was to be written breaks its format", error)
 }
 
 /// Converts a store's failure to an error of a block device.

@@ -10,7 +10,7 @@ use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
-use crate::ask::store_error;
+use crate::ask::{cannot_encode, store_error};
 use crate::recovery::end::LogEnd;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
@@ -76,7 +76,8 @@ pub(crate) fn fence(
         size_bytes: end.size_bytes,
     };
     let key = segment_key(record.volume_id, sequence);
-    let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);
+    let body = Bytes::from(header.encode().map_err(cannot_encode)?);
+    let outcome = Blocking(store).put(&key, body, Class::Upload);
     match outcome.map_err(|error| store_error(&error))? {
         PutOutcome::Created => {
             end.epoch_before = end.epoch;

@@ -18,7 +18,7 @@ use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::store_error;
+use crate::ask::{cannot_encode, store_error};
 use crate::cuts::words::{self, WordContent};
 use crate::cuts::{DeleteReport, PinHolder, release_pins, remove_objects};
 use crate::fencing::{Claim, fence, require_fencing};
@@ -110,7 +110,7 @@ pub fn create_in(
         parts: Vec::new(),
         kept: KeptBlock { retention_s: options.retention_s, ..KeptBlock::default() },
     };
-    put(store, &checkpoint_key(volume_id, 1), first.encode())?;
+    put(store, &checkpoint_key(volume_id, 1), first.encode().map_err(cannot_encode)?)?;
     ledger::claim(world, store, name, &record)?.ok_or_else(|| {
         // Another command was faster; only this one knows its checkpoint. If the delete fails, one
         // small object is left behind.

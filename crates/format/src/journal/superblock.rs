@@ -130,9 +130,9 @@ impl Superblock {
         (self.copy() * SUPERBLOCK_BYTES) as u64
     }
 
-    /// The block's bytes.
-    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
-        debug_assert_eq!(self.check(), Ok(()));
+    /// The block's bytes, or which field breaks a rule.
+    pub fn encode(&self) -> Result<[u8; SUPERBLOCK_BYTES]> {
+        self.check()?;
         let mut bytes = [0; SUPERBLOCK_BYTES];
         let version = match (&self.ring_copy, &self.memory) {
             (Some(_), _) => RING_COPY_VERSION,
@@ -156,10 +156,9 @@ impl Superblock {
         at::BOUND_POSITION.put(&mut bytes, self.bound_position.to_le_bytes());
         if let Some(Memory { boot_id, folder }) = &self.memory {
             at::MEMORY_BOOT_ID.put(&mut bytes, *boot_id);
-            // `check` bounds the length; a longer folder would be cut here.
-            let length = folder.len().min(MEMORY_FOLDER_BYTES_MAX);
-            at::MEMORY_FOLDER_BYTES.put(&mut bytes, (length as u16).to_le_bytes());
-            bytes[at::MEMORY_FOLDER.offset..][..length].copy_from_slice(&folder[..length]);
+            // `check` bounds the length.
+            at::MEMORY_FOLDER_BYTES.put(&mut bytes, (folder.len() as u16).to_le_bytes());
+            bytes[at::MEMORY_FOLDER.offset..][..folder.len()].copy_from_slice(folder);
         }
         if let Some(RingCopy { from, at, bytes: length }) = &self.ring_copy {
             at::COPY_FROM.put(&mut bytes, from.to_le_bytes());
@@ -167,7 +166,7 @@ impl Superblock {
             at::COPY_BYTES.put(&mut bytes, length.to_le_bytes());
         }
         crc::seal_in_place(&mut bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Reads one copy; `block` has [`SUPERBLOCK_BYTES`]. A journal of another volume is refused.

@@ -10,7 +10,7 @@
 use crate::crc::Crc32c;
 use crate::error::check_field;
 use crate::ids::VolumeId;
-use crate::layout::{count_u32, layout};
+use crate::layout::layout;
 use crate::preamble::check_available;
 use crate::{FormatError, Result};
 
@@ -72,7 +72,9 @@ impl FrameIdentity {
 /// Writes the head of a raw frame; `data` follows it in the body as it is.
 pub fn frame_seal(identity: &FrameIdentity, data: &[u8], head_out: &mut [u8; FRAME_HEAD_BYTES]) {
     *head_out = [0; FRAME_HEAD_BYTES];
-    let data_bytes = count_u32(data.len()).to_le_bytes();
+    // A longer frame has no entry in a segment header, which is made first.
+    assert!(u32::try_from(data.len()).is_ok(), "a frame has less than 4 GiB");
+    let data_bytes = (data.len() as u32).to_le_bytes();
     head_at::DATA_BYTES.put(head_out, data_bytes);
     head_at::PAYLOAD_BYTES.put(head_out, data_bytes);
     head_at::CODEC.put(head_out, [RAW]);

@@ -286,10 +286,12 @@ fn export_state() -> Case {
     let value = export_state_value();
     Case {
         name: "export_state/v1-shared-file",
-        bytes: value.encode(),
+        bytes: value.encode().unwrap(),
         value: format!("{value:#?}"),
         table: export_state::at::TABLE,
-        decode: Box::new(move |bytes| Ok(ExportState::decode(bytes)? == value)),
+        decode: Box::new(move |bytes| {
+            Ok(ExportState::decode(bytes, "/srv/images/disk.img")? == value)
+        }),
     }
 }
 

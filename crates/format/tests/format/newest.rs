@@ -5,13 +5,13 @@ use sawmill_format::{FormatError, crc};
 
 use crate::samples::{Case, VOLUME, WALL_UNIX_MS};
 
-const VALUE: NewestState =
+pub(crate) const VALUE: NewestState =
     NewestState { volume_id: VOLUME, epoch: 7, stored_sequence: 258, wall_unix_ms: WALL_UNIX_MS };
 
 pub(crate) fn newest_case() -> Case {
     Case {
         name: "newest_state/v1-attached",
-        bytes: VALUE.encode(),
+        bytes: VALUE.encode().unwrap(),
         value: format!("{VALUE:#?}"),
         table: newest_state::at::TABLE,
         decode: Box::new(|bytes| Ok(NewestState::decode(bytes, VOLUME)? == VALUE)),
@@ -20,7 +20,7 @@ pub(crate) fn newest_case() -> Case {
 
 #[test]
 fn a_newest_state_of_no_attachment_or_of_another_volume_is_refused() {
-    let mut bytes = VALUE.encode();
+    let mut bytes = VALUE.encode().unwrap();
     let other = sawmill_format::ids::VolumeId([9; 16]);
     assert!(matches!(NewestState::decode(&bytes, other), Err(FormatError::Identity { .. })));
     let epoch_at = newest_state::at::EPOCH.offset;

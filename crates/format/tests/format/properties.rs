@@ -368,7 +368,7 @@ proptest! {
 
     #[test]
     fn orders_round_trip(value in orders()) {
-        prop_assert_eq!(Order::decode(&value.encode()), Ok(value));
+        prop_assert_eq!(Order::decode(&value.encode().unwrap()), Ok(value));
     }
 
     #[test]
@@ -379,13 +379,13 @@ proptest! {
 
     #[test]
     fn pins_round_trip(value in pins()) {
-        prop_assert_eq!(Pin::decode(&value.encode(), value.volume_id, value.slot), Ok(value));
+        prop_assert_eq!(Pin::decode(&value.encode().unwrap(), value.volume_id, value.slot), Ok(value));
     }
 
     #[test]
     fn checkpoints_round_trip(value in checkpoints()) {
         let identity = CheckpointIdentity { volume_id: value.volume_id, number: value.number };
-        prop_assert_eq!(Checkpoint::decode(&value.encode(), &identity), Ok(value));
+        prop_assert_eq!(Checkpoint::decode(&value.encode().unwrap(), &identity), Ok(value));
     }
 
     #[test]
@@ -396,7 +396,7 @@ proptest! {
 
     #[test]
     fn superblocks_round_trip(value in superblocks()) {
-        prop_assert_eq!(Superblock::decode(&value.encode(), value.volume_id), Ok(value));
+        prop_assert_eq!(Superblock::decode(&value.encode().unwrap(), value.volume_id), Ok(value));
     }
 
     #[test]
@@ -415,7 +415,7 @@ proptest! {
         let (boot_id, epoch) = (boot.0, capacity_bytes / 3);
         let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id, epoch };
         let identity = StagingIdentity { volume_id, journal_tag };
-        prop_assert_eq!(StagingHeader::decode(&value.encode(), &identity), Ok(value));
+        prop_assert_eq!(StagingHeader::decode(&value.encode().unwrap(), &identity), Ok(value));
     }
 
     #[test]
@@ -423,7 +423,7 @@ proptest! {
         reservation: u64, failed_syncs: u64, epoch: u64, shared: bool, identity: String,
     ) {
         let value = ExportState { reservation, failed_syncs, epoch, shared, identity };
-        prop_assert_eq!(ExportState::decode(&value.encode()), Ok(value));
+        prop_assert_eq!(ExportState::decode(&value.encode().unwrap(), &value.identity), Ok(value));
     }
 
     #[test]
@@ -436,12 +436,12 @@ proptest! {
             TransferProgress {
                 volume_id, size_bytes, done_bytes, epoch, position, far_name, far_state,
             };
-        prop_assert_eq!(TransferProgress::decode(&value.encode(), volume_id), Ok(value));
+        prop_assert_eq!(TransferProgress::decode(&value.encode().unwrap(), volume_id), Ok(value));
     }
 
     #[test]
     fn cache_indexes_round_trip(value in cache_indexes()) {
-        prop_assert_eq!(CacheIndex::decode(&value.encode(), value.cache_tag), Ok(value));
+        prop_assert_eq!(CacheIndex::decode(&value.encode().unwrap(), value.cache_tag), Ok(value));
     }
 }
 
@@ -465,32 +465,32 @@ pub(crate) fn decode_all(bytes: &[u8]) {
         assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(value) = SegmentHeader::decode(bytes, &SEGMENT) {
-        assert_eq!(value.encode(), bytes[..value.header_bytes() as usize]);
+        assert_eq!(value.encode().unwrap(), bytes[..value.header_bytes() as usize]);
     }
     if let Ok(value) = Checkpoint::decode(bytes, &CHECKPOINT) {
-        assert_eq!(value.encode(), bytes);
+        assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(extents) = decode_part(bytes, &PART) {
         let first_address = sawmill_format::map_part::part_first_address(bytes).unwrap();
         assert_eq!(encode_part(&PART, first_address, &extents).unwrap(), bytes);
     }
     if let Ok(value) = Superblock::decode(bytes, VOLUME) {
-        assert_eq!(value.encode()[..], *bytes);
+        assert_eq!(value.encode().unwrap()[..], *bytes);
     }
     if let Ok(value) = StagingHeader::decode(bytes, &STAGING) {
-        assert_eq!(value.encode()[..], bytes[..4096]);
+        assert_eq!(value.encode().unwrap()[..], bytes[..4096]);
     }
-    if let Ok(value) = ExportState::decode(bytes) {
-        assert_eq!(value.encode(), bytes);
+    if let Ok(value) = ExportState::decode(bytes, "/srv/images/disk.img") {
+        assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(value) = NewestState::decode(bytes, VOLUME) {
-        assert_eq!(value.encode(), bytes);
+        assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(value) = TransferProgress::decode(bytes, VOLUME) {
-        assert_eq!(value.encode(), bytes);
+        assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(value) = CacheIndex::decode(bytes, TAG) {
-        assert_eq!(value.encode(), bytes);
+        assert_eq!(value.encode().unwrap(), bytes);
     }
 }
 

@@ -88,17 +88,22 @@ fn bytes_after_the_end_of_a_whole_object_are_refused() {
         VolumeRecord::decode(&longer(volume_record_value().encode().unwrap()), "disk1")
             .unwrap_err(),
     );
-    length(Checkpoint::decode(&longer(checkpoint_value().encode()), &CHECKPOINT).unwrap_err());
+    length(
+        Checkpoint::decode(&longer(checkpoint_value().encode().unwrap()), &CHECKPOINT).unwrap_err(),
+    );
     length(decode_part(&longer(part_bytes()), &PART).unwrap_err());
-    length(Superblock::decode(&longer(superblock_value().encode().to_vec()), VOLUME).unwrap_err());
-    length(CacheIndex::decode(&longer(cache_value(2).encode()), TAG).unwrap_err());
+    length(
+        Superblock::decode(&longer(superblock_value().encode().unwrap().to_vec()), VOLUME)
+            .unwrap_err(),
+    );
+    length(CacheIndex::decode(&longer(cache_value(2).encode().unwrap()), TAG).unwrap_err());
 }
 
 #[test]
 fn a_segment_header_and_a_staging_header_may_be_followed_by_more() {
     let (header, data) = (segment_value(), segment_data());
     assert_eq!(SegmentHeader::decode(&segment_object(&header, &data), &SEGMENT), Ok(header));
-    let mut file = staging_value().encode().to_vec();
+    let mut file = staging_value().encode().unwrap().to_vec();
     file.resize(3 * 4096, 0xaa);
     assert_eq!(StagingHeader::decode(&file, &STAGING), Ok(staging_value()));
 }
@@ -111,7 +116,7 @@ fn an_intact_structure_of_another_place_is_refused() {
             other => panic!("{other}"),
         }
     }
-    let segment = segment_value().encode();
+    let segment = segment_value().encode().unwrap();
     foreign(
         SegmentHeader::decode(&segment, &SegmentIdentity { volume_id: OTHER, ..SEGMENT }),
         "volume_id",
@@ -120,7 +125,7 @@ fn an_intact_structure_of_another_place_is_refused() {
         SegmentHeader::decode(&segment, &SegmentIdentity { sequence: 260, ..SEGMENT }),
         "sequence",
     );
-    let checkpoint = checkpoint_value().encode();
+    let checkpoint = checkpoint_value().encode().unwrap();
     foreign(
         Checkpoint::decode(&checkpoint, &CheckpointIdentity { volume_id: OTHER, ..CHECKPOINT }),
         "volume_id",
@@ -134,11 +139,13 @@ fn an_intact_structure_of_another_place_is_refused() {
     foreign(decode_part(&part, &PartIdentity { group: 8, ..PART }), "group");
     foreign(decode_part(&part, &PartIdentity { number: 12, ..PART }), "number");
     foreign(decode_part(&part, &PartIdentity { put_id: PutId([1; 16]), ..PART }), "put_id");
-    foreign(Superblock::decode(&superblock_value().encode(), OTHER), "volume_id");
-    let staging = staging_value().encode();
+    foreign(Superblock::decode(&superblock_value().encode().unwrap(), OTHER), "volume_id");
+    let staging = staging_value().encode().unwrap();
     let tag = sawmill_format::staging::StagingIdentity { journal_tag: 1, ..STAGING };
     foreign(StagingHeader::decode(&staging, &tag), "journal_tag");
-    foreign(CacheIndex::decode(&cache_value(2).encode(), 1), "cache_tag");
+    foreign(CacheIndex::decode(&cache_value(2).encode().unwrap(), 1), "cache_tag");
+    let state = crate::link::export_state_value().encode().unwrap();
+    foreign(ExportState::decode(&state, "/srv/images/other.img"), "identity");
     let record = encoded(&write_record());
     foreign(RecordHeader::decode(&record, 1, write_record().position), "tag");
     foreign(RecordHeader::decode(&record, TAG, 80), "position");
@@ -188,7 +195,8 @@ fn a_moved_segment_that_breaks_a_rule_is_refused() {
 fn segment_fields_that_no_value_has_are_refused() {
     let length = segment_value().header_bytes() as usize;
     let decode = |offset: usize, byte: u8| {
-        let bytes = resealed(segment_value().encode(), length, |bytes| bytes[offset] = byte);
+        let bytes =
+            resealed(segment_value().encode().unwrap(), length, |bytes| bytes[offset] = byte);
         SegmentHeader::decode(&bytes, &SEGMENT).unwrap_err()
     };
     assert_eq!(field_of(decode(120, 5)), "role");
@@ -305,7 +313,7 @@ fn a_record_that_breaks_a_rule_is_refused() {
 }
 
 fn copy_of(generation: u64) -> Vec<u8> {
-    Superblock { generation, ..superblock_value() }.encode().to_vec()
+    Superblock { generation, ..superblock_value() }.encode().unwrap().to_vec()
 }
 
 fn chosen(copy_0: &[u8], copy_1: &[u8]) -> Result<u64, FormatError> {
@@ -346,7 +354,8 @@ fn an_intact_superblock_of_a_newer_version_is_not_passed_over() {
 
 #[test]
 fn the_superblock_of_another_volume_is_named() {
-    let foreign = Superblock { volume_id: OTHER, generation: 5, ..superblock_value() }.encode();
+    let foreign =
+        Superblock { volume_id: OTHER, generation: 5, ..superblock_value() }.encode().unwrap();
     let error = chosen(&[0; 4096], &foreign).unwrap_err();
     assert!(
         matches!(error, FormatError::Identity { found: IdentityValue::Volume(OTHER), .. }),
@@ -360,7 +369,7 @@ fn unknown_flags_are_refused_as_reserved() {
     let superblock = resealed(copy_of(5), 4096, |bytes| bytes[120] = 2);
     let what = "journal superblock";
     assert_eq!(Superblock::decode(&superblock, VOLUME), Err(FormatError::Reserved { what }));
-    let bytes = checkpoint_value().encode();
+    let bytes = checkpoint_value().encode().unwrap();
     for (offset, byte) in
         [(104, 3), (136, 1), (144, 1), (152, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)]
     {
@@ -521,7 +530,7 @@ fn ids_and_flush_modes_have_one_text() {
 
 #[test]
 fn any_structure_is_recognized_by_its_preamble() {
-    let preamble = Preamble::decode(&checkpoint_value().encode()).unwrap();
+    let preamble = Preamble::decode(&checkpoint_value().encode().unwrap()).unwrap();
     assert_eq!(Kind::from_number(preamble.kind), Some(Kind::Checkpoint));
     assert_eq!((preamble.version, preamble.length), (1, 428));
     assert_eq!(Kind::from_number(8), None);
@@ -537,11 +546,12 @@ fn positions_wrap_around_the_ring_behind_the_superblocks() {
 
 #[test]
 fn each_rule_of_an_export_state_is_refused() {
-    let bytes = crate::link::export_state_value().encode();
+    let value = crate::link::export_state_value();
+    let bytes = value.encode().unwrap();
     let length = bytes.len();
     let decode = |at: usize, byte: u8| {
         let change = |bytes: &mut [u8]| bytes[at] = byte;
-        ExportState::decode(&resealed(bytes.clone(), length, change)).unwrap_err()
+        ExportState::decode(&resealed(bytes.clone(), length, change), &value.identity).unwrap_err()
     };
     assert_eq!(field_of(decode(40, 2)), "shared");
     assert_eq!(field_of(decode(44, 9)), "identity_bytes");
@@ -551,7 +561,7 @@ fn each_rule_of_an_export_state_is_refused() {
 
 #[test]
 fn transfer_progress_beyond_the_end_is_refused() {
-    let bytes = transfer_value().encode();
+    let bytes = transfer_value().encode().unwrap();
     let length = bytes.len();
     let decode = |at: usize, byte: u8| {
         let change = |bytes: &mut [u8]| bytes[at] = byte;

@@ -135,7 +135,7 @@ pub(crate) fn segment_data() -> Vec<u8> {
 
 /// The whole object of a header and its uncompressed data.
 pub(crate) fn segment_object(header: &SegmentHeader, data: &[u8]) -> Vec<u8> {
-    let mut object = header.encode();
+    let mut object = header.encode().unwrap();
     for (frame, data) in data.chunks(header.frame_bytes as usize).enumerate() {
         let mut head = [0; FRAME_HEAD_BYTES];
         frame_seal(&frame_identity(header, frame as u32), data, &mut head);
@@ -352,7 +352,7 @@ fn pin_case() -> Case {
     let value = pin_value();
     Case {
         name: "pin/v1-clone",
-        bytes: value.encode(),
+        bytes: value.encode().unwrap(),
         value: format!("{value:#?}"),
         table: kept_block::pin_at::TABLE,
         decode: Box::new(move |bytes| Ok(Pin::decode(bytes, VOLUME, 3)? == value)),
@@ -399,7 +399,7 @@ fn returned_case() -> Case {
 /// An order to roll back: its segment, and the order as the data of that.
 pub(crate) fn order_value() -> (SegmentHeader, Vec<u8>) {
     let order = Order::RollBack { number: 8, put_id: PUT, through_sequence: 258 };
-    let data = order.encode();
+    let data = order.encode().unwrap();
     let header = SegmentHeader {
         role: SegmentRole::Order,
         position_start: 1_000_650,
@@ -421,7 +421,7 @@ fn checkpoint_case(name: &'static str, value: Checkpoint) -> Case {
     let identity = CheckpointIdentity { volume_id: value.volume_id, number: value.number };
     Case {
         name,
-        bytes: value.encode(),
+        bytes: value.encode().unwrap(),
         value: format!("{value:#?}"),
         table: checkpoint::at::TABLE,
         decode: Box::new(move |bytes| Ok(Checkpoint::decode(bytes, &identity)? == value)),

@@ -46,7 +46,7 @@ fn with_copy() -> Superblock {
 fn case(name: &'static str, value: Superblock) -> Case {
     Case {
         name,
-        bytes: value.encode().to_vec(),
+        bytes: value.encode().unwrap().to_vec(),
         value: format!("{value:#?}"),
         table: superblock_at::TABLE,
         decode: Box::new(move |bytes| Ok(Superblock::decode(bytes, VOLUME)? == value)),
@@ -55,7 +55,7 @@ fn case(name: &'static str, value: Superblock) -> Case {
 
 #[test]
 fn a_ring_beyond_every_position_is_refused_although_its_checksum_is_right() {
-    let mut bytes = superblock_value().encode();
+    let mut bytes = superblock_value().encode().unwrap();
     for (capacity_bytes, is_good) in [(1 << 62, true), ((1 << 62) + 4096, false), (!4095, false)] {
         let at = superblock_at::CAPACITY_BYTES.offset;
         bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(capacity_bytes));

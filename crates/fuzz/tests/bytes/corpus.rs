@@ -243,8 +243,8 @@ fn journal(
         }
         position += u64::from(header.slot_bytes);
     }
-    let newer = superblock(2, trim, bound).encode();
-    let older = superblock(1, trim.saturating_sub(4096), bound).encode();
+    let newer = superblock(2, trim, bound).encode().expect("a superblock");
+    let older = superblock(1, trim.saturating_sub(4096), bound).encode().expect("a superblock");
     let used = ring.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     [&[choices, 1][..], &newer[..160], &older[..160], &ring[..used]].concat()
 }
@@ -308,7 +308,7 @@ fn stores() {
     (huge.number, huge.size_bytes) = (huge.number + 1, u64::MAX);
     let put = Blocking(&*store).put(
         &checkpoint_key(record.volume_id, huge.number),
-        huge.encode().into(),
+        huge.encode().expect("a checkpoint").into(),
         Class::Upload,
     );
     put.expect("a free name");

@@ -61,14 +61,15 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             read => read.map_err(|error| error.to_string()),
         };
-        let state =
-            bytes.and_then(|bytes| ExportState::decode(&bytes).map_err(|error| error.to_string()));
+        // The file's name has a checksum only, which two devices may share.
+        let state = bytes.and_then(|bytes| {
+            ExportState::decode(&bytes, &self.identity).map_err(|error| error.to_string())
+        });
         let state = state.inspect_err(|error| {
             let path = self.path.display();
             tracing::warn!("{path}: {error}; ignoring it, so all attached initiators are fenced");
         });
-        // The file's name has a checksum only, which two devices may share.
-        let state = state.ok().filter(|state| state.identity == self.identity)?;
+        let state = state.ok()?;
         let ExportState { reservation, shared, failed_syncs, epoch, .. } = state;
         if self.epoch > 0 && epoch != self.epoch_before {
             tracing::info!(
@@ -91,10 +92,11 @@ impl StandingStore for StateFile {
             shared: standing.shared,
             identity: self.identity.clone(),
         };
-        durable::replace(&self.path, &state.encode()).map_err(|error| {
-            let what = format!("the target cannot write {}", self.path.display());
-            Error::caused(ErrorKind::Unavailable, what, error)
-        })
+        let what = || format!("the target cannot write {}", self.path.display());
+        let bytes =
+            state.encode().map_err(|error| Error::caused(ErrorKind::Internal, what(), error))?;
+        durable::replace(&self.path, &bytes)
+            .map_err(|error| Error::caused(ErrorKind::Unavailable, what(), error))
     }
 }
 

@@ -48,7 +48,9 @@ impl ProgressFile {
     /// Notes that everything before `done_bytes` is in place and durable.
     pub(crate) fn keep(&mut self, done_bytes: u64) -> Result<()> {
         self.known.done_bytes = done_bytes;
-        durable::replace(&self.path, &self.known.encode())
+        let bytes = self.known.encode().map_err(io::Error::other);
+        bytes
+            .and_then(|bytes| durable::replace(&self.path, &bytes))
             .map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
     }
 

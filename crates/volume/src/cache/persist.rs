@@ -126,7 +126,7 @@ impl ReadCache {
             ));
         };
         let _one_at_a_time = self.saving.lock();
-        let bytes = self.picture(cache_tag).encode();
+        let bytes = self.picture(cache_tag).encode().map_err(io::Error::other)?;
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
         let mut file = File::create(&new)?;

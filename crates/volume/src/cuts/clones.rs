@@ -30,7 +30,7 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 use super::cut::Cut;
 use super::find::stored_cut;
 use super::{CutBook, PinHolder, release_pins};
-use crate::ask::{self, store_error};
+use crate::ask::{self, cannot_encode, store_error};
 use crate::fencing::{Fencing, require_fencing};
 use crate::map::GROUP_BYTES;
 use crate::recovery::stored::StoredVolume;
@@ -168,7 +168,7 @@ fn put_pin(
         };
         let put = Blocking(store).put(
             &pin_key(entry.volume_id, slot),
-            Bytes::from(pin.encode()),
+            Bytes::from(pin.encode().map_err(cannot_encode)?),
             Class::Upload,
         );
         match put.map_err(|error| store_error(&error))? {
@@ -297,7 +297,7 @@ fn write(
         name: name.to_owned(),
         ..stored.record.clone()
     };
-    let root_put = vec![(checkpoint_key(clone_id, 1), root.encode())];
+    let root_put = vec![(checkpoint_key(clone_id, 1), root.encode().map_err(cannot_encode)?)];
     let named = ask::put_all(store, root_put)
         .and_then(|()| names::ledger::claim(world, store, name, &record));
     match named {

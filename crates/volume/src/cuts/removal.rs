@@ -24,7 +24,7 @@ use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
 use super::words::{self, WordContent};
 use crate::Result;
-use crate::ask::{self, store_error};
+use crate::ask::{self, cannot_encode, store_error};
 use crate::world::World;
 
 /// What a delete removed.
@@ -65,7 +65,8 @@ pub(crate) fn release_pins(
             through_sequence: 0,
             name: String::new(),
         };
-        put(store, &released_key(entry.volume_id, entry.pin), pin.encode())?;
+        let bytes = pin.encode().map_err(cannot_encode)?;
+        put(store, &released_key(entry.volume_id, entry.pin), bytes)?;
         let removed = remove_objects(world, store, entry.volume_id, false)?;
         deleted.objects += removed.objects;
         deleted.bytes += removed.bytes;

@@ -10,7 +10,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{Pin, Word, word_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{self, store_error};
+use crate::ask::{self, cannot_encode, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -73,8 +73,8 @@ pub(crate) fn put(
         through_sequence: content.fence,
         name: content.name.to_owned(),
     };
-    let put =
-        Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);
+    let body = Bytes::from(pin.encode().map_err(cannot_encode)?);
+    let put = Blocking(store).put(&word_key(volume_id, number), body, Class::Upload);
     Ok(put.map_err(|error| store_error(&error))? == PutOutcome::Created)
 }
 

@@ -29,7 +29,7 @@ use super::outgoing::OutgoingObject;
 use super::own_puts::OwnPuts;
 use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
-use crate::ask::want;
+use crate::ask::{cannot_encode, want};
 use crate::counters::add;
 use crate::map::GROUP_BYTES;
 use crate::recovery::end::RolledBack;
@@ -246,7 +246,7 @@ impl Checkpoints {
         let put_id = PutId(context.attachment.world.random()?);
         let volume_id = context.attachment.record.volume_id;
         let (parts, mut objects) = self.freeze_map(&view, volume_id, number, put_id)?;
-        let copies = self.copy_roots(&view, freeze, &mut objects);
+        let copies = self.copy_roots(&view, freeze, &mut objects)?;
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
             volume_id,
@@ -356,10 +356,14 @@ impl Checkpoints {
         if writing.parts_left > 0 || writing.root_sent {
             return;
         }
+        let body = match writing.root.encode().map_err(cannot_encode) {
+            Ok(body) => Bytes::from(body),
+            Err(error) => return context.write.fail(error),
+        };
         writing.root_sent = true;
         writing.objects.push(OutgoingObject {
             key: checkpoint_key(writing.root.volume_id, writing.root.number),
-            body: Bytes::from(writing.root.encode()),
+            body,
             stored: false,
             repeat_at: None,
         });

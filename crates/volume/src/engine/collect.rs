@@ -25,6 +25,7 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::{Event, GcRequest};
 use super::upload::Upload;
+use crate::ask::cannot_encode;
 use crate::counters::add;
 use crate::gc::gather;
 use crate::gc::gathered::{GatherFailure, MovedSegment, Outcome};
@@ -331,7 +332,7 @@ impl Collector {
             Error::caused(ErrorKind::Internal, "what moves does not fit a segment", error)
         })?;
         let (head, body) = buffer.bytes_mut().split_at_mut(header_bytes);
-        head.copy_from_slice(&header.encode());
+        head.copy_from_slice(&header.encode().map_err(cannot_encode)?);
         builder::seal_frames(&header, body);
         let object = Bytes::from_owner(buffer);
         let counters = &context.attachment.counters;

@@ -24,6 +24,7 @@ use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::OrderRequest;
+use crate::ask::cannot_encode;
 use crate::cuts::LogPosition;
 use crate::recovery::end::RolledBack;
 use crate::segment::builder::BuiltSegment;
@@ -198,7 +199,7 @@ fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
 
 /// The segment of an order.
 fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<BuiltSegment> {
-    let data = order.encode();
+    let data = order.encode().map_err(cannot_encode)?;
     let data_bytes = data.len() as u64;
     let mut header = SegmentHeader {
         data_bytes,
@@ -207,7 +208,7 @@ fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<BuiltS
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
         Error::caused(ErrorKind::Internal, "an order does not fit a segment", error)
     })?;
-    let mut object = header.encode();
+    let mut object = header.encode().map_err(cannot_encode)?;
     let header_bytes = object.len() as u32;
     let SegmentHeader { volume_id, sequence, epoch, .. } = header;
     let mut head = [0; FRAME_HEAD_BYTES];

@@ -18,6 +18,7 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::outgoing::OutgoingObject;
 use super::superseded::NamedParts;
+use crate::ask::cannot_encode;
 use crate::recovery::end::RolledBack;
 use crate::view::View;
 
@@ -44,7 +45,7 @@ impl Checkpoints {
         view: &View,
         freeze: &Freeze,
         objects: &mut Vec<OutgoingObject>,
-    ) -> Vec<u64> {
+    ) -> crate::Result<Vec<u64>> {
         if freeze.prunes {
             view.cuts.lock().prune(freeze.attached_ms);
         }
@@ -59,11 +60,11 @@ impl Checkpoints {
         for root in self.uncopied.iter().chain([&self.newest_root]).filter(|root| begins(root)) {
             objects.push(OutgoingObject::new(
                 kept_key(root.volume_id, root.number, root.put_id),
-                root.encode(),
+                root.encode().map_err(cannot_encode)?,
             ));
             copies.push(root.number);
         }
-        copies
+        Ok(copies)
     }
 
     /// The rollback in the log between the newest durable checkpoint and the next one. If the next

@@ -414,7 +414,7 @@ impl Forecast {
             parts,
             kept: KeptBlock::default(),
         };
-        self.root_bytes = root.encode().len() as u64;
+        self.root_bytes = root.encode().map_err(internal)?.len() as u64;
         self.report.put_bytes += self.root_bytes;
         let requests = &mut self.report.requests;
         requests.put_checkpoints += 1;

@@ -13,6 +13,7 @@ use sawmill_format::journal::{SUPERBLOCK_BYTES, Superblock, choose_superblock};
 use sawmill_sys::AlignedBytes;
 
 use super::disk_failed;
+use crate::ask::cannot_encode;
 use crate::disk::Disk;
 use crate::{Error, ErrorKind, Result};
 
@@ -61,7 +62,7 @@ impl SuperblockFile {
         change(&mut next);
         next.generation += 1;
         let mut block = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
-        block.copy_from_slice(&next.encode());
+        block.copy_from_slice(&next.encode().map_err(cannot_encode)?);
         let written = self.disk.write_at(next.offset_bytes(), &block);
         let written = written.map_err(|error| disk_failed("write its superblock", error));
         if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {

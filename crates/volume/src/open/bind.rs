@@ -16,6 +16,7 @@ use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 use super::make::kind_of;
 use super::memory::{spare_path, staging_path};
 use super::settle::{settle, write_ring};
+use crate::ask::cannot_encode;
 use crate::disk::Disk;
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
@@ -173,7 +174,7 @@ fn new_ring(
             StagingFile::create(path, options.staging_bytes).map_err(failed)?
         }
     };
-    Ok(staging.into_ring(position, &header.encode()))
+    Ok(staging.into_ring(position, &header.encode().map_err(cannot_encode)?))
 }
 
 /// Removes old memory that lies in another place than the new.

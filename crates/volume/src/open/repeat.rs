@@ -17,7 +17,7 @@ use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::PutId;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::store_error;
+use crate::ask::{cannot_encode, store_error};
 use crate::recovery::stored::StoredVolume;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
@@ -42,7 +42,8 @@ pub(super) fn repeat_checkpoint(
         ..stored.newest.checkpoint.clone()
     };
     let key = checkpoint_key(root.volume_id, number);
-    let outcome = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
+    let body = Bytes::from(root.encode().map_err(cannot_encode)?);
+    let outcome = Blocking(store).put(&key, body, Class::Upload);
     match outcome.map_err(|error| store_error(&error))? {
         PutOutcome::Created => {
             // The original is the next to be deleted.

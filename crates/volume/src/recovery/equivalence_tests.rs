@@ -135,7 +135,7 @@ impl World {
             size_bytes: 0,
         };
         // Only headers are read here.
-        self.put(&segment_key(self.record.volume_id, sequence), header.encode());
+        self.put(&segment_key(self.record.volume_id, sequence), header.encode().unwrap());
         (end.epoch, end.position) = (header.epoch, header.position_end);
         (end.stored_sequence, end.next_sequence) = (sequence, header.next_sequence);
     }
@@ -175,7 +175,7 @@ impl World {
             parts,
             kept: sawmill_format::kept_block::KeptBlock::default(),
         };
-        self.put(&checkpoint_key(volume_id, number), root.encode());
+        self.put(&checkpoint_key(volume_id, number), root.encode().unwrap());
     }
 }
 

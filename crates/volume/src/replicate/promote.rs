@@ -24,7 +24,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{destination_objects, role};
-use crate::ask::{self, store_error};
+use crate::ask::{self, cannot_encode, store_error};
 use crate::map::GROUP_BYTES;
 use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
@@ -236,7 +236,7 @@ fn begin_history(
     let begins = |number, put_id| (number, put_id) == (base.number, base.put_id);
     if root.kept.cuts.iter().any(|cut| begins(cut.number, cut.put_id)) {
         let key = kept_key(base.volume_id, base.number, base.put_id);
-        ask::put_all(store, vec![(key, base.encode())])?;
+        ask::put_all(store, vec![(key, base.encode().map_err(cannot_encode)?)])?;
     }
     ask::put_all(store, objects)?;
     // Twice, so that the newest two checkpoints are both in this history, because one may get
@@ -249,7 +249,8 @@ fn begin_history(
 /// Puts a root. An existing one belongs to a process that finishes this promotion too, and counts.
 fn put_or_read(store: &dyn ObjectStore, root: Checkpoint) -> Result<Checkpoint> {
     let key = checkpoint_key(root.volume_id, root.number);
-    let put = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
+    let body = Bytes::from(root.encode().map_err(cannot_encode)?);
+    let put = Blocking(store).put(&key, body, Class::Upload);
     match put.map_err(|error| store_error(&error))? {
         PutOutcome::Created => Ok(root),
         PutOutcome::Taken => checkpoints::read(store, root.volume_id, Some(root.number)),

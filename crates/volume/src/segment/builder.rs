@@ -20,6 +20,7 @@ use sawmill_format::segment::{
 use super::buffers::Buffers;
 use super::coalesce::coalesce;
 use super::resident::ResidentPiece;
+use crate::ask::cannot_encode;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::record::Record;
 use crate::{Error, ErrorKind, Result};
@@ -85,7 +86,7 @@ pub(crate) fn build(
     header: SegmentHeader,
 ) -> Result<BuiltSegment> {
     let LaidOut { header, pieces: resident, coalesced_bytes } = lay_out(records, header)?;
-    let encoded = header.encode();
+    let encoded = header.encode().map_err(cannot_encode)?;
     let header_bytes = encoded.len();
     // Block-aligned, so that a store on a local disk can take it without another copy.
     let mut buffer = buffers.take(header_bytes + header.body_bytes() as usize);

@@ -103,7 +103,7 @@ impl Machine {
             let Ok(mut superblock) = Superblock::decode(block, volume_id) else { continue };
             if let Some(memory) = &mut superblock.memory {
                 memory.folder = self.folder.path().as_os_str().as_encoded_bytes().to_vec();
-                block.copy_from_slice(&superblock.encode());
+                block.copy_from_slice(&superblock.encode().unwrap());
             }
         }
         std::fs::write(self.journal(), journal).unwrap();

@@ -97,7 +97,7 @@ pub(super) fn staging_header() -> Case {
     let value = staging_value();
     Case {
         name: "staging/v1-header",
-        bytes: value.encode().to_vec(),
+        bytes: value.encode().unwrap().to_vec(),
         value: format!("{value:#?}"),
         table: staging::at::TABLE,
         decode: Box::new(move |bytes| Ok(StagingHeader::decode(bytes, &STAGING)? == value)),
@@ -131,7 +131,7 @@ pub(super) fn cache(version: u16) -> Case {
     let names = ["cache_index/v1-two-entries", "cache_index/v2-two-entries"];
     Case {
         name: names[usize::from(version) - 1],
-        bytes: value.encode(),
+        bytes: value.encode().unwrap(),
         // The first dump is older than the field.
         value: format!("{value:#?}").replacen("    version: 1,\n", "", 1),
         table: cache_index::at::TABLE,
@@ -155,7 +155,7 @@ pub(super) fn transfer() -> Case {
     let value = transfer_value();
     Case {
         name: "transfer_progress/v1-import",
-        bytes: value.encode(),
+        bytes: value.encode().unwrap(),
         value: format!("{value:#?}"),
         table: transfer::at::TABLE,
         decode: Box::new(move |bytes| Ok(TransferProgress::decode(bytes, VOLUME)? == value)),

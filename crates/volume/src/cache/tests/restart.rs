@@ -165,7 +165,7 @@ fn an_index_of_an_older_version_starts_a_cold_cache() {
     before.save_index().unwrap();
     let tag = before.tag.unwrap();
     let saved = CacheIndex::decode(&std::fs::read(&path).unwrap(), tag).unwrap();
-    std::fs::write(&path, CacheIndex { version: 1, ..saved }.encode()).unwrap();
+    std::fs::write(&path, CacheIndex { version: 1, ..saved }.encode().unwrap()).unwrap();
     let after = open(&disk, Some(path));
     let IndexState::Discarded { reason } = after.stats().index else {
         panic!("its checksums may let stale bytes pass")
