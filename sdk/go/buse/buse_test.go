@@ -58,7 +58,7 @@ func running(
 	return <-came, &device, <-hello, over
 }
 
-func Test_options_that_do_not_go_together_are_refused_in_the_words_of_old(t *testing.T) {
+func Test_options_that_do_not_go_together_are_refused_with_the_messages_of_buse_go(t *testing.T) {
 	for _, c := range []struct {
 		text   string
 		change func(o *Options)
@@ -84,7 +84,7 @@ func Test_options_that_do_not_go_together_are_refused_in_the_words_of_old(t *tes
 	}
 }
 
-func Test_options_have_the_defaults_of_old(t *testing.T) {
+func Test_options_have_the_defaults_of_buse_go(t *testing.T) {
 	o, err := Options{
 		BlockSize: 4096, WriteChunkSize: 65536, WriteShmSize: 65536, Threads: 1 << 20,
 	}.checked()
@@ -149,7 +149,7 @@ func Test_callbacks_get_blocks_and_whole_chunks_between_pre_run_and_post_remove(
 	if err := device.StopDevice(); err != nil {
 		t.Fatal(err)
 	}
-	if kind, text := driver.Hear(); kind != mockhost.Leave || text != "outcome=ended\n" {
+	if kind, text := driver.Receive(); kind != mockhost.Leave || text != "outcome=ended\n" {
 		t.Fatal(kind, text)
 	}
 	driver.End("ended")

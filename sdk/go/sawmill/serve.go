@@ -19,8 +19,8 @@ type RefusedError = driver.RefusedError
 type Handle struct {
 	session *driver.Session
 	started *driver.Host
-	doors   chan struct{} // closed when addresses are there
-	told    []string
+	opened  chan struct{} // closed when doors are there
+	doors   []string
 	done    chan struct{} // closed when the outcome is there
 	outcome driver.Outcome
 	err     error
@@ -89,8 +89,8 @@ func (h *Handle) Replaced() bool {
 // Doors waits until the device can be used and returns where: lines of a kind and an address.
 func (h *Handle) Doors(ctx context.Context) ([]string, error) {
 	select {
-	case <-h.doors:
-		return h.told, nil
+	case <-h.opened:
+		return h.doors, nil
 	case <-h.done:
 		return nil, fmt.Errorf("the device ended before its doors were open: %w", h.err)
 	case <-ctx.Done():
@@ -116,21 +116,21 @@ func (h *Handle) Fail(reason error) error { return h.session.Leave(reason) }
 // work executes one command.
 type work = func(context.Context, driver.Command) error
 
-// way delivers commands to a device.
-type way struct {
+// adapter delivers commands to a device.
+type adapter struct {
 	abilities driver.Facts
 	perform   func(*driver.Session) (work, error)
 }
 
-// plain is the way to a Device: the host decides whether writes arrive in chunks.
-func plain(device Device) way {
-	return way{abilities(device), func(session *driver.Session) (work, error) {
+// plain is the adapter of a Device: the host decides whether writes arrive in chunks.
+func plain(device Device) adapter {
+	return adapter{abilities(device), func(session *driver.Session) (work, error) {
 		if session.Facts.Get("mode") != "batch" {
 			return perform(device), nil
 		}
 		area, err := session.Facts.Number("collision_area_size")
 		if err == nil && area == 0 {
-			err = errors.New("the host says collision_area_size=0")
+			err = errors.New("the host sent collision_area_size=0")
 		}
 		if err != nil {
 			return nil, err
@@ -139,8 +139,8 @@ func plain(device Device) way {
 	}}
 }
 
-func chunked(device ChunkDevice) way {
-	return way{abilities(device), func(session *driver.Session) (work, error) {
+func chunked(device ChunkDevice) adapter {
+	return adapter{abilities(device), func(session *driver.Session) (work, error) {
 		if session.Facts.Get("mode") != "batch" {
 			return nil, errors.New("a device that takes chunks needs a host with mode=batch")
 		}
@@ -151,8 +151,8 @@ func chunked(device ChunkDevice) way {
 
 // start attaches a driver and runs it. An empty socket: that of $SAWMILL_DRIVER, else of a new
 // host.
-func start(ctx context.Context, socket string, way way, options Options) (*Handle, error) {
-	handle := &Handle{doors: make(chan struct{}), done: make(chan struct{})}
+func start(ctx context.Context, socket string, adapter adapter, options Options) (*Handle, error) {
+	handle := &Handle{opened: make(chan struct{}), done: make(chan struct{})}
 	if socket == "" {
 		socket = os.Getenv("SAWMILL_DRIVER")
 	}
@@ -167,13 +167,13 @@ func start(ctx context.Context, socket string, way way, options Options) (*Handl
 		}
 		handle.started, socket = host, host.Socket
 	}
-	session, err := driver.Attach(ctx, socket, options.Replace, options.facts(way.abilities))
+	session, err := driver.Attach(ctx, socket, options.Replace, options.facts(adapter.abilities))
 	if err != nil {
 		handle.giveUp()
 		return nil, err
 	}
 	handle.session = session
-	do, err := way.perform(session)
+	do, err := adapter.perform(session)
 	if err != nil {
 		session.Close()
 		handle.giveUp()
@@ -214,8 +214,8 @@ func (h *Handle) work(ctx context.Context, commands driver.Work) {
 
 func (h *Handle) listen() {
 	select {
-	case h.told = <-h.session.Doors():
-		close(h.doors)
+	case h.doors = <-h.session.Doors():
+		close(h.opened)
 	case <-h.done:
 	}
 }

@@ -137,7 +137,7 @@ func Test_what_was_not_given_is_not_said(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(hello), "\n") {
 		name, _, _ := strings.Cut(line, "=")
 		if !strings.Contains("protocol program size on_death", name) {
-			t.Errorf("HELLO says %s", line)
+			t.Errorf("HELLO has %s", line)
 		}
 	}
 	driver.End("ended")
@@ -162,7 +162,7 @@ func Test_a_breach_by_the_host_is_named(t *testing.T) {
 		t.Error(err)
 	}
 	driver, handle, _ = attached(t, disk{}, Options{}, "mode=plain\n")
-	driver.Say(77, "")
+	driver.Send(77, "")
 	if err := handle.Wait(); err == nil || !strings.Contains(err.Error(), "unknown kind 77") {
 		t.Error(err)
 	}
@@ -180,21 +180,21 @@ func Test_a_host_that_dies_is_an_error(t *testing.T) {
 func Test_a_refused_driver_receives_the_reason(t *testing.T) {
 	for expected, say := range map[string]func(d *mockhost.Driver){
 		"busy as can be": func(d *mockhost.Driver) {
-			d.Say(mockhost.Refused, "errno=16\nmessage=busy as can be\n")
+			d.Send(mockhost.Refused, "errno=16\nmessage=busy as can be\n")
 		},
-		"speaks protocol": func(d *mockhost.Driver) { d.Say(mockhost.Welcome, "protocol=2\n") },
-		"before WELCOME":  func(d *mockhost.Driver) { d.Say(mockhost.Attached, "") },
+		"speaks protocol": func(d *mockhost.Driver) { d.Send(mockhost.Welcome, "protocol=2\n") },
+		"before WELCOME":  func(d *mockhost.Driver) { d.Send(mockhost.Attached, "") },
 		"0 descriptors": func(d *mockhost.Driver) {
-			d.Say(2, "protocol=1\n")
-			d.Say(3, "queue=0\nmemory_bytes=1\n")
+			d.Send(2, "protocol=1\n")
+			d.Send(3, "queue=0\nmemory_bytes=1\n")
 		},
-		"handed 0 queue": func(d *mockhost.Driver) {
-			d.Say(2, "protocol=1\nhw_queues=2\n")
-			d.Say(4, "")
+		"sent 0 queue": func(d *mockhost.Driver) {
+			d.Send(2, "protocol=1\nhw_queues=2\n")
+			d.Send(4, "")
 		},
-		"with the line":      func(d *mockhost.Driver) { d.Say(mockhost.Welcome, "nonsense\n") },
+		"with the line":      func(d *mockhost.Driver) { d.Send(mockhost.Welcome, "nonsense\n") },
 		"the host hung up":   func(d *mockhost.Driver) { d.Control.Close() },
-		"kind 7 before ATTA": func(d *mockhost.Driver) { d.Say(mockhost.Finish, "") },
+		"kind 7 before ATTA": func(d *mockhost.Driver) { d.Send(mockhost.Finish, "") },
 	} {
 		host := mockhost.New(t)
 		t.Setenv("SAWMILL_DRIVER", host.Path)
@@ -219,8 +219,8 @@ func Test_a_context_that_ends_takes_leave_and_drains(t *testing.T) {
 	go func() {
 		driver, _ := host.Accept()
 		driver.Welcome("mode=plain\n")
-		driver.Say(mockhost.Doors, "door=nbd somewhere\n")
-		_, text := driver.Hear()
+		driver.Send(mockhost.Doors, "door=nbd somewhere\n")
+		_, text := driver.Receive()
 		left <- text
 		driver.Command(0, mockhost.Command{Kind: mockhost.Read, Number: 1, Length: 512})
 		if _, errno, err := driver.Answer(0); errno != 0 || err != nil {

@@ -19,14 +19,14 @@ type lane struct {
 // Session is one driver's connection to a device.
 type Session struct {
 	// Facts of the WELCOME: name, generation, all options in effect.
-	Facts   Facts
-	control *net.UnixConn
-	lanes   []lane
-	chunk   int64
-	doors   chan []string
-	hearing chan struct{} // closed when no more messages come; the fields below are set before
-	reason  string        // the reason for END
-	broken  error         // the host's violation of the protocol
+	Facts       Facts
+	control     *net.UnixConn
+	lanes       []lane
+	chunk       int64
+	doors       chan []string
+	messagesEnd chan struct{} // closed when no more messages come; the fields below are set before
+	reason      string        // the reason for END
+	violation   error         // the host's violation of the protocol
 }
 
 // RefusedError is the reason why the host refused this driver.
@@ -58,15 +58,15 @@ func Attach(ctx context.Context, path string, replace bool, options Facts) (*Ses
 		}
 	}()
 	session := &Session{
-		control: control,
-		doors:   make(chan []string, 1),
-		hearing: make(chan struct{}),
+		control:     control,
+		doors:       make(chan []string, 1),
+		messagesEnd: make(chan struct{}),
 	}
 	err = session.attach(replace, options)
 	close(attached)
 	<-gone
 	if err == nil && ctx.Err() == nil {
-		go session.hear()
+		go session.receiveMessages()
 		return session, nil
 	}
 	control.Close()
@@ -132,7 +132,7 @@ func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
 		errno, _ := facts.Number("errno")
 		return &RefusedError{syscall.Errno(errno), facts.Get("message")}
 	case Doors:
-		s.tellDoors(facts)
+		s.publishDoors(facts)
 	default:
 		return fmt.Errorf("the host sent a packet of kind %d before ATTACHED", kind)
 	}
@@ -192,7 +192,7 @@ func (s *Session) complete() error {
 		lanes = 2 * queues
 	}
 	if int64(len(s.lanes)) != lanes || lanes == 0 {
-		text := "the host said hw_queues=%d and handed %d queue sockets"
+		text := "the host announced hw_queues=%d and sent %d queue sockets"
 		return fmt.Errorf(text, queues, len(s.lanes))
 	}
 	return nil
@@ -201,7 +201,7 @@ func (s *Session) complete() error {
 // Close ends a session that is not being served.
 func (s *Session) Close() {
 	s.closeSockets()
-	<-s.hearing
+	<-s.messagesEnd
 	s.release()
 }
 

@@ -74,7 +74,7 @@ func decodeCommand(bytes, memory []byte, chunk int64) (Command, error) {
 		return command, nil
 	case WriteChunk:
 		if room > chunk {
-			text := "CHUNK %d says that %d bytes of %d count"
+			text := "CHUNK %d announces %d bytes of %d"
 			return command, fmt.Errorf(text, command.Number, room, chunk)
 		}
 		room = chunk

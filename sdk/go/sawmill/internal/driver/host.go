@@ -14,7 +14,7 @@ import (
 )
 
 // The interval of checks whether a starting host listens.
-const look = 5 * time.Millisecond
+const checkInterval = 5 * time.Millisecond
 
 // Host is a program `sawmill run` that was started here. It outlives this process.
 type Host struct {
@@ -25,8 +25,8 @@ type Host struct {
 
 // Program is the program of a host: $SAWMILL, else sawmill on the path.
 func Program() string {
-	if told := os.Getenv("SAWMILL"); told != "" {
-		return told
+	if program := os.Getenv("SAWMILL"); program != "" {
+		return program
 	}
 	return "sawmill"
 }
@@ -34,8 +34,8 @@ func Program() string {
 // DefaultDoors are those of $SAWMILL_DOORS, separated by spaces; else ublk for root where the
 // kernel has it; else none, which means an NBD socket.
 func DefaultDoors() []string {
-	if told := strings.Fields(os.Getenv("SAWMILL_DOORS")); len(told) > 0 {
-		return told
+	if doors := strings.Fields(os.Getenv("SAWMILL_DOORS")); len(doors) > 0 {
+		return doors
 	}
 	if _, err := os.Stat("/dev/ublk-control"); err == nil && os.Geteuid() == 0 {
 		return []string{"ublk"}
@@ -50,14 +50,14 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 		arguments = append(arguments, "--door", door)
 	}
 	// A file, not a pipe: the host still writes when this process is dead.
-	told, err := os.CreateTemp("", "sawmill-host-")
+	output, err := os.CreateTemp("", "sawmill-host-")
 	if err != nil {
 		return nil, fmt.Errorf("cannot create a file for the output of the host: %w", err)
 	}
-	defer told.Close()
-	defer os.Remove(told.Name())
+	defer output.Close()
+	defer os.Remove(output.Name())
 	command := exec.Command(Program(), arguments...)
-	command.Stdout, command.Stderr = told, os.Stderr
+	command.Stdout, command.Stderr = output, os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := command.Start(); err != nil {
 		text := "cannot start a host: install sawmill or set SAWMILL to its path: %w"
@@ -68,10 +68,10 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 		_ = command.Wait()
 		close(host.ended)
 	}()
-	ticker := time.NewTicker(look)
+	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
 	for {
-		if host.Socket, err = socketTold(told.Name()); host.Socket != "" || err != nil {
+		if host.Socket, err = readSocket(output.Name()); host.Socket != "" || err != nil {
 			return host, err
 		}
 		select {
@@ -86,8 +86,8 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 	}
 }
 
-// socketTold finds the line with the socket where drivers connect.
-func socketTold(path string) (string, error) {
+// readSocket finds the line with the socket where drivers connect.
+func readSocket(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return "", err
@@ -113,13 +113,13 @@ func (h *Host) Wait() { <-h.ended }
 
 // SocketOf finds the driver socket of a running device.
 func SocketOf(ctx context.Context, name string) (string, error) {
-	said, err := exec.CommandContext(ctx, Program(), "driver", "socket", name).Output()
+	output, err := exec.CommandContext(ctx, Program(), "driver", "socket", name).Output()
 	if err != nil {
 		var failed *exec.ExitError
 		if errors.As(err, &failed) {
 			return "", fmt.Errorf("device %s: %s", name, strings.TrimSpace(string(failed.Stderr)))
 		}
-		return "", fmt.Errorf("cannot ask for device %s: %w", name, err)
+		return "", fmt.Errorf("cannot find device %s: %w", name, err)
 	}
-	return strings.TrimSpace(string(said)), nil
+	return strings.TrimSpace(string(output)), nil
 }

@@ -30,9 +30,9 @@ type Work struct {
 	Depth int
 }
 
-// hear handles the host's messages on the control connection until it ends.
-func (s *Session) hear() {
-	defer close(s.hearing)
+// receiveMessages handles the host's messages on the control connection until it ends.
+func (s *Session) receiveMessages() {
+	defer close(s.messagesEnd)
 	buffer := make([]byte, packetBytesMax)
 	for {
 		packet, files, err := receive(s.control, buffer)
@@ -42,21 +42,21 @@ func (s *Session) hear() {
 		}
 		switch kind, facts, err := decodeControl(packet); {
 		case err == nil && kind == Doors:
-			s.tellDoors(facts)
+			s.publishDoors(facts)
 		case err == nil && kind == Finish:
 			s.reason = facts.Get("reason")
 		case err == nil:
 			err = fmt.Errorf("a packet of kind %d after ATTACHED", kind)
 			fallthrough
 		default:
-			s.broken = fmt.Errorf("the host broke the protocol: %w", err)
+			s.violation = fmt.Errorf("the host broke the protocol: %w", err)
 			s.closeSockets()
 			return
 		}
 	}
 }
 
-func (s *Session) tellDoors(facts Facts) {
+func (s *Session) publishDoors(facts Facts) {
 	select {
 	case s.doors <- facts.All("door"):
 	default: // reported once already
@@ -99,11 +99,11 @@ func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
 	// Everything is answered: only now may the host see that this driver is gone. The host's last
 	// messages are still read.
 	_ = s.control.CloseWrite()
-	<-s.hearing
+	<-s.messagesEnd
 	s.closeSockets()
 	s.release()
-	if s.broken != nil {
-		return "", s.broken
+	if s.violation != nil {
+		return "", s.violation
 	}
 	if failure != nil {
 		return "", failure
@@ -186,7 +186,7 @@ func (l lane) answer(command Command, errno syscall.Errno) {
 
 // errnoOf executes a command and returns its result as an errno.
 func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
-	err := w.tried(ctx, command)
+	err := w.try(ctx, command)
 	var errno syscall.Errno
 	switch {
 	case err == nil:
@@ -199,8 +199,8 @@ func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
 	return syscall.EIO
 }
 
-// tried executes a command; a panic becomes an error.
-func (w Work) tried(ctx context.Context, command Command) (err error) {
+// try executes a command; a panic becomes an error.
+func (w Work) try(ctx context.Context, command Command) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			err = fmt.Errorf("panic: %v\n%s", reason, debug.Stack())

@@ -11,12 +11,12 @@ import (
 
 // The values of the golden packets (crates/driver/tests/vectors/samples.rs has the same values).
 
-type said struct {
+type controlPacket struct {
 	kind  Kind
 	facts Facts
 }
 
-var controls = map[string]said{
+var controls = map[string]controlPacket{
 	"v1-hello": {Hello, Facts{}.With("protocol", "1").With("program", "/usr/local/bin/wörk").
 		With("replace", "1").With("mode", "batch").With("size", "4398046511104").
 		With("hw_queues", "2")},
@@ -115,7 +115,7 @@ func eachVector[V any](
 }
 
 func Test_control_packets_are_the_golden_ones(t *testing.T) {
-	eachVector(t, "control", controls, func(t *testing.T, value said, packet []byte) {
+	eachVector(t, "control", controls, func(t *testing.T, value controlPacket, packet []byte) {
 		if encoded := encodeControl(value.kind, value.facts); !bytes.Equal(encoded, packet) {
 			t.Errorf("encoded as %q, golden is %q", encoded, packet)
 		}

@@ -64,12 +64,12 @@ func (h *Host) Accept() (*Driver, string) {
 	}
 	h.t.Cleanup(func() { conn.Close() })
 	driver := &Driver{Control: conn, t: h.t}
-	_, text := driver.Hear()
+	_, text := driver.Receive()
 	return driver, text
 }
 
-// Hear receives a control packet; kind 0: there are no more.
-func (d *Driver) Hear() (kind uint32, text string) {
+// Receive receives a control packet; kind 0: there are no more.
+func (d *Driver) Receive() (kind uint32, text string) {
 	buffer := make([]byte, 65536)
 	n, err := d.Control.Read(buffer)
 	if err != nil || n < 4 {
@@ -78,8 +78,8 @@ func (d *Driver) Hear() (kind uint32, text string) {
 	return binary.LittleEndian.Uint32(buffer), string(buffer[4:n])
 }
 
-// Say sends a control packet to the driver.
-func (d *Driver) Say(kind uint32, text string, files ...int) {
+// Send sends a control packet to the driver.
+func (d *Driver) Send(kind uint32, text string, files ...int) {
 	packet := append(make([]byte, 4), text...)
 	binary.LittleEndian.PutUint32(packet, kind)
 	var beside []byte
@@ -92,7 +92,7 @@ func (d *Driver) Say(kind uint32, text string, files ...int) {
 
 // Welcome sends WELCOME with these options, one queue, and ATTACHED.
 func (d *Driver) Welcome(options string) {
-	d.Say(Welcome, "protocol=1\nname=mock\ngeneration=1\nhw_queues=1\nqueue_depth=8\n"+options)
+	d.Send(Welcome, "protocol=1\nname=mock\ngeneration=1\nhw_queues=1\nqueue_depth=8\n"+options)
 	lanes, text := 1, "queue=0\nmemory_bytes=1048576\n"
 	if strings.Contains(options, "mode=batch") {
 		lanes, text = 2, text+"read_memory_bytes=1048576\n"
@@ -101,11 +101,11 @@ func (d *Driver) Welcome(options string) {
 	for i := 0; i < lanes; i++ {
 		files = append(files, d.lane()...)
 	}
-	d.Say(Queue, text, files...)
+	d.Send(Queue, text, files...)
 	for _, file := range files {
 		syscall.Close(file)
 	}
-	d.Say(Attached, "")
+	d.Send(Attached, "")
 }
 
 // lane makes a socket with memory, and returns the driver's two files.
@@ -186,7 +186,7 @@ func (d *Driver) Answer(lane int) (number uint64, errno int32, err error) {
 
 // End sends END on every socket, waits until the driver has closed them all, and hangs up.
 func (d *Driver) End(reason string) {
-	d.Say(Finish, "reason="+reason+"\n")
+	d.Send(Finish, "reason="+reason+"\n")
 	for lane := range d.Lanes {
 		d.Command(lane, Command{Kind: End})
 	}
