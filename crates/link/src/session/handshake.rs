@@ -64,8 +64,8 @@ impl std::fmt::Debug for Greeting {
 
 impl Greeting {
     /// Writes the first message with `payload` into `out` and returns its length. Both ends must
-    /// have the same `prologue`, which is authenticated but not sent. It must contain the
-    /// connection's number.
+    /// have the same `prologue`, the name and the version of the protocol, which is authenticated
+    /// but not sent.
     ///
     /// # Errors
     /// [`PacketRefusal::Room`], [`PacketRefusal::Broken`].
@@ -299,4 +299,4 @@ fn clear_tail(prologue: &[u8], covered: &[u8]) -> [u8; TAIL_BYTES] {
 }
 
 #[cfg(test)]
-mod claims;
+mod tests;

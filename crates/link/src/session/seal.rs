@@ -59,7 +59,7 @@ impl std::fmt::Debug for Keys {
 
 impl Seals {
     /// Seals with `sending`, opens with `receiving`. The other end has them swapped.
-    pub(super) fn new(sending: &[u8; 32], receiving: &[u8; 32]) -> Result<Self, PacketRefusal> {
+    pub(crate) fn new(sending: &[u8; 32], receiving: &[u8; 32]) -> Result<Self, PacketRefusal> {
         let key = |bytes: &[u8; 32]| {
             UnboundKey::new(&AES_256_GCM, bytes)
                 .map(LessSafeKey::new)
@@ -150,4 +150,4 @@ fn checksum(header: &[u8; HEADER_BYTES], body: &[u8]) -> [u8; TAIL_BYTES] {
 }
 
 #[cfg(test)]
-mod claims;
+mod tests;

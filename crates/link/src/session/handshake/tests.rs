@@ -9,7 +9,7 @@
 use super::*;
 use crate::session::{HEADER_BYTES, PreSharedKey};
 
-const PROLOGUE: &[u8] = b"link 1, connection 7";
+const PROLOGUE: &[u8] = b"link 1";
 
 fn key(byte: u8) -> Security {
     Security::Key(PreSharedKey::from_bytes([byte; 32]))
