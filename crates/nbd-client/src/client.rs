@@ -29,10 +29,10 @@ struct PendingRequest {
 #[derive(Default)]
 struct InFlight {
     next_cookie: u64,
-    /// Bounded by what the callers submit at once.
+    /// Bounded by nothing here: each caller limits the requests that it submits at once.
     waiting: HashMap<u64, PendingRequest>,
     is_gone: bool,
-    why_gone: Option<String>,
+    why_gone: Option<Arc<io::Error>>,
 }
 
 /// A connection. Dropping it breaks the connection off.
@@ -65,7 +65,7 @@ impl Client {
         Client::over(socket, export, style)
     }
 
-    /// Takes over a socket after the negotiation.
+    /// Takes a socket over after the negotiation.
     fn over(socket: Socket, export: Export, style: Style) -> io::Result<Self> {
         // From here on silence is legal: a server may let a writer wait for as long as its store is
         // unreachable.
@@ -173,7 +173,7 @@ impl Client {
 
     /// Why the connection ended, once it has: a protocol violation or a system error.
     #[must_use]
-    pub fn why_gone(&self) -> Option<String> {
+    pub fn why_gone(&self) -> Option<Arc<io::Error>> {
         lock(&self.in_flight).why_gone.clone()
     }
 
@@ -222,7 +222,7 @@ impl ReplyReader {
             // Set under the lock with the last look: a request that is submitted later fails at
             // once, and none is forgotten in between.
             in_flight.is_gone = true;
-            in_flight.why_gone = Some(why.to_string());
+            in_flight.why_gone = Some(Arc::new(why));
             in_flight.waiting.drain().map(|(_, waiting)| waiting).collect()
         };
         for waiting in requests {
@@ -372,6 +372,8 @@ mod tests {
             [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 0], &[0; 7], &[1], &[0; 4]];
         far.write_all(&none.concat()).unwrap();
         assert_eq!(pending.wait(), Err(Failure::Gone));
-        assert!(client.why_gone().unwrap().contains("ended before"));
+        let why = client.why_gone().unwrap();
+        assert_eq!(why.kind(), io::ErrorKind::InvalidData);
+        assert!(why.to_string().contains("ended before"), "{why}");
     }
 }
