@@ -23,11 +23,11 @@ use sawmill_format::link::{
     HEADER_BYTES, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Packet, PacketKind, TAIL_BYTES,
 };
 
-use crate::breach::Breach;
 use crate::carrier::{Batch, Peer, Sender, Waker};
 use crate::path::{Piece, Pieces, ReceiveHalf, SendHalf};
 use crate::ready::Ready;
 use crate::session::Seals;
+use crate::violation::Violation;
 
 /// The most packets and bytes of a batch for a carrier.
 const BATCH_PACKETS_MAX: usize = 64;
@@ -47,7 +47,7 @@ pub(crate) enum SlotFill {
 /// How an end handles the parts that are about slots.
 pub(crate) trait Role: Send + Sync {
     /// A command, data or a reply arrived.
-    fn take(&self, part: &Part<'_>) -> Result<(), Breach>;
+    fn take(&self, part: &Part<'_>) -> Result<(), Violation>;
     /// Puts what `slot` has to send into a packet.
     fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill;
     /// A piece was lost. Returns whether it must be sent again.
@@ -180,7 +180,7 @@ impl<R: Role> Connection<R> {
         packet: &mut [u8],
         now: u64,
         control_part: &mut dyn FnMut(ControlPart<'_>),
-    ) -> Result<PacketOutcome, Breach> {
+    ) -> Result<PacketOutcome, Violation> {
         let Some(link) = self.links.get(usize::from(header.link)) else {
             return Ok(PacketOutcome::Dropped);
         };
@@ -195,7 +195,7 @@ impl<R: Role> Connection<R> {
         }
         let mut asks = false;
         for part in Parts::new(body) {
-            match part.map_err(|_| Breach("a part cannot be decoded"))? {
+            match part.map_err(Violation::Undecodable)? {
                 Part::Ack(ack) => self.acknowledged(&ack, now)?,
                 Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
                 Part::Word(word) => control_part(ControlPart::Word(word)),
@@ -217,11 +217,11 @@ impl<R: Role> Connection<R> {
         &self,
         ack: &sawmill_format::link::part::Ack<'_>,
         now: u64,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), Violation> {
         let link = self
             .links
             .get(usize::from(ack.link))
-            .ok_or(Breach("it names a link that does not exist"))?;
+            .ok_or(Violation::Rule("it names a link that does not exist"))?;
         link.output.lock().send_half.acknowledge(now, ack, |piece| self.again(piece))
     }
 

@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod breach;
 pub mod cache;
 pub mod carrier;
 pub mod clock;
@@ -32,6 +31,7 @@ mod streams;
 pub mod target;
 pub mod threads;
 mod unsent_parts;
+mod violation;
 
 use std::borrow::Cow;
 

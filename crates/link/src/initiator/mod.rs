@@ -266,7 +266,9 @@ impl Initiator {
             ControlPart::Close(status, text) => close = Some((status, text.to_owned())),
         });
         match outcome {
-            Err(breach) => self.step(Event::Drop { local, why: breach.0 }, now),
+            Err(violation) => {
+                self.step(Event::Drop { local, why: &violation.to_string() }, now);
+            }
             Ok(PacketOutcome::Dropped) => {}
             Ok(PacketOutcome::Taken) => {
                 for word in words.into_iter().flatten() {

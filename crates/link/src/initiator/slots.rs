@@ -14,12 +14,12 @@ use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply};
 use sawmill_format::link::{GRAIN_BYTES, part};
 
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
-use crate::breach::Breach;
 use crate::connection::{Role, SlotFill};
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::error_of;
 use crate::unsent_parts::{Head, UnsentParts};
+use crate::violation::Violation;
 
 struct Slot {
     /// Whether the slot is in use.
@@ -148,11 +148,13 @@ impl Slots {
         chunks
     }
 
-    fn slot(&self, index: u16) -> Result<&Mutex<Slot>, Breach> {
-        self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that does not exist"))
+    fn slot(&self, index: u16) -> Result<&Mutex<Slot>, Violation> {
+        self.slots
+            .get(usize::from(index))
+            .ok_or(Violation::Rule("it names a slot that does not exist"))
     }
 
-    fn reply(&self, reply: &Reply, inline: &[u8]) -> Result<(), Breach> {
+    fn reply(&self, reply: &Reply, inline: &[u8]) -> Result<(), Violation> {
         let mut slot = self.slot(reply.slot)?.lock();
         if !slot.live || slot.command.sequence != reply.sequence {
             return Ok(());
@@ -163,7 +165,7 @@ impl Slots {
             slot.failure = Some(error_of(reply.status, text));
         } else {
             if !slot.expects(reply.length.into()) {
-                return Err(Breach("a reply is longer or shorter than requested"));
+                return Err(Violation::Rule("a reply is longer or shorter than requested"));
             }
             self.place(&mut slot, 0, inline)?;
         }
@@ -172,7 +174,7 @@ impl Slots {
         Ok(())
     }
 
-    fn data(&self, data: &Data<'_>) -> Result<(), Breach> {
+    fn data(&self, data: &Data<'_>) -> Result<(), Violation> {
         let mut slot = self.slot(data.slot)?.lock();
         if !slot.live || slot.command.sequence != data.sequence {
             return Ok(());
@@ -182,13 +184,13 @@ impl Slots {
         Ok(())
     }
 
-    fn place(&self, slot: &mut Slot, offset: u32, bytes: &[u8]) -> Result<(), Breach> {
+    fn place(&self, slot: &mut Slot, offset: u32, bytes: &[u8]) -> Result<(), Violation> {
         let most = slot.answer_bytes_max(self.slot_bytes);
         if part::check_piece(offset.into(), bytes.len(), most).is_err()
             && !(offset as u64 + bytes.len() as u64 <= most
                 && slot.command.operation != Operation::Read)
         {
-            return Err(Breach("bytes outside the requested range"));
+            return Err(Violation::Rule("bytes outside the requested range"));
         }
         if !bytes.is_empty() {
             self.pendings.place(slot.chunk.place, slot.chunk.offset + u64::from(offset), bytes);
@@ -245,11 +247,11 @@ impl Slot {
 }
 
 impl Role for Slots {
-    fn take(&self, part: &Part<'_>) -> Result<(), Breach> {
+    fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
         match part {
             Part::Reply(reply, inline) => self.reply(reply, inline),
             Part::Data(data) => self.data(data),
-            _ => Err(Breach("a target sends no commands")),
+            _ => Err(Violation::Rule("a target sends no commands")),
         }
     }
 

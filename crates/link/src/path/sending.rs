@@ -8,13 +8,13 @@
 //! waits behind it.
 //!
 //! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and then
-//! its bytes leave the window; an acknowledgement of a packet that was never sent is a breach.
+//! its bytes leave the window; an acknowledgement of a packet that was never sent is a violation.
 //!
 //! Not here: what was received (`receiving`), which link a packet takes (`connection`), sending
 //! lost pieces again (`unsent_parts`).
 
-use crate::breach::Breach;
 use crate::clock::{MS, US};
+use crate::violation::Violation;
 use sawmill_format::link::part::Ack;
 
 /// The most packets in flight on one link.
@@ -277,9 +277,9 @@ impl SendHalf {
         now: u64,
         ack: &Ack<'_>,
         mut lost: impl FnMut(&Piece) -> bool,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), Violation> {
         if ack.largest >= self.next {
-            return Err(Breach("it acknowledges a packet that was never sent"));
+            return Err(Violation::Rule("it acknowledges a packet that was never sent"));
         }
         let (mut newly, mut newest_sent) = (0, None);
         for (first, last) in ack.runs() {

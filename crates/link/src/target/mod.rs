@@ -289,9 +289,9 @@ impl Target {
             ControlPart::Close(..) => is_closed = true,
         });
         match outcome {
-            Err(breach) => {
-                tracing::warn!("link: disconnecting {}: {}", served.name, breach.0);
-                served.connection.send_close(1, breach.0);
+            Err(violation) => {
+                tracing::warn!("link: disconnecting {}: {violation}", served.name);
+                served.connection.send_close(1, &violation.to_string());
                 return self.drop_connection(&served, false);
             }
             Ok(PacketOutcome::Dropped) => return,

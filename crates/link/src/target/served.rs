@@ -17,11 +17,11 @@ use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 use super::exports::{Claim, Effects, Export, Exports};
 use super::keys::Holder;
 use super::slots::{SlotExchange, SlotOwner, Slots, Whole};
-use crate::breach::Breach;
 use crate::clock::Clock;
 use crate::connection::{Connection, Role, SlotFill};
 use crate::path::{Piece, Pieces};
 use crate::source::Source;
+use crate::violation::Violation;
 
 /// Makes ids.
 pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
@@ -307,7 +307,7 @@ impl TargetConnection {
 }
 
 impl Role for TargetEnd {
-    fn take(&self, part: &Part<'_>) -> Result<(), Breach> {
+    fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
         if let Some(whole) = self.slots.take(part)?
             && let Some(served) = self.connection.get().and_then(Weak::upgrade)
         {

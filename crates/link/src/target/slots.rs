@@ -3,7 +3,7 @@
 //!
 //! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use
 //! of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the
-//! buffer that the device reads. Reuse of a slot in use is a breach. No allocation: the buffer and
+//! buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the buffer and
 //! the exchange of a slot are reused.
 //!
 //! Not here: which device, and access to it (`served`).
@@ -15,12 +15,12 @@ use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, TE
 use sawmill_format::link::{control, part};
 
 use super::exports::AtWork;
-use crate::breach::Breach;
 use crate::connection::SlotFill;
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::status_of;
 use crate::unsent_parts::{Head, UnsentParts};
+use crate::violation::Violation;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,20 +107,24 @@ impl Slots {
     }
 
     /// Handles a part. Returns the command if it is complete now.
-    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<Whole>, Breach> {
+    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<Whole>, Violation> {
         match part {
             Part::Command(command, inline) => self.command(command, inline),
             Part::Data(data) => self.data(data),
-            _ => Err(Breach("an initiator sends no replies")),
+            _ => Err(Violation::Rule("an initiator sends no replies")),
         }
     }
 
     /// The slot, ready for parts of use `sequence`; none if they are late or duplicates.
-    fn gathering(&self, index: u16, sequence: u64) -> Result<Option<MutexGuard<'_, Slot>>, Breach> {
+    fn gathering(
+        &self,
+        index: u16,
+        sequence: u64,
+    ) -> Result<Option<MutexGuard<'_, Slot>>, Violation> {
         let slot = self
             .slots
             .get(usize::from(index))
-            .ok_or(Breach("it names a slot that does not exist"))?;
+            .ok_or(Violation::Rule("it names a slot that does not exist"))?;
         let mut slot = slot.lock();
         if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering)
         {
@@ -128,7 +132,7 @@ impl Slots {
         }
         if sequence > slot.sequence {
             if !matches!(slot.phase, Phase::Idle | Phase::Answered) {
-                return Err(Breach("a slot is reused before its request was answered"));
+                return Err(Violation::Rule("a slot is reused before its request was answered"));
             }
             (slot.sequence, slot.phase, slot.command) = (sequence, Phase::Gathering, None);
             slot.come.clear();
@@ -136,11 +140,11 @@ impl Slots {
         Ok(Some(slot))
     }
 
-    fn command(&self, command: &Command, inline: &[u8]) -> Result<Option<Whole>, Breach> {
+    fn command(&self, command: &Command, inline: &[u8]) -> Result<Option<Whole>, Violation> {
         let fits = command.length <= self.slot_bytes.into()
             || !(command.operation.sends_payload() || command.operation == Operation::Read);
         if !fits {
-            return Err(Breach("a command is longer than a slot"));
+            return Err(Violation::Rule("a command is longer than a slot"));
         }
         let Some(mut slot) = self.gathering(command.slot, command.sequence)? else {
             return Ok(None);
@@ -152,11 +156,11 @@ impl Slots {
         slot.whole()
     }
 
-    fn data(&self, data: &Data<'_>) -> Result<Option<Whole>, Breach> {
+    fn data(&self, data: &Data<'_>) -> Result<Option<Whole>, Violation> {
         if part::check_piece(data.offset.into(), data.bytes.len(), self.slot_bytes.into()).is_err()
             && data.offset as usize + data.bytes.len() > self.slot_bytes as usize
         {
-            return Err(Breach("bytes outside the slot"));
+            return Err(Violation::Rule("bytes outside the slot"));
         }
         let Some(mut slot) = self.gathering(data.slot, data.sequence)? else { return Ok(None) };
         slot.place(data.offset, data.bytes);
@@ -228,12 +232,12 @@ impl Slot {
     }
 
     /// The command, once all of it has arrived.
-    fn whole(&mut self) -> Result<Option<Whole>, Breach> {
+    fn whole(&mut self) -> Result<Option<Whole>, Violation> {
         let Some(command) = self.command else { return Ok(None) };
         let payload = if command.operation.sends_payload() { command.length as usize } else { 0 };
         let needs = grains_of(payload);
         if self.come.end() > needs {
-            return Err(Breach("more bytes arrived than the command has"));
+            return Err(Violation::Rule("more bytes arrived than the command has"));
         }
         if self.come.count() < needs {
             return Ok(None);

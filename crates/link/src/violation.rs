@@ -1,0 +1,69 @@
+//! Violations of the protocol by a peer. One ends the connection with its reason, and affects
+//! nothing else.
+//!
+//! Not here: packets that do not open, which are dropped and end nothing
+//! (`session::PacketRefusal`).
+
+use sawmill_format::FormatError;
+
+/// Why the peer can no longer be trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Violation {
+    /// A part that breaks this rule.
+    #[error("{0}")]
+    Rule(&'static str),
+    /// Bytes that are no part.
+    #[error("a part cannot be decoded: {0}")]
+    Undecodable(FormatError),
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_format::link::part::{Body, Part};
+    use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
+
+    use super::*;
+    use crate::connection::{Connection, Role, SlotFill};
+    use crate::path::{Piece, Pieces};
+    use crate::session::Seals;
+
+    struct NoSlots;
+
+    impl Role for NoSlots {
+        fn take(&self, _: &Part<'_>) -> Result<(), Violation> {
+            Ok(())
+        }
+
+        fn put(&self, _: u16, _: &mut Body<'_>, _: &mut Pieces) -> SlotFill {
+            SlotFill::All
+        }
+
+        fn lost(&self, _: &Piece) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_decoded_is_reported_with_what_is_wrong_in_it() {
+        const NO_PART: u8 = 0xff;
+        let (near, far) = ([1; 32], [2; 32]);
+        let peer = Seals::new(&near, &far).expect("keys");
+        let seals = Seals::new(&far, &near).expect("keys");
+        let length = HEADER_BYTES + 8 + TAIL_BYTES;
+        let mut packet = vec![NO_PART; length];
+        let header = Packet {
+            kind: PacketKind::Sealed,
+            length: length as u32,
+            connection: 7,
+            link: 0,
+            number: 0,
+        };
+        header.encode(&mut packet);
+        peer.seal(&mut packet).expect("sealed");
+        let connection = Connection::new(7, seals, 1, 1, NoSlots, 0);
+        let violation =
+            connection.receive(&header, &mut packet, 0, &mut |_| ()).expect_err("no such part");
+        assert!(matches!(violation, Violation::Undecodable(_)), "{violation}");
+        assert!(violation.to_string().contains("kind"), "{violation}");
+    }
+}
