@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 /// The kind of a failure, by what the caller can do about it.
@@ -26,7 +27,8 @@ pub enum ErrorKind {
     Fenced,
     /// The store or a disk cannot be reached at present: try again later.
     Unavailable,
-    /// The store refuses us: credentials, permissions, a missing bucket, a read-only store.
+    /// The store or the system refuses us: correct the credentials, the permissions or the bucket's
+    /// name, or choose a store that can be written.
     Denied,
     /// Another process of this machine uses it: end that process, or use another object.
     InUse,
@@ -96,6 +98,31 @@ impl ErrorKind {
             30 => ErrorKind::ReadOnly,    // EROFS
             67 => ErrorKind::Unreachable, // ENOLINK
             110 => ErrorKind::TimedOut,   // ETIMEDOUT
+            _ => ErrorKind::Unavailable,
+        }
+    }
+
+    /// The kind for an error of the operating system about a file, a folder or a socket. What its
+    /// user can act on has a kind; any other error counts as a temporary failure.
+    ///
+    /// A caller for which an error means something else, such as a lock's `WouldBlock`, decides
+    /// that before.
+    #[must_use]
+    pub fn of_io(error: &io::Error) -> ErrorKind {
+        match error.kind() {
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::AlreadyExists => ErrorKind::Exists,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                ErrorKind::Denied
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+            io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy => ErrorKind::InUse,
+            io::ErrorKind::InvalidInput => ErrorKind::Invalid,
+            io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                ErrorKind::Unreachable
+            }
+            // Without a row for each kind: the standard library adds some with each version.
             _ => ErrorKind::Unavailable,
         }
     }
@@ -184,15 +211,29 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_the_system_that_a_user_can_act_on_has_a_kind_and_others_may_pass() {
+        let kind = |errno| ErrorKind::of_io(&io::Error::from_raw_os_error(errno));
+        assert_eq!(kind(2), ErrorKind::NotFound, "ENOENT");
+        assert_eq!(kind(17), ErrorKind::Exists, "EEXIST");
+        assert_eq!([1, 13, 30].map(kind), [ErrorKind::Denied; 3], "EPERM, EACCES, EROFS");
+        assert_eq!([28, 122].map(kind), [ErrorKind::Full; 2], "ENOSPC, EDQUOT");
+        assert_eq!([16, 98].map(kind), [ErrorKind::InUse; 2], "EBUSY, EADDRINUSE");
+        assert_eq!(kind(22), ErrorKind::Invalid, "EINVAL");
+        assert_eq!(kind(110), ErrorKind::TimedOut, "ETIMEDOUT");
+        assert_eq!([101, 113].map(kind), [ErrorKind::Unreachable; 2], "ENETUNREACH, EHOSTUNREACH");
+        assert_eq!([5, 12, 11].map(kind), [ErrorKind::Unavailable; 3], "EIO, ENOMEM, EAGAIN");
+    }
+
+    #[test]
     fn an_error_keeps_its_cause_and_says_it_in_its_line() {
-        let full = std::io::Error::from_raw_os_error(28);
+        let full = io::Error::from_raw_os_error(28);
         let error = Error::caused(ErrorKind::Full, "cannot write /srv/journal", full).clone();
         assert_eq!(
             error.to_string(),
             "cannot write /srv/journal: No space left on device (os error 28)"
         );
-        let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
-        assert_eq!(cause.and_then(std::io::Error::raw_os_error), Some(28));
+        let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(cause.and_then(io::Error::raw_os_error), Some(28));
         assert!(Error::new(ErrorKind::Full, "full").source().is_none());
     }
 }

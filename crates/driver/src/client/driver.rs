@@ -12,6 +12,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::batch::chunk::{Record, records};
@@ -279,11 +280,16 @@ impl Device {
 pub fn errno(error: &io::Error) -> i32 {
     // A host takes any other number for a broken protocol and counts the driver as dead (P75).
     let errno = error.raw_os_error().filter(|errno| (1..4096).contains(errno));
-    errno.unwrap_or(match error.kind() {
-        io::ErrorKind::StorageFull => 28,
-        io::ErrorKind::ReadOnlyFilesystem => 30,
-        io::ErrorKind::Unsupported => 95,
-        io::ErrorKind::TimedOut => 110,
-        _ => 5,
+    errno.unwrap_or_else(|| {
+        let errno = match error.kind() {
+            io::ErrorKind::PermissionDenied => Errno::ACCESS,
+            io::ErrorKind::StorageFull => Errno::NOSPC,
+            io::ErrorKind::QuotaExceeded => Errno::DQUOT,
+            io::ErrorKind::ReadOnlyFilesystem => Errno::ROFS,
+            io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
+            io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+            _ => Errno::IO,
+        };
+        errno.raw_os_error()
     })
 }

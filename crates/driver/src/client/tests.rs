@@ -306,6 +306,19 @@ fn as_many_commands_as_threads_are_in_work_at_once() {
 }
 
 #[test]
+fn an_error_without_a_number_has_the_errno_of_its_kind() {
+    use std::io::ErrorKind;
+    let errno = |kind: ErrorKind| super::driver::errno(&kind.into());
+    assert_eq!(errno(ErrorKind::PermissionDenied), 13, "EACCES");
+    assert_eq!(errno(ErrorKind::StorageFull), 28, "ENOSPC");
+    assert_eq!(errno(ErrorKind::QuotaExceeded), 122, "EDQUOT");
+    assert_eq!(errno(ErrorKind::ReadOnlyFilesystem), 30, "EROFS");
+    assert_eq!(errno(ErrorKind::Unsupported), 95, "EOPNOTSUPP");
+    assert_eq!(errno(ErrorKind::TimedOut), 110, "ETIMEDOUT");
+    assert_eq!(errno(ErrorKind::Other), 5, "EIO");
+}
+
+#[test]
 fn a_panic_and_an_error_end_their_request_and_nothing_else() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 1), |host| {

@@ -55,9 +55,9 @@ impl PacketSocket {
                 // A host that was killed leaves its socket file, and a connection to that is
                 // refused.
                 Errno::NOENT | Errno::CONNREFUSED => ErrorKind::NotFound,
-                Errno::ACCESS | Errno::PERM => ErrorKind::Denied,
+                // A time limit of a socket ends like this.
                 Errno::AGAIN => ErrorKind::TimedOut,
-                _ => ErrorKind::Unavailable,
+                _ => ErrorKind::of_io(&error.into()),
             };
             Error::caused(kind, format!("cannot connect to the host at {}", path.display()), error)
         };

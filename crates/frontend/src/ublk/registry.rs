@@ -89,12 +89,9 @@ pub(super) fn control() -> Result<Control> {
 /// Converts an error of the system.
 pub(super) fn failed(what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
-        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-        io::ErrorKind::NotFound => ErrorKind::NotFound,
-        io::ErrorKind::AlreadyExists => ErrorKind::Exists,
-        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => ErrorKind::InUse,
-        io::ErrorKind::InvalidInput => ErrorKind::Invalid,
-        _ => ErrorKind::Unavailable,
+        // Of a lock, and of the driver.
+        io::ErrorKind::WouldBlock => ErrorKind::InUse,
+        _ => ErrorKind::of_io(&error),
     };
     Error::caused(kind, format!("ublk: {what}"), error)
 }
@@ -230,7 +227,7 @@ impl Facts {
         Self::parse(&std::fs::read_to_string(facts_path(run_folder, id)).ok()?)
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| {
             let line =
                 text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("=\""))?;
@@ -240,7 +237,7 @@ impl Facts {
         Some(Facts { volume: value("SAWMILL_VOLUME")?, link: value("SAWMILL_LINK"), recovering })
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let link = self.link.as_ref().map(|link| format!("SAWMILL_LINK=\"{}\"\n", quoted(link)));
         let recovering = if self.recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
         format!(
