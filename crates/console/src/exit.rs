@@ -82,7 +82,7 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
     ),
     (
         Exit::Refused,
-        "continuing could lose data or hide a loss",
+        "continuing could lose data or hide a loss; or a disk that is to be written is read-only",
         "read the text; it names the option to continue anyway, if there is one",
     ),
     (
@@ -225,16 +225,7 @@ impl Failure {
 
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
-        let exit = match error.kind() {
-            // The kinds that a user can act on; all others may pass, so they end as `Unavailable`.
-            io::ErrorKind::NotFound => Exit::NotFound,
-            io::ErrorKind::AlreadyExists => Exit::Exists,
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Exit::Denied,
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Full,
-            io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy => Exit::InUse,
-            io::ErrorKind::InvalidInput => Exit::Usage,
-            _ => Exit::Unavailable,
-        };
+        let exit = exit_of(ErrorKind::of_io(error));
         // A system error cannot be cloned, so the cause is made from its number, or kind and text.
         let source = error.raw_os_error().map(io::Error::from_raw_os_error);
         let source = source.unwrap_or_else(|| io::Error::new(error.kind(), error.to_string()));
@@ -254,27 +245,31 @@ impl std::error::Error for Failure {
     }
 }
 
+/// How a command ends that fails with this kind of error.
+///
+/// No wildcard in this match: a new kind of error must choose its code, and scripts rely on codes.
+fn exit_of(kind: ErrorKind) -> Exit {
+    match kind {
+        ErrorKind::Invalid => Exit::Usage,
+        ErrorKind::NotFound => Exit::NotFound,
+        ErrorKind::Exists => Exit::Exists,
+        ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
+        ErrorKind::Fenced => Exit::Fenced,
+        ErrorKind::Unavailable
+        | ErrorKind::TimedOut
+        | ErrorKind::Unreachable
+        | ErrorKind::Closed => Exit::Unavailable,
+        ErrorKind::Denied => Exit::Denied,
+        ErrorKind::InUse => Exit::InUse,
+        ErrorKind::Full => Exit::Full,
+        ErrorKind::Corrupt => Exit::Corrupt,
+        ErrorKind::Internal => Exit::Internal,
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let exit = match error.kind() {
-            ErrorKind::Invalid => Exit::Usage,
-            ErrorKind::NotFound => Exit::NotFound,
-            ErrorKind::Exists => Exit::Exists,
-            // No wildcard in this match: a new kind of error must choose its code, and scripts rely
-            // on codes.
-            ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
-            ErrorKind::Fenced => Exit::Fenced,
-            ErrorKind::Unavailable
-            | ErrorKind::TimedOut
-            | ErrorKind::Unreachable
-            | ErrorKind::Closed => Exit::Unavailable,
-            ErrorKind::Denied => Exit::Denied,
-            ErrorKind::InUse => Exit::InUse,
-            ErrorKind::Full => Exit::Full,
-            ErrorKind::Corrupt => Exit::Corrupt,
-            ErrorKind::Internal => Exit::Internal,
-        };
-        Failure::new(exit, error.to_string()).caused_by(error)
+        Failure::new(exit_of(error.kind()), error.to_string()).caused_by(error)
     }
 }
 
@@ -301,7 +296,9 @@ impl From<sawmill_verify::Error> for Failure {
             Error::Device(error) => return error.into(),
             Error::Io { what, source } => return Failure::io(what, &source),
             Error::Missing(_) | Error::Unopened { .. } => Exit::NotFound,
-            Error::Format { .. } | Error::Log(_) | Error::Usage(_) => Exit::Usage,
+            // A file that the user did not write: to change the command line does not help.
+            Error::Format { .. } | Error::Log(_) => Exit::Corrupt,
+            Error::Usage(_) => Exit::Usage,
             Error::Subject(_) => Exit::Unavailable,
         };
         Failure::new(exit, error.to_string()).caused_by(error)
@@ -359,5 +356,14 @@ mod tests {
         assert_eq!(code(ErrorKind::NotFound), 3);
         assert_eq!(code(ErrorKind::Corrupt), 9);
         assert_eq!(code(ErrorKind::Refused), 5);
+    }
+
+    #[cfg(feature = "verify")]
+    #[test]
+    fn a_write_log_that_is_damaged_is_no_wrong_command_line() {
+        use sawmill_verify::Error;
+        let code = |error: Error| Failure::from(error).exit().code();
+        assert_eq!(code(Error::Log("log: entry 7 overflows".to_owned())), 9);
+        assert_eq!(code(Error::Usage("no such mode".to_owned())), 2);
     }
 }

@@ -66,7 +66,7 @@ impl<D: BlockDevice> Recorder<D> {
         let mut state = self.state.lock();
         state.observer = None;
         if let Some(why) = &state.broken {
-            return Err(crate::Error::Log(why.clone()));
+            return Err(crate::Error::Subject(why.clone()));
         }
         // Later requests fail, because a change that is not in the log would make every cut wrong.
         state.broken = Some("the recording has ended".into());
