@@ -16,18 +16,19 @@ use tempfile::TempDir;
 
 pub(crate) const SIZE: u64 = 16 << 20;
 
-/// Skips the test, and prints the reason, on a machine that cannot mount.
+/// Skips the test on a machine that cannot mount.
 macro_rules! needs_mounts {
     () => {
-        if let Err(why) = crate::setting::can_mount() {
-            println!("skipped: {why}");
+        if let Err(why) = crate::setting::require_mount() {
+            sawmill_testkit::skip(&why);
             return;
         }
     };
 }
 pub(crate) use needs_mounts;
 
-pub(crate) fn can_mount() -> Result<(), String> {
+/// `Err` with the reason if this machine cannot mount.
+pub(crate) fn require_mount() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("mounting needs root".to_owned());
     }
