@@ -242,8 +242,9 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
 /// The file system's error, for users.
 fn refused(what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
-        _ => ErrorKind::Unavailable,
+        // The file is open for writing, so this is about the device and not about permission.
+        io::ErrorKind::ReadOnlyFilesystem => ErrorKind::ReadOnly,
+        _ => ErrorKind::of_io(&error),
     };
     Error::caused(kind, what, error)
 }
@@ -290,9 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_room_is_full_and_any_other_error_may_pass() {
+    fn a_file_system_without_room_is_full_and_one_that_became_read_only_is_read_only() {
         let kind = |errno| refused("a write", io::Error::from_raw_os_error(errno)).kind();
         assert_eq!([28, 122].map(kind), [ErrorKind::Full; 2], "ENOSPC and EDQUOT");
+        assert_eq!(kind(30), ErrorKind::ReadOnly, "EROFS");
         assert_eq!(kind(5), ErrorKind::Unavailable, "EIO");
     }
 

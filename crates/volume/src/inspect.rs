@@ -156,11 +156,7 @@ pub fn unstored_of_journal(
 
 fn open_journal(path: &Path) -> Result<Arc<dyn Disk>> {
     let unreadable = |error: std::io::Error| {
-        let kind = match error.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-            std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            _ => ErrorKind::Unavailable,
-        };
+        let kind = ErrorKind::of_io(&error);
         Error::caused(kind, format!("the journal {} cannot be read", path.display()), error)
     };
     Ok(Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?))

@@ -158,7 +158,7 @@ impl FusePlan {
         FileLock::of_name(&self.holder_socket(volume)).map_err(|error| {
             let (kind, what) = match error.kind() {
                 std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".into()),
-                _ => (ErrorKind::Unavailable, format!("cannot be locked: {error}")),
+                _ => (ErrorKind::of_io(&error), format!("cannot be locked: {error}")),
             };
             let mountpoint = self.mountpoint.display();
             Error::new(kind, format!("fuse: {mountpoint} of volume {} {what}", volume.name))

@@ -17,8 +17,7 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     let failed = |error: io::Error| {
         let kind = match error.kind() {
             io::ErrorKind::WouldBlock => ErrorKind::InUse,
-            io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            _ => ErrorKind::Unavailable,
+            _ => ErrorKind::of_io(&error),
         };
         let text = format!(
             "the read cache {} cannot be opened: {error}; give another with --cache, or \

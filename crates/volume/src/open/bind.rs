@@ -13,7 +13,6 @@ use sawmill_format::journal::{Memory, RECORD_HEADER_BYTES, RecordHeader, RecordO
 use sawmill_format::staging::StagingHeader;
 use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 
-use super::make::kind_of;
 use super::memory::{spare_path, staging_path};
 use super::settle::{settle, write_ring};
 use crate::ask::cannot_encode;
@@ -25,7 +24,7 @@ use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::Reporter;
 use crate::recovery::stored::StoredVolume;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// A journal with a durable intent to fence.
 pub(super) struct FenceIntent {
@@ -158,7 +157,7 @@ fn new_ring(
             path.display(),
             options.staging_bytes
         );
-        Error::new(kind_of(&error), text).with_source(error)
+        Error::new(ErrorKind::of_io(&error), text).with_source(error)
     };
     let spare = spare_path(header.volume_id, options);
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {

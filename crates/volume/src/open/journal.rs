@@ -141,10 +141,7 @@ fn cannot_lock(path: &Path, error: std::io::Error) -> Error {
         std::io::ErrorKind::WouldBlock => {
             (ErrorKind::InUse, "is in use by another process".to_owned())
         }
-        std::io::ErrorKind::PermissionDenied => {
-            (ErrorKind::Denied, format!("cannot be opened: {error}"))
-        }
-        _ => (ErrorKind::Unavailable, format!("cannot be opened: {error}")),
+        _ => (ErrorKind::of_io(&error), format!("cannot be opened: {error}")),
     };
     Error::new(kind, format!("the journal {} {what}", path.display())).with_source(error)
 }

@@ -19,15 +19,6 @@ use crate::options::OpenOptions;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// Why a file could not be made.
-pub(super) fn kind_of(error: &io::Error) -> ErrorKind {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
-        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-        _ => ErrorKind::Unavailable,
-    }
-}
-
 /// Makes the journal file; on a block device only the superblock is rewritten.
 pub(super) fn make_journal(
     path: &Path,
@@ -42,7 +33,7 @@ pub(super) fn make_journal(
             path.display(),
             options.journal_bytes
         );
-        Error::new(kind_of(&error), text).with_source(error)
+        Error::new(ErrorKind::of_io(&error), text).with_source(error)
     };
     let disks = world.disks();
     match disks.entry_kind(path) {
@@ -97,11 +88,8 @@ fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>
         Ok(disk)
     });
     opened.map_err(|error| {
-        Error::caused(
-            ErrorKind::Unavailable,
-            format!("the journal {} cannot be used", path.display()),
-            error,
-        )
+        let kind = ErrorKind::of_io(&error);
+        Error::caused(kind, format!("the journal {} cannot be used", path.display()), error)
     })
 }
 
