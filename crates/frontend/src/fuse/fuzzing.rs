@@ -1,8 +1,29 @@
-//! The properties that every parsed FUSE request must have; for [`crate::fuzzing`].
+//! The properties that every parsed FUSE request, and every mount of another process, must have;
+//! for [`crate::fuzzing`].
 //!
 //! Not here: where the bytes come from, and what a request does.
 
+use std::path::Path;
+
+use super::hand_over::MountHandOver;
+use super::mount::settled;
+use super::options::FuseOptions;
 use super::protocol::{Malformed, Operation, parse};
+use crate::DoorPiece;
+
+/// Reads a piece as the mount of another process at this mountpoint; panics if it is another mount.
+pub(crate) fn hand_over(mountpoint: &Path, file_name: &str, piece: DoorPiece) {
+    let is_same = piece.facts.get("file_name").is_some_and(|name| name == file_name);
+    let options = FuseOptions::new(mountpoint, file_name);
+    if let Ok(taken) = MountHandOver::read(&options, piece) {
+        assert_eq!(
+            settled(mountpoint).ok().as_ref(),
+            Some(&taken.mount.path),
+            "the mount asked for"
+        );
+        assert!(is_same, "the file asked for");
+    }
+}
 
 /// Parses bytes as a request; panics if the result lies outside of them.
 pub(crate) fn request(bytes: &[u8]) {

@@ -6,12 +6,13 @@
 //! ends when it is told to, or when the mount is gone.
 //!
 //! Modules: [`holder`](keep) (the process), `client` (the processes that talk to it), `wire` (the
-//! bytes between them).
+//! bytes between them), `fuzzing` (what must hold of any packet).
 //!
 //! Invariants: it never reads from what it holds; it talks only to its own user (and root); it
 //! holds one thing. Not here: what the descriptor means, mounting and unmounting.
 
 mod client;
+pub(crate) mod fuzzing;
 mod holder;
 #[cfg(test)]
 mod tests;
