@@ -100,7 +100,11 @@ fn stored_as(
                 newest = checkpoint::newest(store, record.volume_id)?;
                 if newest.number_max == number_max {
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
-                    newest = older.map_err(|_| error.clone())?;
+                    // Without an older one the damage is the reason; an outage stays an outage.
+                    newest = older.map_err(|why| match why.kind() {
+                        ErrorKind::Corrupt => error.clone(),
+                        _ => why,
+                    })?;
                     tracing::warn!(%error, "checkpoint {loaded} is skipped: run `sawmill check`");
                     newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
                     let skipped =

@@ -8,7 +8,7 @@ use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_format::name_record::name_key;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, header_bytes_of};
-use sawmill_store::{Blocking, CallKind, Class, Fault, PutOutcome};
+use sawmill_store::{Blocking, CallKind, Class, Fault, PutOutcome, StoreErrorKind};
 use sawmill_volume::{Volume, check, open_cache};
 
 /// Slots of a volume whose first eight are in the checkpoint and whose last two were stored after
@@ -288,6 +288,28 @@ fn an_older_checkpoint_is_not_used_where_the_log_lacks_what_the_damaged_one_had(
             assert!(text.contains(&parts[0]) && text.contains("/checkpoint/"), "{how}: {text}");
         }
         assert_eq!(machine.keys(""), objects, "nothing was changed");
+    }
+}
+
+#[test]
+fn an_outage_while_the_older_checkpoint_is_read_is_not_called_damage() {
+    for kind in [StoreErrorKind::Unavailable, StoreErrorKind::Denied] {
+        let machine = volume_with_two_groups();
+        let (parts, roots) = (machine.keys("/map/"), machine.keys("/checkpoint/"));
+        let [.., older, _] = &roots[..] else { panic!("{roots:?}") };
+        harm(&machine, &parts[0], &parts[1], "a bit", 90);
+        let older = older.clone();
+        machine.fault(Fault::Fail(kind), move |call| {
+            call.kind == CallKind::Get && call.key() == older
+        });
+        let expected = match kind {
+            StoreErrorKind::Denied => ErrorKind::Denied,
+            _ => ErrorKind::Unavailable,
+        };
+        let (refused, text) = machine.refused();
+        assert_eq!(refused, expected, "{text}");
+        machine.heal();
+        assert_eq!(slot_version(&machine.open(), 0, 1), 1);
     }
 }
 
