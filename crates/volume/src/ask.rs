@@ -29,6 +29,11 @@ pub(crate) fn want(key: String, range: Option<Range<u64>>, class: Class) -> Get 
     Get { key, range, bytes_max, class }
 }
 
+/// A get of an object whose length its checkpoint names: it takes no more memory than that.
+pub(crate) fn want_named(key: String, length_bytes: u32, class: Class) -> Get {
+    Get { key, range: None, bytes_max: length_bytes.into(), class }
+}
+
 fn object_bytes_max(key: &str) -> u64 {
     if parse_segment_key(key).is_some() {
         limits::SEGMENT_OBJECT_BYTES_MAX
@@ -47,15 +52,20 @@ pub(crate) fn get_all(
     requests: Vec<(String, Option<Range<u64>>)>,
     class: Class,
 ) -> Vec<Answer> {
-    let count = requests.len();
+    get_each(store, requests.into_iter().map(|(key, range)| want(key, range, class)).collect())
+}
+
+/// Makes all of `gets` in parallel and returns the answers in the same order.
+pub(crate) fn get_each(store: &dyn ObjectStore, gets: Vec<Get>) -> Vec<Answer> {
+    let count = gets.len();
     let (sender, receiver) = sync_channel(count.max(1));
-    for (index, (key, range)) in requests.into_iter().enumerate() {
+    for (index, get) in gets.into_iter().enumerate() {
         let sender = sender.clone();
         let done = Box::new(move |outcome| {
             // The caller waits for all answers, so the receiver still exists.
             let _ = sender.send((index, outcome));
         });
-        store.get(want(key, range, class), done);
+        store.get(get, done);
     }
     drop(sender);
     let mut answers: Vec<Answer> = Vec::new();

@@ -50,16 +50,16 @@ pub const UPLOADS_DEFAULT: u32 = 6;
 pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
 /// How many names a fence reserves.
 pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
-// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 2); a
-// fence at that first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets
-// a late put.
-const _: () =
-    assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
 /// A rollback takes two segments: the snapshot that undoes it, then the rollback.
 pub const UNDO_UPLOADS_EXTRA: u64 = 1;
 /// Collection may have this many segments in flight beyond the limit of uploads: otherwise writers
 /// that use up the limit would keep garbage from ever being collected.
 pub const MOVED_UPLOADS_EXTRA: u64 = 1;
+// A stale writer can have put nothing at or past its first unstored sequence + `UPLOADS_MAX` +
+// `MOVED_UPLOADS_EXTRA` + `UNDO_UPLOADS_EXTRA`. A fence at that first unstored sequence reserves
+// FENCE_WINDOW names, so no later writer ever meets a late put.
+const _: () =
+    assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
 
 /// Usual size of the journal.
 pub const JOURNAL_BYTES_DEFAULT: u64 = GIB;
@@ -132,20 +132,24 @@ pub const POSITION_MAX: u64 = 1 << 62;
 /// At a segment of 8 MiB that is 32 PiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
 
+/// Bytes of address space in one group: the unit in which a checkpoint writes the object map.
+pub const MAP_GROUP_BYTES: u64 = sized(16 * GIB, 512 * KIB);
 /// The longest object of each kind that is read as a whole: one that claims to be longer is
 /// damaged, and no memory is allocated for it. A checkpoint of this size names 19 million segments:
-/// 150 TiB of them at their usual size.
+/// 150 TiB of them at their usual size. A writer whose checkpoint would be longer stops instead.
 pub const CHECKPOINT_BYTES_MAX: u64 = GIB;
-/// A part is one group of addresses; each extent takes 12 bytes or less.
-pub const MAP_PART_BYTES_MAX: u64 = 512 * MIB;
-const _: () = assert!(12 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
+/// A map part: the extents of one group of addresses. A checkpoint gives its length 32 bits. An
+/// extent takes four numbers of 1 to 10 bytes. An extent may be a single byte, so no size of a
+/// group makes all parts fit: a writer refuses a longer part (`map::part`). Four bytes an extent,
+/// the least, make a billion extents in this length; a map of as many takes more memory than that.
+pub const MAP_PART_BYTES_MAX: u64 = u32::MAX as u64;
+// Extents of whole sectors always fit: each of their four numbers has 34 bits at most, so 5 bytes.
+const _: () = assert!(20 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
 /// A segment: its data, one record more, and its header.
 pub const SEGMENT_OBJECT_BYTES_MAX: u64 = 2 * SEGMENT_BYTES_MAX as u64;
 /// Records of names and volumes, pins, roles, and all else that is small.
 pub const RECORD_OBJECT_BYTES_MAX: u64 = MIB;
 
-/// Bytes of address space in one group: the unit in which a checkpoint writes the object map.
-pub const MAP_GROUP_BYTES: u64 = sized(16 * GIB, 512 * KIB);
 /// Bytes of address space under one lock of the object map.
 pub const MAP_AREA_BYTES: u64 = sized(16 * MIB, 8 * KIB);
 /// A list of the object map shorter than this is never made dense.
@@ -168,6 +172,24 @@ pub const GC_HOLE_BYTES_MAX: u64 = sized(8 * KIB, 600);
 pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
 /// Two wanted frames with at most this many between them are fetched by one request.
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
+
+/// The bounds of one attachment that nothing but a huge volume reaches. A test sets them lower.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachmentBounds {
+    /// [`RECORDS_UNSTORED_MAX`], or fewer.
+    pub records_unstored_max: usize,
+    /// [`MAP_PART_BYTES_MAX`], or fewer.
+    pub map_part_bytes_max: u64,
+}
+
+impl Default for AttachmentBounds {
+    fn default() -> Self {
+        AttachmentBounds {
+            records_unstored_max: RECORDS_UNSTORED_MAX,
+            map_part_bytes_max: MAP_PART_BYTES_MAX,
+        }
+    }
+}
 
 /// Checkpoints in one retention window from which retained moments start: each checkpoint repeats
 /// their list (some 80 bytes each). A moment is rebuilt by rolling forward from one of them,

@@ -17,7 +17,7 @@ pub use sawmill_format::volume_record::FlushMode;
 use crate::cache::ReadCache;
 use crate::cuts::Cut;
 use crate::gc::policy::GcPolicy;
-use crate::limits;
+use crate::limits::{self, AttachmentBounds};
 
 /// The properties that a volume is created with; kept in its record in the store.
 #[derive(Clone, Debug)]
@@ -104,6 +104,8 @@ pub struct OpenOptions {
     pub prefetch_bytes: u64,
     /// When garbage is collected, and what.
     pub gc: GcPolicy,
+    /// Bounds that only tests lower.
+    pub bounds: AttachmentBounds,
 }
 
 impl OpenOptions {
@@ -131,6 +133,7 @@ impl OpenOptions {
             uploads_max: limits::UPLOADS_DEFAULT,
             prefetch_bytes: limits::PREFETCH_BYTES_DEFAULT,
             gc: GcPolicy::default(),
+            bounds: AttachmentBounds::default(),
         }
     }
 }

@@ -23,7 +23,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{
     KeptBlock, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
 };
-use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::map_part::{PartIdentity, part_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
@@ -32,12 +32,12 @@ use super::find::stored_cut;
 use super::{CutBook, PinHolder, release_pins};
 use crate::ask::{self, cannot_encode, store_error};
 use crate::fencing::{Fencing, require_fencing};
-use crate::map::GROUP_BYTES;
+use crate::map::part::MapPart;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::require_primary;
 use crate::world::{RealWorld, World};
-use crate::{Error, ErrorKind, Result, names};
+use crate::{Error, ErrorKind, Result, limits, names};
 
 /// How often a clone of the present is retried because the base advanced meanwhile.
 const TRIES_MAX: u32 = 8;
@@ -231,20 +231,10 @@ fn put_map(
     let map = &stored.view.map;
     let groups = map.groups().into_iter().map(|group| (group, map.export_group(group)));
     let objects = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
-        let extents: Vec<_> = extents.into_iter().map(MapExtent::from).collect();
         let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-            Error::caused(ErrorKind::Internal, "the map cannot be written", error)
-        })?;
-        parts.push(PartEntry {
-            group,
-            number: 1,
-            put_id,
-            bytes: bytes.len() as u32,
-            extents: extents.len() as u32,
-            crc: part_crc(&bytes),
-        });
-        Ok((part_key(&identity), bytes))
+        let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)?;
+        parts.push(part.entry);
+        Ok((part.key, part.bytes))
     });
     ask::put_each(store, objects)?;
     Ok(parts)

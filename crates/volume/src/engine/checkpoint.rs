@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
-use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::ids::PutId;
+use sawmill_format::map_part::PartIdentity;
 use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
 use super::context::Context;
@@ -31,10 +31,10 @@ use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::ask::{cannot_encode, want};
 use crate::counters::add;
-use crate::map::GROUP_BYTES;
+use crate::map::part::MapPart;
 use crate::recovery::end::RolledBack;
 use crate::view::View;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, limits};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// The shortest interval at which a quiet volume checks for data that has left the retention
@@ -43,6 +43,9 @@ const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 /// How often a conflicting root is read before it counts as damaged: an answer may be garbled in
 /// transit.
 const RIVAL_LOOKS_MAX: u32 = 4;
+/// After a map did not fit, the next checkpoint is due when the log has grown by this share of the
+/// usual distance between two.
+const POSTPONED_SHARE: u64 = 16;
 
 /// A checkpoint being written: all parts, then the root as the last object.
 struct CheckpointWrite {
@@ -58,7 +61,7 @@ struct CheckpointWrite {
     /// Reads that may have looked up a deletable segment have this generation or an earlier one.
     generation: u64,
     /// The requesters of this checkpoint.
-    /// Bounded by the threads that wait for one.
+    /// Bounded by the threads that wait for one: a caller of `Volume::checkpoint` each.
     senders: Vec<SyncSender<()>>,
 }
 
@@ -90,6 +93,8 @@ pub(super) struct Checkpoints {
     pub(super) rolled_back: Option<RolledBack>,
     /// Bytes of log since the newest checkpoint.
     log_bytes: u64,
+    /// The map did not fit a checkpoint: none is due before there is this much log.
+    postponed_until_log_bytes: u64,
     /// Size of the disk for the next checkpoint.
     pub(super) size_bytes: u64,
     /// Whether the newest one records that everything is stored.
@@ -124,6 +129,7 @@ impl Checkpoints {
             rolled_back: start.rolled_back,
             // A rollback that is in no checkpoint yet must be in one soon.
             log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
+            postponed_until_log_bytes: 0,
             size_bytes: start.size_bytes,
             is_clean: false,
             write: None,
@@ -151,6 +157,18 @@ impl Checkpoints {
     /// Whether none is being written or wanted.
     pub(super) fn is_resting(&self) -> bool {
         self.requested_count == 0 && self.write.is_none()
+    }
+
+    /// None is due, and none is wanted, before the log has grown: until then the map is much as it
+    /// was. Only a request, a resize or the close tries earlier.
+    pub(super) fn postpone(&mut self, options: &EngineOptions) {
+        self.requested_count = 0;
+        let step = (options.checkpoint_bytes / POSTPONED_SHARE).max(1);
+        self.postponed_until_log_bytes = self.log_bytes.saturating_add(step);
+    }
+
+    fn is_postponed(&self) -> bool {
+        self.log_bytes < self.postponed_until_log_bytes
     }
 
     /// Wants at least one more.
@@ -182,6 +200,9 @@ impl Checkpoints {
         busy_at: Duration,
         now: Duration,
     ) -> bool {
+        if self.is_postponed() {
+            return false;
+        }
         let totals = context.stored.view().segments.totals();
         let checkpoint_bytes =
             self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
@@ -213,7 +234,8 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let view = context.stored.view();
-        if view.segments.totals().dead_object_bytes == 0 || self.write.is_some() {
+        let is_blocked = self.write.is_some() || self.is_postponed();
+        if view.segments.totals().dead_object_bytes == 0 || is_blocked {
             return None;
         }
         let at = view.cuts.lock().prunes_at_attached_ms()?;
@@ -230,22 +252,26 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let totals = context.stored.view().segments.totals();
-        let waits = totals.is_worth_a_checkpoint_in_peace() && self.write.is_none();
+        let is_blocked = self.write.is_some() || self.is_postponed();
+        let waits = totals.is_worth_a_checkpoint_in_peace() && !is_blocked;
         waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
-    /// Freezes the current map and starts to write it.
+    /// Freezes the current map and starts to write it. Nothing has changed if the map does not fit.
     pub(super) fn begin(
         &mut self,
         context: &Arc<Context>,
         log: &LogTail,
+        options: &EngineOptions,
         freeze: &Freeze,
     ) -> Result<()> {
         let view = context.stored.view();
         let number = self.number + 1;
         let put_id = PutId(context.attachment.world.random()?);
         let volume_id = context.attachment.record.volume_id;
-        let (parts, mut objects) = self.freeze_map(&view, volume_id, number, put_id)?;
+        let identity = CheckpointIdentity { volume_id, number };
+        let (parts, mut objects) =
+            self.freeze_map(&view, identity, put_id, options.map_part_bytes_max)?;
         let copies = self.copy_roots(&view, freeze, &mut objects)?;
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
@@ -267,7 +293,7 @@ impl Checkpoints {
             parts,
             kept,
         };
-        self.log_bytes = 0;
+        (self.log_bytes, self.postponed_until_log_bytes) = (0, 0);
         let generation = context.stored.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
@@ -296,39 +322,28 @@ impl Checkpoints {
     fn freeze_map(
         &self,
         view: &View,
-        volume_id: VolumeId,
-        number: u64,
+        checkpoint: CheckpointIdentity,
         put_id: PutId,
+        part_bytes_max: u64,
     ) -> Result<(Vec<PartEntry>, Vec<OutgoingObject>)> {
+        let CheckpointIdentity { volume_id, number } = checkpoint;
         let mut objects = Vec::new();
         let mut parts = self.newest_root.parts.clone();
-        for group in view.map.dirty_groups() {
-            let extents: Vec<_> =
-                view.map.export_group(group).into_iter().map(MapExtent::from).collect();
-            view.map.mark_clean(group);
+        let groups = view.map.dirty_groups();
+        for &group in &groups {
+            let extents = view.map.export_group(group);
             parts.retain(|part| part.group != group);
             if extents.is_empty() {
                 continue;
             }
             let identity = PartIdentity { volume_id, group, number, put_id };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-                Error::caused(ErrorKind::Internal, "the map cannot be written", error)
-            })?;
-            parts.push(PartEntry {
-                group,
-                number,
-                put_id,
-                bytes: bytes.len() as u32,
-                extents: extents.len() as u32,
-                crc: part_crc(&bytes),
-            });
-            objects.push(OutgoingObject {
-                key: part_key(&identity),
-                body: Bytes::from(bytes),
-                stored: false,
-                repeat_at: None,
-            });
+            let part = MapPart::encode(&identity, extents, part_bytes_max)?;
+            parts.push(part.entry);
+            objects.push(OutgoingObject::new(part.key, part.bytes));
         }
+        // Only when all of them are encoded: a group that is clean and in no checkpoint would be
+        // missing from the next one.
+        groups.iter().for_each(|group| view.map.mark_clean(*group));
         parts.sort_by_key(|part| part.group);
         Ok((parts, objects))
     }
@@ -357,16 +372,22 @@ impl Checkpoints {
             return;
         }
         let body = match writing.root.encode().map_err(cannot_encode) {
-            Ok(body) => Bytes::from(body),
+            Ok(body) => body,
             Err(error) => return context.write.fail(error),
         };
+        if body.len() as u64 > limits::CHECKPOINT_BYTES_MAX {
+            // No reader would accept it. The checkpoint before and the log lead to this state.
+            let text = format!(
+                "checkpoint {} names {} segments, and is longer than can be read again: delete \
+                 snapshots or shorten the retention; nothing is lost, the log has it all",
+                writing.root.number,
+                writing.root.segments.len()
+            );
+            return context.write.fail(Error::new(ErrorKind::Full, text));
+        }
         writing.root_sent = true;
-        writing.objects.push(OutgoingObject {
-            key: checkpoint_key(writing.root.volume_id, writing.root.number),
-            body,
-            stored: false,
-            repeat_at: None,
-        });
+        let key = checkpoint_key(writing.root.volume_id, writing.root.number);
+        writing.objects.push(OutgoingObject::new(key, body));
         let root = writing.objects.len() - 1;
         self.put_object(context, root);
     }

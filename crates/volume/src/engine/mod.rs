@@ -37,7 +37,7 @@ use sawmill_format::segment::SegmentRole;
 use crate::gc::policy::GcPolicy;
 use crate::record::Record;
 use crate::recovery::end::RolledBack;
-use crate::write;
+use crate::{ErrorKind, write};
 
 mod cache_moves;
 mod checkpoint;
@@ -89,6 +89,7 @@ pub(crate) struct EngineOptions {
     pub(crate) checkpoint_bytes: u64,
     pub(crate) uploads_max: usize,
     pub(crate) gc: GcPolicy,
+    pub(crate) map_part_bytes_max: u64,
 }
 
 /// Where the engine starts: the state recovery left.
@@ -301,10 +302,8 @@ impl Engine {
     }
 
     fn resize(&mut self) {
-        if self.resizes.begin(&self.context, &self.log, &mut self.checkpoints)
-            && let Err(error) = self.begin_checkpoint(false)
-        {
-            self.context.write.fail(error);
+        if self.resizes.begin(&self.context, &self.log, &mut self.checkpoints) {
+            self.begin_checkpoint(false);
         }
     }
 
@@ -323,18 +322,30 @@ impl Engine {
         let is_closing = !self.checkpoints.is_clean() && self.is_drained();
         let requested = self.context.mailbox.take_checkpoint_requests();
         let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
-        if (is_due || is_closing || !requested.is_empty())
-            && let Err(error) = self.begin_checkpoint(self.is_drained())
-        {
-            self.context.write.fail(error);
+        if is_due || is_closing || !requested.is_empty() {
+            self.begin_checkpoint(self.is_drained());
         }
         self.checkpoints.notify_when_durable(requested);
     }
 
-    fn begin_checkpoint(&mut self, is_clean: bool) -> crate::Result<()> {
+    fn begin_checkpoint(&mut self, is_clean: bool) {
         let (attached_ms, prunes) = (self.attached_ms(), !self.orders.is_under_way());
         let freeze = Freeze { attached_ms, prunes, is_clean };
-        self.checkpoints.begin(&self.context, &self.log, &freeze)
+        match self.checkpoints.begin(&self.context, &self.log, &self.options, &freeze) {
+            Ok(()) => {}
+            // The log still has everything, so the volume serves on. But a close has nothing more to
+            // store, and the log after a rollback waits for the checkpoint: both end with the error,
+            // and the next attach rolls forward.
+            Err(error)
+                if error.kind() == ErrorKind::Full
+                    && !is_clean
+                    && !self.orders.is_rolling_back(&self.checkpoints) =>
+            {
+                tracing::error!("{error}");
+                self.checkpoints.postpone(&self.options);
+            }
+            Err(error) => self.context.write.fail(error),
+        }
     }
 
     /// There was no fence after checkpoint `number`: it counts.

@@ -24,7 +24,7 @@ use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::RecordOperation;
 use sawmill_format::kept_block::KeptBlock;
-use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part};
+use sawmill_format::map_part::PartIdentity;
 use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
 
 use crate::cuts::Lineage;
@@ -33,7 +33,8 @@ use crate::gc::gather::contents_of;
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::GcPolicy;
 use crate::gc::sweep::Plan;
-use crate::map::{GROUP_BYTES, ObjectMap};
+use crate::map::ObjectMap;
+use crate::map::part::MapPart;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::segment::batch;
@@ -378,20 +379,16 @@ impl Forecast {
         let number = self.checkpoint_number;
         for group in self.view.map.dirty_groups() {
             let extents = self.view.map.export_group(group);
-            let extents: Vec<MapExtent> = extents.into_iter().map(MapExtent::from).collect();
             self.view.map.mark_clean(group);
             self.parts.remove(&group);
             if extents.is_empty() {
                 continue;
             }
             let identity = PartIdentity { volume_id: VOLUME, group, number, put_id: PUT };
-            let bytes =
-                encode_part(&identity, group * GROUP_BYTES, &extents).map_err(internal)?.len();
-            let (bytes, count) = (bytes as u32, extents.len() as u32);
-            let part = PartEntry { group, number, put_id: PUT, bytes, extents: count, crc: 0 };
-            self.parts.insert(group, part);
+            let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)?;
             self.report.requests.put_checkpoints += 1;
-            self.report.put_bytes += u64::from(bytes);
+            self.report.put_bytes += u64::from(part.entry.bytes);
+            self.parts.insert(group, part.entry);
         }
         let (segments, deletable) = self.view.segments.freeze(number, &|_, _| false);
         let parts: Vec<PartEntry> = self.parts.values().cloned().collect();

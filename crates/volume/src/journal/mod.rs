@@ -65,7 +65,7 @@ pub(crate) struct Journal {
     epoch: u64,
     capacity_bytes: u64,
     /// Reserved records the writer has not taken yet, in order of position.
-    /// Bounded by `limits::RECORDS_UNSTORED_MAX` and the room of the ring.
+    /// Bounded by `unstored_records_max` and the room of the ring.
     order: Mutex<VecDeque<Arc<Record>>>,
     /// Durable through here.
     logged: AtomicU64,
@@ -78,6 +78,7 @@ pub(crate) struct Journal {
     waiters: Mutex<Vec<FlushWaiter>>,
     waiting: AtomicUsize,
     unstored_records: AtomicUsize,
+    unstored_records_max: usize,
     /// Writers met a full journal: trim as far as possible.
     pressed: AtomicUsize,
     failed: OnceLock<Error>,
@@ -100,6 +101,7 @@ pub(crate) struct Start {
     pub(crate) segments_end: u64,
     pub(crate) stored_sequence: u64,
     pub(crate) unstored_records: usize,
+    pub(crate) unstored_records_max: usize,
 }
 
 impl Journal {
@@ -119,6 +121,7 @@ impl Journal {
             waiters: Mutex::default(),
             waiting: AtomicUsize::new(0),
             unstored_records: AtomicUsize::new(start.unstored_records),
+            unstored_records_max: start.unstored_records_max,
             pressed: AtomicUsize::new(0),
             failed: OnceLock::new(),
             resting: AtomicBool::new(false),
@@ -139,7 +142,7 @@ impl Journal {
         fill: impl FnOnce(&mut [u8]),
         enter: impl FnOnce(&Arc<Record>),
     ) -> std::result::Result<Arc<Record>, ReserveError> {
-        if self.unstored_records.load(Ordering::Relaxed) >= limits::RECORDS_UNSTORED_MAX {
+        if self.has_unstored_records_max() {
             return Err(ReserveError::Journal);
         }
         let payload_bytes = if operation == RecordOperation::Write { length } else { 0 };
@@ -293,6 +296,11 @@ impl Journal {
 
     pub(crate) fn unstored_records(&self) -> usize {
         self.unstored_records.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are as many records that are not stored as there may be.
+    pub(crate) fn has_unstored_records_max(&self) -> bool {
+        self.unstored_records() >= self.unstored_records_max
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {

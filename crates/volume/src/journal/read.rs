@@ -232,6 +232,7 @@ mod tests {
             segments_end: position,
             stored_sequence: 0,
             unstored_records: 0,
+            unstored_records_max: usize::MAX,
         };
         let journal = Journal::new(ring, disk.clone(), &start);
         let mut records = Vec::new();

@@ -138,6 +138,7 @@ impl Bench {
             segments_end: 0,
             stored_sequence: 0,
             unstored_records: 0,
+            unstored_records_max: usize::MAX,
         };
         let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
         let mut superblock = SuperblockFile::first(disk.clone(), first_superblock());

@@ -138,6 +138,7 @@ impl Bench {
             segments_end: START,
             stored_sequence: 0,
             unstored_records: 0,
+            unstored_records_max: usize::MAX,
         };
         let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
         let superblock = SuperblockFile::first(disk.clone(), superblock());

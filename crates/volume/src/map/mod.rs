@@ -7,7 +7,7 @@
 //!
 //! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
-//! table of pages), `journal` (the journal map).
+//! table of pages), `journal` (the journal map), `part` (a group as an object of the store).
 //!
 //! Invariants:
 //! 1. Both maps are byte-granular: an extent may begin, end and be cut at any byte.
@@ -15,8 +15,8 @@
 //! 3. Locks cover one area. An operation over several areas is atomic in each of them, not across
 //!    them.
 //!
-//! Not here: records and segments themselves, positions and how they are assigned, checkpoints,
-//! live-byte accounting.
+//! Not here: records and segments themselves, positions and how they are assigned, when a
+//! checkpoint is written, live-byte accounting.
 
 mod area;
 mod dense;
@@ -24,6 +24,7 @@ mod journal;
 #[cfg(test)]
 mod journal_tests;
 mod object;
+pub(crate) mod part;
 mod runs;
 #[cfg(test)]
 mod tests;

@@ -114,6 +114,7 @@ pub(super) fn bind(
         segments_end: trim,
         stored_sequence: stored.end.stored_sequence,
         unstored_records: records.len(),
+        unstored_records_max: options.bounds.records_unstored_max,
     };
     Ok(Bound { start, disk, staging_path, superblock, ring, consumer, records })
 }

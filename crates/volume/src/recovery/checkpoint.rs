@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, kept_key,
+    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, kept_key,
     parse_checkpoint_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
@@ -214,25 +214,25 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
 pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
     let view = without_map(checkpoint)?;
     for parts in checkpoint.parts.chunks(PARTS_PARALLEL_MAX) {
-        let identity = |part: &sawmill_format::checkpoint::PartEntry| PartIdentity {
+        let identity = |part: &PartEntry| PartIdentity {
             volume_id: checkpoint.volume_id,
             group: part.group,
             number: part.number,
             put_id: part.put_id,
         };
-        let requests = parts.iter().map(|part| (part_key(&identity(part)), None)).collect();
-        let answers = ask::get_all(store, requests, Class::Read);
+        let get =
+            |part: &PartEntry| ask::want_named(part_key(&identity(part)), part.bytes, Class::Read);
+        let answers = ask::get_each(store, parts.iter().map(get).collect());
         for (part, answer) in parts.iter().zip(answers) {
-            let identity = identity(part);
-            let key = part_key(&identity);
+            let (identity, key) = (identity(part), part_key(&identity(part)));
             let damaged = |what: String| {
                 Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"))
             };
             let mut first = Some(answer);
             let extents = ask::again_if_damaged(|| {
-                let answer =
-                    first.take().unwrap_or_else(|| ask::get(store, &key, None, Class::Read));
-                let bytes = answer?
+                let answer = first.take().or_else(|| ask::get_each(store, vec![get(part)]).pop());
+                let bytes = answer
+                    .unwrap_or(Ok(None))?
                     .ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
                 if part_crc(&bytes) != part.crc {
                     return Err(damaged("it is not the object the checkpoint names".into()));

@@ -3,9 +3,9 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
+use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::map_part::{PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::map_part::PartIdentity;
 use sawmill_format::segment::{
     ExtentKind, FENCE_WINDOW, SegmentExtent, SegmentHeader, SegmentRole, raw_frames, segment_key,
 };
@@ -15,11 +15,12 @@ use sawmill_store::{Blocking, Class, ObjectStore, StoreOptions};
 use super::Reporter;
 use super::end::LogEnd;
 use crate::map::GROUP_BYTES;
+use crate::map::part::MapPart;
 use crate::names::stored;
 use crate::recovery::stored::StoredVolume;
 use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
-use crate::{CreateOptions, names};
+use crate::{CreateOptions, limits, names};
 
 /// Two groups and a bit, so that parts have borders to cross.
 const SIZE_BYTES: u64 = 2 * GROUP_BYTES + (64 << 20);
@@ -145,15 +146,12 @@ impl World {
         let (volume_id, number, put_id) = (self.record.volume_id, 2, PutId([2; 16]));
         let mut parts = Vec::new();
         for group in state.view.map.groups() {
-            let extents: Vec<_> =
-                state.view.map.export_group(group).into_iter().map(Into::into).collect();
+            let extents = state.view.map.export_group(group);
             let identity = PartIdentity { volume_id, group, number, put_id };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
+            let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)
                 .expect("a map can be written");
-            let (length, extents, crc) =
-                (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
-            parts.push(PartEntry { group, number, put_id, bytes: length, extents, crc });
-            self.put(&part_key(&identity), bytes);
+            parts.push(part.entry);
+            self.put(&part.key, part.bytes);
         }
         let (segments, _) = state.view.segments.freeze(number, &|_, _| false);
         let root = Checkpoint {

@@ -14,10 +14,10 @@
 //! fail-back begins (`destination`).
 
 use bytes::Bytes;
-use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
+use sawmill_format::checkpoint::{Checkpoint, checkpoint_key, kept_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::kept_block::{CutKind, KeptBlock};
-use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::map_part::PartIdentity;
 use sawmill_format::role::{PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
@@ -25,7 +25,7 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{destination_objects, role};
 use crate::ask::{self, cannot_encode, store_error};
-use crate::map::GROUP_BYTES;
+use crate::map::part::MapPart;
 use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint as checkpoints};
@@ -272,19 +272,15 @@ fn first_root(
     let mut objects = Vec::new();
     let mut parts = base.parts.clone();
     for group in view.map.dirty_groups() {
-        let extents: Vec<_> =
-            view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+        let extents = view.map.export_group(group);
         parts.retain(|part| part.group != group);
         if extents.is_empty() {
             continue;
         }
         let identity = PartIdentity { volume_id, group, number, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-            Error::caused(ErrorKind::Internal, "the map cannot be written", error)
-        })?;
-        let (size, extents, crc) = (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
-        parts.push(PartEntry { group, number, put_id, bytes: size, extents, crc });
-        objects.push((part_key(&identity), bytes));
+        let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)?;
+        parts.push(part.entry);
+        objects.push((part.key, part.bytes));
     }
     parts.sort_by_key(|part| part.group);
     let (segments, _) = view.segments.freeze(number, &|_, _| true);

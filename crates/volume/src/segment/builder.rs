@@ -296,6 +296,7 @@ mod tests {
             let start = Start {
                 tag: 1, epoch: 1, capacity_bytes: 1 << 20, position: 0, trim: 0, segments_end: 0,
                 stored_sequence: 0, unstored_records: 0,
+                unstored_records_max: usize::MAX,
             };
             let journal = Journal::new(ring, Arc::new(NoDisk), &start);
             let mut model = vec![None; SPACE_BYTES];

@@ -13,9 +13,9 @@ use sawmill_device::Request;
 use sawmill_format::journal::RecordOperation;
 use sawmill_sys::ReserveError;
 
+use crate::Error;
 use crate::journal::Journal;
 use crate::status::Stall;
-use crate::{Error, limits};
 
 /// A write on its way into the journal.
 pub(super) struct Job {
@@ -55,10 +55,9 @@ impl StalledWrites {
 
     /// Records that there was no room for the first.
     pub(super) fn note(&self, refusal: ReserveError, journal: Option<&Journal>) {
-        let records = journal.map_or(0, Journal::unstored_records);
         let lacks = match refusal {
             ReserveError::Staging => 0,
-            _ if records >= limits::RECORDS_UNSTORED_MAX => 2,
+            _ if journal.is_some_and(Journal::has_unstored_records_max) => 2,
             _ => 1,
         };
         self.lacks.store(lacks, Ordering::Relaxed);

@@ -1,14 +1,15 @@
 //! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle
-//! volume is silent, a cold read is one ranged get, and a full journal waits and goes on.
+//! volume is silent, a cold read is one ranged get, a full journal waits and goes on, and no object
+//! is put that readers refuse.
 
 use crate::faulty::{
     Machine, SEGMENT, is_engine, is_look, segment_get, segment_put, slot_bytes, slot_version,
     stored, until, write_slot,
 };
 use crate::rig::{MIB, Model};
-use sawmill_device::BlockDeviceExt;
+use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
-use sawmill_volume::{FlushMode, Stall, open_cache};
+use sawmill_volume::{FlushMode, Health, Stall, open_cache};
 
 const FRAME: u64 = 64 << 10;
 
@@ -210,6 +211,99 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
     stored(&volume);
     assert!((0..128).all(|slot| slot_version(&volume, slot, 1) == 1));
     assert_eq!((volume.status().stalled_requests, volume.status().stall), (0, None));
+}
+
+#[test]
+fn writes_wait_at_the_limit_of_records_and_go_on_when_the_store_takes_more() {
+    const RECORDS_MAX: u64 = 40;
+    let mut machine = Machine::new();
+    machine.options.bounds.records_unstored_max = RECORDS_MAX as usize;
+    let volume = machine.open();
+    machine.fault(Fault::Delay, |call| segment_put(call).is_some());
+    std::thread::scope(|scope| {
+        let healing = machine.healing();
+        let volume = &volume;
+        let writer = scope.spawn(move || {
+            for block in 0..4 * RECORDS_MAX {
+                volume.write_at(block * 4096, &[block as u8 + 1; 4096]).unwrap();
+            }
+        });
+        until("a write waits for fewer records", || {
+            let status = volume.status();
+            status.stall == Some(Stall::JournalRecords) && status.stalled_requests == 1
+        });
+        let status = volume.status();
+        assert_eq!(status.journal_unstored_records, RECORDS_MAX);
+        assert_eq!(status.counters.writes, RECORDS_MAX);
+        assert!(status.journal_unstored_bytes < status.journal_bytes / 8, "it has room");
+        let first = volume.read_at(0, 4096).unwrap();
+        assert_eq!(first, vec![1; 4096], "local data is read meanwhile");
+        drop(healing);
+        writer.join().unwrap();
+    });
+    stored(&volume);
+    for block in 0..4 * RECORDS_MAX {
+        crate::faulty::holds(&volume, block * 4096, &[block as u8 + 1; 4096]);
+    }
+    assert_eq!((volume.status().stalled_requests, volume.status().stall), (0, None));
+}
+
+/// A volume with many extents of one byte, and a map part that may be much shorter than they need.
+fn machine_of_single_bytes() -> (Machine, std::sync::Arc<sawmill_volume::Volume>) {
+    let mut machine = Machine::new();
+    machine.options.bounds.map_part_bytes_max = 300;
+    let volume = machine.open();
+    for number in 0..SINGLE_BYTES {
+        volume.write_at(number * 4096 + number, &[number as u8 + 1]).unwrap();
+    }
+    stored(&volume);
+    (machine, volume)
+}
+
+const SINGLE_BYTES: u64 = 100;
+
+fn assert_single_bytes(volume: &sawmill_volume::Volume) {
+    for number in 0..SINGLE_BYTES {
+        let at = (number * 4096 + number).saturating_sub(1);
+        let bytes = volume.read_at(at, 3).unwrap();
+        let written = &bytes[usize::from(number > 0)..][..1];
+        assert_eq!(written, [number as u8 + 1]);
+        assert_eq!(bytes.iter().filter(|byte| **byte != 0).count(), 1, "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_map_that_no_reader_would_accept_is_never_put_and_the_volume_serves_on() {
+    let (machine, volume) = machine_of_single_bytes();
+    let objects = |part| machine.keys(part);
+    let before = (objects("/map/"), objects("/checkpoint/"));
+    assert!(!volume.checkpoint(crate::faulty::PATIENCE), "it does not fit");
+    assert_eq!((objects("/map/"), objects("/checkpoint/")), before);
+    assert_eq!(volume.status().health, Health::Serving);
+    // The log has it all: whoever attaches after a death here finds it.
+    let twin = machine.twin();
+    assert_single_bytes(&twin.open());
+    // Fewer extents fit again, and no change is missing from the checkpoint.
+    let longer = vec![7; (SINGLE_BYTES / 2 * 4096) as usize];
+    volume.write_at(0, &longer).unwrap();
+    volume.discard(longer.len() as u64, MIB).unwrap();
+    stored(&volume);
+    assert!(volume.checkpoint(crate::faulty::PATIENCE), "it fits again");
+    volume.close().unwrap();
+    let volume = machine.open();
+    crate::faulty::holds(&volume, 0, &longer);
+    crate::faulty::holds(&volume, longer.len() as u64, &vec![0; MIB as usize]);
+    machine.assert_sound("after the map fits again");
+}
+
+#[test]
+fn a_close_whose_map_fits_no_checkpoint_says_so_and_the_next_open_has_all() {
+    let (machine, volume) = machine_of_single_bytes();
+    let error = volume.close().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+    assert!(error.to_string().contains("map group 0"), "{error}");
+    assert_single_bytes(&machine.open());
+    machine.assert_sound("after a close without a checkpoint");
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! A group of the object map as an object of the store, with the entry by which a checkpoint names
+//! it.
+//!
+//! Invariant: no object is longer than readers accept. A longer one is refused when it is made,
+//! with what to do; the checkpoint before and the log after it still lead to the same state.
+//!
+//! Not here: which groups are written (`engine::checkpoint`, `cuts::clones`, `replicate::promote`),
+//! the bytes (`sawmill_format::map_part`), and reading them (`recovery::checkpoint`).
+
+use sawmill_format::checkpoint::PartEntry;
+use sawmill_format::map_part::{PartIdentity, encode_part, part_crc, part_key};
+
+use super::{GROUP_BYTES, MapExtent};
+use crate::{Error, ErrorKind, Result};
+
+/// See the head of this file.
+pub(crate) struct MapPart {
+    pub(crate) entry: PartEntry,
+    pub(crate) key: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl MapPart {
+    /// Encodes all `extents` of a group. `bytes_max` is at most
+    /// [`MAP_PART_BYTES_MAX`](crate::limits::MAP_PART_BYTES_MAX).
+    pub(crate) fn encode(
+        identity: &PartIdentity,
+        extents: Vec<MapExtent>,
+        bytes_max: u64,
+    ) -> Result<Self> {
+        let extents: Vec<_> = extents.into_iter().map(Into::into).collect();
+        let first_address = identity.group * GROUP_BYTES;
+        let bytes = encode_part(identity, first_address, &extents).map_err(|error| {
+            Error::caused(ErrorKind::Internal, "the map cannot be written", error)
+        })?;
+        let fits = bytes.len() as u64 <= bytes_max;
+        let sizes = (u32::try_from(bytes.len()), u32::try_from(extents.len()));
+        let (true, (Ok(length_bytes), Ok(extent_count))) = (fits, sizes) else {
+            return Err(too_long(identity.group, extents.len(), bytes.len(), bytes_max));
+        };
+        let entry = PartEntry {
+            group: identity.group,
+            number: identity.number,
+            put_id: identity.put_id,
+            bytes: length_bytes,
+            extents: extent_count,
+            crc: part_crc(&bytes),
+        };
+        Ok(MapPart { entry, key: part_key(identity), bytes })
+    }
+}
+
+fn too_long(group: u64, extent_count: usize, length_bytes: usize, bytes_max: u64) -> Error {
+    let start = group * GROUP_BYTES;
+    let text = format!(
+        "no checkpoint can be written: map group {group} (bytes {start} to {} of the disk) has \
+         {extent_count} extents, which take {length_bytes} bytes, and at most {bytes_max} can be \
+         read again; nothing is lost, the log has it all; write that range again in longer writes, \
+         or discard what is not needed there",
+        start + GROUP_BYTES
+    );
+    Error::new(ErrorKind::Full, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_format::ids::{PutId, VolumeId};
+    use sawmill_format::map_part::decode_part;
+
+    use super::*;
+
+    /// Extents of one byte each, with a hole after each.
+    fn byte_extents(group: u64, count: u64) -> Vec<MapExtent> {
+        let extent = |number: u64| MapExtent {
+            address: group * GROUP_BYTES + 2 * number,
+            length: 1,
+            sequence: 1,
+            data_offset: number as u32,
+        };
+        (0..count).map(extent).collect()
+    }
+
+    #[test]
+    fn a_map_part_longer_than_readers_accept_is_refused_when_it_is_made() {
+        let identity = PartIdentity {
+            volume_id: VolumeId([1; 16]),
+            group: 3,
+            number: 9,
+            put_id: PutId([2; 16]),
+        };
+        let part = MapPart::encode(&identity, byte_extents(3, 100), u64::MAX).unwrap();
+        let length_bytes = part.bytes.len() as u64;
+        assert_eq!((part.entry.bytes, part.entry.extents), (length_bytes as u32, 100));
+        assert_eq!(decode_part(&part.bytes, &identity).unwrap().len(), 100);
+        assert!(MapPart::encode(&identity, byte_extents(3, 100), length_bytes).is_ok());
+        let refused = MapPart::encode(&identity, byte_extents(3, 100), length_bytes - 1);
+        let error = refused.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full);
+        assert!(error.to_string().contains("map group 3"), "{error}");
+    }
+}
