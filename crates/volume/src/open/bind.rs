@@ -22,8 +22,8 @@ use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
-use crate::recovery::Reporter;
 use crate::recovery::stored::StoredVolume;
+use crate::recovery::{Reporter, Step};
 use crate::{Error, ErrorKind, Result};
 
 /// A journal with a durable intent to fence.
@@ -102,7 +102,7 @@ pub(super) fn bind(
     remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
-        "replay",
+        Step::Replay,
         format!("{} records, {bytes} bytes; the journal continues at {position}", records.len()),
     );
     let start = Start {

@@ -1,8 +1,8 @@
 //! The decision table for journal records found after a crash: keep, skip, stop or refuse. A torn
 //! tail is not damage (`docs/crash-consistency.md`), and the mark tells them apart.
 //!
-//! Invariant: every combination of facts matches exactly one row, or none if there is neither slot
-//! nor mark: the end of the log. A test goes through all of them.
+//! Invariant: every combination of facts matches exactly one row. A test goes through all of them,
+//! and another compares the rows with the table on that page.
 //!
 //! Not here: how the facts are found (`journal::scan`), and what follows from the verdict (`open`).
 
@@ -49,10 +49,10 @@ const YES: Option<bool> = Some(true);
 const NO: Option<bool> = Some(false);
 const ANY: Option<bool> = None;
 
-/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` is impossible,
-/// and counts as no header.
+/// `header` without `slot` is impossible, and counts as no header.
 #[rustfmt::skip]
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 9] = [
+    //                              slot header payload mark staged
     row("whole record",            [YES, YES, YES, ANY, ANY], Verdict::Keep),
     row("never filled slot",       [YES, NO,  ANY, NO,  YES], Verdict::Skip),
     row("unfilled yet flushed",    [YES, NO,  ANY, YES, ANY], Verdict::Refuse),
@@ -61,6 +61,7 @@ const ROWS: [Row; 8] = [
     row("damaged memory",          [YES, YES, NO,  NO,  YES], Verdict::Refuse),
     row("damaged payload",         [YES, YES, NO,  YES, ANY], Verdict::Refuse),
     row("nothing, where data was", [NO,  ANY, ANY, YES, ANY], Verdict::Refuse),
+    row("end of the log",          [NO,  ANY, ANY, NO,  ANY], Verdict::Stop),
 ];
 
 const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) -> Row {
@@ -68,12 +69,11 @@ const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) ->
     Row { label, slot, header, payload, below_mark, staged, verdict }
 }
 
-/// All that the rows leave: no slot and no mark.
-const END: (&str, Verdict) = ("end of the log", Verdict::Stop);
-
 /// The row that matches, by name, and its verdict.
 pub(crate) fn judge(facts: Facts) -> (&'static str, Verdict) {
-    ROWS.iter().find(|row| row.matches(facts)).map_or(END, |row| (row.label, row.verdict))
+    let row = ROWS.iter().find(|row| row.matches(facts));
+    // There is always one; without, nothing would be assumed.
+    row.map_or(("no case", Verdict::Refuse), |row| (row.label, row.verdict))
 }
 
 impl Row {
@@ -102,13 +102,46 @@ mod tests {
     }
 
     #[test]
-    fn every_combination_of_facts_matches_exactly_one_row_or_the_end() {
+    fn every_combination_of_facts_matches_exactly_one_row() {
         for facts in all() {
             let rows: Vec<_> =
                 ROWS.iter().filter(|row| row.matches(facts)).map(|row| row.label).collect();
-            let end = !facts.slot && !facts.below_mark;
-            assert_eq!(rows.len(), usize::from(!end), "{facts:?} matches {rows:?}");
+            assert_eq!(rows.len(), 1, "{facts:?} matches {rows:?}");
         }
+    }
+
+    #[test]
+    fn the_page_has_the_rows_of_the_table_in_the_same_order() {
+        let page = include_str!("../../../../docs/crash-consistency.md");
+        let table = page.split("| case |").nth(1).expect("the page has the table");
+        let lines = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let on_page: Vec<Vec<&str>> =
+            lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
+        let fact = |wanted: Option<bool>, yes: &'static str, no: &'static str| match wanted {
+            Some(true) => yes,
+            Some(false) => no,
+            None => "any",
+        };
+        let in_code: Vec<Vec<&str>> = ROWS
+            .iter()
+            .map(|row| {
+                vec![
+                    row.label,
+                    fact(row.slot, "valid", "invalid"),
+                    fact(row.header, "valid", "invalid"),
+                    fact(row.payload, "valid", "invalid"),
+                    fact(row.below_mark, "yes", "no"),
+                    fact(row.staged, "yes", "no"),
+                    match row.verdict {
+                        Verdict::Keep => "keep",
+                        Verdict::Skip => "skip",
+                        Verdict::Stop => "stop",
+                        Verdict::Refuse => "refuse",
+                    },
+                ]
+            })
+            .collect();
+        assert_eq!(on_page, in_code);
     }
 
     #[test]

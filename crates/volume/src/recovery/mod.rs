@@ -17,6 +17,60 @@ mod equivalence_tests;
 pub(crate) mod roll_forward;
 pub(crate) mod stored;
 
+/// The steps of recovery that are reported. Each is taken once, in this order, unless the writer is
+/// still active: then the attach starts over. A state of the past ends with [`Step::Cut`], and a
+/// volume that is opened for reading with [`Step::RollForward`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The volume's record is read.
+    VolumeRecord,
+    /// The newest checkpoint that can be read is found.
+    NewestCheckpoint,
+    /// Its map is loaded.
+    Map,
+    /// The log after it is entered into the map.
+    RollForward,
+    /// The state of the past is reached.
+    Cut,
+    /// The journal and the staging memory are compared with the log.
+    Journal,
+    /// The writer advanced while the fence was put: the attach starts over.
+    Again,
+    /// The fence is put, and the checkpoint repeated.
+    Fence,
+    /// The journal is bound to the new epoch, and its records wait to be stored.
+    Replay,
+}
+
+impl Step {
+    #[cfg(test)]
+    const ALL: [Step; 9] = [
+        Step::VolumeRecord,
+        Step::NewestCheckpoint,
+        Step::Map,
+        Step::RollForward,
+        Step::Cut,
+        Step::Journal,
+        Step::Again,
+        Step::Fence,
+        Step::Replay,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Step::VolumeRecord => "volume record",
+            Step::NewestCheckpoint => "newest checkpoint",
+            Step::Map => "map",
+            Step::RollForward => "roll forward",
+            Step::Cut => "cut",
+            Step::Journal => "journal",
+            Step::Again => "again",
+            Step::Fence => "fence",
+            Step::Replay => "replay",
+        }
+    }
+}
+
 /// One step of recovery, as it happened.
 #[derive(Clone, Debug)]
 pub struct RecoveryStep {
@@ -48,11 +102,30 @@ impl<'a> Reporter<'a> {
     }
 
     /// A step has ended.
-    pub(crate) fn step(&mut self, name: &'static str, detail: String) {
-        let now = self.world.now();
+    pub(crate) fn step(&mut self, step: Step, detail: String) {
+        let (name, now) = (step.name(), self.world.now());
         let took = now.saturating_sub(self.since);
         tracing::debug!("recovery: {name}: {detail} ({took:?})");
         self.report.steps.push(RecoveryStep { name, detail, took });
         self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_architecture_lists_the_steps_of_recovery_in_order() {
+        let page = include_str!("../../../../ARCHITECTURE.md");
+        let section = page.split("\n## Recovery\n").nth(1).expect("the page has the section");
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| "));
+        let listed: Vec<&str> = rows.filter_map(|row| row.split(" |").next()).skip(1).collect();
+        // What happens only now and then is in the text below the table.
+        let (aside, usual): (Vec<Step>, Vec<Step>) =
+            Step::ALL.into_iter().partition(|step| matches!(step, Step::Cut | Step::Again));
+        assert_eq!(listed, usual.into_iter().map(Step::name).collect::<Vec<_>>());
+        assert!(aside.iter().all(|step| section.contains(&format!("`{}`", step.name()))));
     }
 }

@@ -9,10 +9,10 @@ use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
-use super::Reporter;
 use super::checkpoint::{self, Newest};
 use super::end::{LogEnd, start_of};
 use super::roll_forward::roll_forward;
+use super::{Reporter, Step};
 use crate::replicate::role;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
@@ -86,7 +86,8 @@ fn stored_as(
     reporter: &mut Reporter<'_>,
     may_fall: &dyn Fn(&DamagedCheckpoint, &Newest) -> Result<()>,
 ) -> Result<(StoredVolume, Option<DamagedCheckpoint>)> {
-    reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
+    reporter
+        .step(Step::VolumeRecord, format!("id {}, {} bytes", record.volume_id, record.size_bytes));
     let mut newest = checkpoint::newest(store, record.volume_id)?;
     let mut first_skipped = None;
     loop {
@@ -148,7 +149,7 @@ fn stored_from(
 ) -> Result<StoredVolume> {
     let root = &newest.checkpoint;
     reporter.step(
-        "newest checkpoint",
+        Step::NewestCheckpoint,
         format!(
             "number {}, epoch {}, through segment {}, {} parts{}",
             root.number,
@@ -163,12 +164,14 @@ fn stored_from(
         ),
     );
     let mut view = checkpoint::load(store, root)?;
-    reporter
-        .step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
+    reporter.step(
+        Step::Map,
+        format!("{} extents, {} segments", view.map.extents(), root.segments.len()),
+    );
     let mut end = start_of(root);
     roll_forward(store, record.volume_id, Some(&mut view), &mut end)?;
     reporter.step(
-        "roll forward",
+        Step::RollForward,
         format!(
             "{} segments, {} extents; the log ends before segment {}, at position {}, epoch {}{}",
             end.segments,
