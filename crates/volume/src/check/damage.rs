@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 
+use sawmill_format::FormatError;
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
 use sawmill_format::map_part::parse_part_key;
 use sawmill_format::segment::parse_segment_key;
 
-use crate::{Error, ErrorKind, limits};
+use crate::{Error, ErrorKind, Result, limits};
 
 /// Something wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +72,36 @@ impl From<Damage> for Error {
     }
 }
 
+/// The result of reading one object.
+pub(super) enum Verified<T> {
+    Intact(T),
+    /// What is wrong with it: an error of kind `Corrupt`.
+    Damaged(Error),
+}
+
+impl<T> Verified<T> {
+    /// Any other error is not about the object, and stays one.
+    pub(super) fn of(outcome: Result<T>) -> Result<Self> {
+        match outcome {
+            Ok(found) => Ok(Verified::Intact(found)),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Verified::Damaged(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn intact(self) -> Option<T> {
+        match self {
+            Verified::Intact(found) => Some(found),
+            Verified::Damaged(_) => None,
+        }
+    }
+}
+
+/// What is wrong with an object that cannot be decoded.
+pub(super) fn undecodable(error: FormatError) -> Error {
+    Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error)
+}
+
 /// Damage by object.
 #[derive(Default)]
 pub(super) struct DamageList {
@@ -79,9 +110,9 @@ pub(super) struct DamageList {
 
 impl DamageList {
     /// Adds what is wrong with an object, and what that costs. The first finding counts.
-    pub(super) fn add(&mut self, object: &str, what: &str, costs: &[&str]) {
-        let damage =
-            self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
+    pub(super) fn add(&mut self, object: &str, what: impl fmt::Display, costs: &[&str]) {
+        let new = || Damage::of(object, &what.to_string());
+        let damage = self.by_object.entry(object.to_owned()).or_insert_with(new);
         costs.iter().for_each(|cost| damage.add_cost(cost));
     }
 

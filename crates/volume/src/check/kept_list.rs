@@ -25,7 +25,7 @@ use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use super::damage::DamageList;
+use super::damage::{DamageList, Verified, undecodable};
 use crate::ask::{self, store_error};
 use crate::cuts::{CutBook, Lineage};
 use crate::recovery::Reporter;
@@ -37,7 +37,7 @@ use crate::recovery::stored::StoredVolume;
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
-use crate::{Error, ErrorKind, Result};
+use crate::{ErrorKind, Result};
 
 /// Which states need an object: ranges of indices, as neighbors mostly need the same objects.
 pub(super) type Needers = Vec<(usize, usize)>;
@@ -157,14 +157,14 @@ impl KeptList {
         for number in numbers(store, id)? {
             let key = checkpoint_key(id, number);
             match read_root(store, &key, id, number)? {
-                Some(Ok(_)) => return Ok(false),
-                Some(Err(what)) => damaged.push((key, what)),
+                Some(Verified::Intact(_)) => return Ok(false),
+                Some(Verified::Damaged(error)) => damaged.push((key, error)),
                 None => {}
             }
         }
         let costs = self.states.iter().map(String::as_str).collect::<Vec<_>>();
-        for (key, what) in &damaged {
-            self.damage.add(key, what, &costs);
+        for (key, error) in &damaged {
+            self.damage.add(key, error, &costs);
         }
         Ok(!damaged.is_empty())
     }
@@ -194,7 +194,7 @@ impl KeptList {
         let (mut readable, mut passed_over) = (Vec::new(), Vec::new());
         while let Some(number) = numbers.pop().filter(|number| *number > 0 && readable.len() < 2) {
             match read_root(store, &checkpoint_key(id, number), id, number)? {
-                Some(Ok(root)) => {
+                Some(Verified::Intact(root)) => {
                     readable.push(number);
                     if number != newest.number || self.stored.is_none() {
                         self.add_state(
@@ -206,26 +206,26 @@ impl KeptList {
                         )?;
                     }
                 }
-                Some(Err(what)) if number > newest.number => {
+                Some(Verified::Damaged(error)) if number > newest.number => {
                     let key = checkpoint_key(id, number);
-                    let what = format!("{what}; the one before is used instead");
+                    let what = format!("{error}; the one before is used instead");
                     self.damage.add(&key, &what, &[]);
                 }
-                Some(Err(what)) => passed_over.push((number, what)),
+                Some(Verified::Damaged(error)) => passed_over.push((number, error)),
                 None => {}
             }
         }
         let is_alone = readable.len() < 2;
-        for (number, what) in &passed_over {
+        for (number, error) in &passed_over {
             let key = checkpoint_key(id, *number);
             if is_alone {
                 self.damage.add(
                     &key,
-                    &format!("{what}; if the newest one is lost too, all is lost"),
+                    format!("{error}; if the newest one is lost too, all is lost"),
                     &[],
                 );
             } else {
-                self.notes.push(format!("{key}: {what}; two other checkpoints are intact"));
+                self.notes.push(format!("{key}: {error}; two other checkpoints are intact"));
             }
         }
         if is_alone
@@ -292,18 +292,17 @@ impl KeptList {
         let of_cut = |root: &Checkpoint| root.put_id == cut.put_id;
         let kept = kept_key(id, number, cut.put_id);
         let copy = read_root(store, &kept, id, number)?;
-        if let Some(Ok(root)) = copy {
-            if of_cut(&root) {
-                return Ok(Some(root));
+        match copy {
+            Some(Verified::Intact(root)) if of_cut(&root) => return Ok(Some(root)),
+            Some(Verified::Intact(_)) => {
+                self.damage.add(&kept, "another checkpoint has its name", &[why]);
             }
-            self.damage.add(&kept, "another checkpoint has its name", &[why]);
-        } else if let Some(Err(what)) = copy {
-            self.damage.add(&kept, &what, &[why]);
-        } else if !readable.contains(&number) {
-            self.damage.add(&kept, "it is gone", &[why]);
+            Some(Verified::Damaged(error)) => self.damage.add(&kept, error, &[why]),
+            None if readable.contains(&number) => {}
+            None => self.damage.add(&kept, "it is gone", &[why]),
         }
         let root = read_root(store, &checkpoint_key(id, number), id, number)?;
-        Ok(root.and_then(std::result::Result::ok).filter(of_cut))
+        Ok(root.and_then(Verified::intact).filter(of_cut))
     }
 
     /// Adds a state with everything that it needs.
@@ -463,22 +462,21 @@ fn name_of(cut: &CutEntry) -> String {
     }
 }
 
-/// Reads one checkpoint: `None` when it does not exist, or what is wrong with it.
+/// Reads one checkpoint: `None` when it does not exist.
 pub(super) fn read_root(
     store: &dyn ObjectStore,
     key: &str,
     volume_id: VolumeId,
     number: u64,
-) -> Result<Option<std::result::Result<Checkpoint, String>>> {
+) -> Result<Option<Verified<Checkpoint>>> {
     let read = ask::again_if_damaged(|| {
         let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
         Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
             .map(Some)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error))
+            .map_err(undecodable)
     });
-    match read {
-        Ok(root) => Ok(root.map(Ok)),
-        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some(Err(error.to_string()))),
-        Err(error) => Err(error),
-    }
+    Ok(match Verified::of(read)? {
+        Verified::Intact(root) => root.map(Verified::Intact),
+        Verified::Damaged(error) => Some(Verified::Damaged(error)),
+    })
 }

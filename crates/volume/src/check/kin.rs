@@ -17,6 +17,7 @@ use sawmill_format::ids::VolumeId;
 use sawmill_format::kept_block::{Pin, pin_key, released_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
+use super::damage::Verified;
 use super::kept_list::{KeptList, read_root};
 use crate::ask::{self, store_error};
 use crate::cuts::Lineage;
@@ -57,7 +58,8 @@ fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<
     let mut is_there = false;
     for (key, number) in roots_of(store, pin.clone_id)? {
         // A clone's own check reports the clone's own damage.
-        let Some(Ok(root)) = read_root(store, &key, pin.clone_id, number)? else { continue };
+        let root = read_root(store, &key, pin.clone_id, number)?;
+        let Some(root) = root.and_then(Verified::intact) else { continue };
         is_there = true;
         let lineage = Lineage::new(&root.kept.lineage);
         for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {

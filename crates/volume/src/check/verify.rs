@@ -6,6 +6,7 @@
 //! Not here: which objects are needed (`kept_list`), and whether damage still counts when the
 //! volume has advanced (`super`).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use sawmill_format::segment::{
 use sawmill_store::{Class, ObjectStore};
 
 use super::CheckReport;
-use super::damage::DamageList;
+use super::damage::{DamageList, Verified, undecodable};
 use super::kept_list::{KeptList, Part, Segment};
 use crate::recovery::stored::StoredVolume;
 use crate::{Error, ErrorKind, Result, ask};
@@ -26,28 +27,22 @@ use crate::{Error, ErrorKind, Result, ask};
 const FETCHES_PARALLEL_MAX: usize = 4;
 
 /// An error of kind `Corrupt`, for a known object.
-fn damaged(what: String) -> Error {
+fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Corrupt, what)
 }
 
-/// Reads an object once more when it is damaged; damage in the second read is returned as text.
+/// Reads an object once more when it is damaged.
 fn verified<T>(
     store: &dyn ObjectStore,
     key: &str,
     answer: ask::Answer,
-    verify: impl Fn(&Bytes) -> std::result::Result<T, String>,
-) -> Result<std::result::Result<T, String>> {
+    verify: impl Fn(&Bytes) -> Result<T>,
+) -> Result<Verified<T>> {
     let mut first = Some(answer);
-    let outcome = ask::again_if_damaged(|| {
+    Verified::of(ask::again_if_damaged(|| {
         let answer = first.take().unwrap_or_else(|| ask::get(store, key, None, Class::Background));
-        let bytes = answer?.ok_or_else(|| damaged("it is gone".to_owned()))?;
-        verify(&bytes).map_err(damaged)
-    });
-    match outcome {
-        Ok(found) => Ok(Ok(found)),
-        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Err(error.to_string())),
-        Err(error) => Err(error),
-    }
+        verify(&answer?.ok_or_else(|| damaged("it is gone"))?)
+    }))
 }
 
 /// Reads all map parts that are needed.
@@ -70,31 +65,27 @@ pub(super) fn parts(
         {
             let (identity, key) = (identity(name), part_key(&identity(name)));
             let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
-            if let Err(what) = verified(store, &key, answer, check)? {
-                damage.add(&key, &what, &list.names(&part.needers).collect::<Vec<_>>());
+            if let Verified::Damaged(error) = verified(store, &key, answer, check)? {
+                damage.add(&key, error, &list.names(&part.needers).collect::<Vec<_>>());
             }
         }
     }
     Ok(())
 }
 
-fn check_part(
-    list: &KeptList,
-    identity: &PartIdentity,
-    part: &Part,
-    bytes: &Bytes,
-) -> std::result::Result<(), String> {
+fn check_part(list: &KeptList, identity: &PartIdentity, part: &Part, bytes: &Bytes) -> Result<()> {
     if part_crc(bytes) != part.crc {
-        return Err("it is not the object that its checkpoint names".to_owned());
+        return Err(damaged("it is not the object that its checkpoint names"));
     }
-    for extent in decode_part(bytes, identity).map_err(|error| error.to_string())? {
+    for extent in decode_part(bytes, identity).map_err(undecodable)? {
         let owner = list.lineage.owner(list.volume_id, extent.sequence);
         let segment = list.segments.get(&(owner, extent.sequence));
         let sequence = extent.sequence;
-        let segment = segment
-            .ok_or_else(|| format!("it names segment {sequence}, and no table of segments does"))?;
+        let segment = segment.ok_or_else(|| {
+            damaged(format!("it names segment {sequence}, and no table of segments does"))
+        })?;
         if u64::from(extent.data_offset) + extent.length > segment.data_bytes {
-            return Err(format!("it names bytes past the end of segment {sequence}"));
+            return Err(damaged(format!("it names bytes past the end of segment {sequence}")));
         }
     }
     Ok(())
@@ -119,12 +110,12 @@ pub(super) fn segments(
             match verified(store, &key, answer, |bytes| {
                 check_segment(*owner, *sequence, segment, bytes)
             })? {
-                Ok((frames, bytes)) => {
+                Verified::Intact((frames, bytes)) => {
                     report.frames += frames;
                     report.bytes += bytes;
                 }
-                Err(what) => {
-                    damage.add(&key, &what, &list.names(&segment.needers).collect::<Vec<_>>())
+                Verified::Damaged(error) => {
+                    damage.add(&key, error, &list.names(&segment.needers).collect::<Vec<_>>())
                 }
             }
         }
@@ -140,21 +131,21 @@ fn check_segment(
     sequence: u64,
     known: &Segment,
     bytes: &Bytes,
-) -> std::result::Result<(u64, u64), String> {
+) -> Result<(u64, u64)> {
     let identity = SegmentIdentity { volume_id, sequence };
-    let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
+    let header = SegmentHeader::decode(bytes, &identity).map_err(undecodable)?;
     let agrees = header.epoch == known.epoch
         && header.data_bytes == known.data_bytes
         && header.header_bytes() == known.header_bytes;
     if !agrees {
-        return Err("its header does not agree with the table of segments".into());
+        return Err(damaged("its header does not agree with the table of segments"));
     }
     if bytes.len() as u64 != header.object_bytes() {
-        return Err(format!(
+        return Err(damaged(format!(
             "it has {} bytes, and its header says {}",
             bytes.len(),
             header.object_bytes()
-        ));
+        )));
     }
     let body = &bytes[header.header_bytes() as usize..];
     for (frame, entry) in header.frames.iter().enumerate() {
@@ -167,8 +158,9 @@ fn check_segment(
         let start = entry.body_offset as usize;
         let part = body
             .get(start..start + entry.stored_bytes as usize)
-            .ok_or("a frame lies past its end")?;
-        frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;
+            .ok_or_else(|| damaged("a frame lies past its end"))?;
+        frame_open(&identity, part)
+            .map_err(|error| Error::caused(ErrorKind::Corrupt, format!("frame {frame}"), error))?;
     }
     Ok((header.frames.len() as u64, bytes.len() as u64))
 }

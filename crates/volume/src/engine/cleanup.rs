@@ -14,6 +14,7 @@
 //! (`fence_check`), and how pins are read (`pins`).
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,7 +222,7 @@ impl Cleanup {
         match pins::handle(context, pin_outcome) {
             Pins::More => {}
             Pins::AllKnown { number, doomed } => self.delete_unpinned(context, number, doomed),
-            Pins::Failed { number, what } => self.handle_failed(number, &what, now),
+            Pins::Failed { number, error } => self.handle_failed(number, &error, now),
         }
     }
 
@@ -236,7 +237,7 @@ impl Cleanup {
     }
 
     /// What could not be deleted stays garbage for a while; the whole list is processed again.
-    pub(super) fn handle_failed(&mut self, number: u64, what: &str, now: Duration) {
+    pub(super) fn handle_failed(&mut self, number: u64, what: impl Display, now: Duration) {
         self.in_flight -= 1;
         tracing::warn!("deletion postponed: {what}");
         if self.what.number == number {

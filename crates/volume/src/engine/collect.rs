@@ -283,17 +283,17 @@ impl Collector {
                 self.stage = Stage::Ready(Box::new(gathered));
             }
             Err(GatherFailure::NothingLeft) => {}
-            Err(GatherFailure::Unavailable { plan, why }) => {
+            Err(GatherFailure::Unavailable { plan, error }) => {
                 self.plan = Some(plan);
                 self.not_before = now + REPEAT_AFTER;
-                context.attachment.state.store_failed(now, why);
+                context.attachment.state.store_failed(now, error.to_string());
             }
-            Err(GatherFailure::Damaged { sequence, what }) => {
+            Err(GatherFailure::Damaged { sequence, error }) => {
                 self.doubt(sequence, 1);
                 self.not_before = now + REPEAT_AFTER;
                 if self.is_hopeless(sequence) {
                     tracing::error!(
-                        "segment {sequence} cannot be collected, so it stays: {what}; run `sawmill \
+                        "segment {sequence} cannot be collected, so it stays: {error}; run `sawmill \
                         check`"
                     );
                 }

@@ -18,8 +18,9 @@ use sawmill_store::{Class, StoreErrorKind};
 
 use super::context::Context;
 use super::messages::{Event, PinOutcome};
-use crate::ask::want;
+use crate::ask::{store_error, want};
 use crate::cuts::SlotPin;
+use crate::{Error, ErrorKind};
 
 /// Requests the next pin that was never seen; if there is none, `doomed` may be deleted.
 pub(super) fn request_pin(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
@@ -40,7 +41,7 @@ pub(super) enum Pins {
     /// All existing pins are known now.
     AllKnown { number: u64, doomed: Vec<u32> },
     /// The pin is unreadable.
-    Failed { number: u64, what: String },
+    Failed { number: u64, error: Error },
 }
 
 /// Notes a pin and requests the next.
@@ -51,15 +52,16 @@ pub(super) fn handle(context: &Arc<Context>, pin_outcome: PinOutcome) -> Pins {
         Err(error) if error.kind() == StoreErrorKind::NotFound => {
             return Pins::AllKnown { number, doomed };
         }
-        Err(error) => Err(error.to_string()),
-        Ok(bytes) => Pin::decode(&bytes, volume_id, slot).map_err(|error| error.to_string()),
+        Err(error) => Err(store_error(&error)),
+        Ok(bytes) => Pin::decode(&bytes, volume_id, slot)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error)),
     };
     let pin = match pin {
         Ok(pin) => pin,
         Err(error) => {
             let key = pin_key(volume_id, slot);
-            let what = format!("dead segments, because {key} cannot be read: {error}");
-            return Pins::Failed { number, what };
+            let text = format!("dead segments, because {key} cannot be read");
+            return Pins::Failed { number, error: Error::caused(error.kind(), text, error) };
         }
     };
     context.stored.view().cuts.lock().note(&SlotPin { slot, pin });

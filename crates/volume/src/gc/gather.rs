@@ -10,6 +10,7 @@
 //! Not here: what is live (`sweep`), sealing the frames (`segment::builder`), and the put
 //! (`engine::collect`, `engine::log_tail`).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,19 +20,19 @@ use sawmill_format::segment::{
     ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, Origin, SegmentExtent, encoded_len, frame_open,
     raw_frame_range, segment_key,
 };
-use sawmill_store::{Class, StoreErrorKind};
+use sawmill_store::{Class, StoreError, StoreErrorKind};
 
 use super::gathered::{GatherFailure, MovedSegment, Outcome};
 use super::sweep::Plan;
 use crate::ask::want;
 use crate::engine::context::Context;
 use crate::journal::{JournalRead, Reach};
-use crate::limits;
 use crate::map::MapExtent;
 use crate::readers::ReadGuard;
 use crate::segment::buffers::Buffers;
 use crate::segment::table::SegmentInfo;
 use crate::stored_data::FrameName;
+use crate::{Error, ErrorKind, limits};
 
 type GatherCallback = Box<dyn FnOnce(Outcome) + Send>;
 
@@ -58,15 +59,24 @@ struct PendingGather {
     context: Arc<Context>,
     segment: Mutex<Option<MovedSegment>>,
     pending_runs: AtomicUsize,
-    failure: Mutex<Option<Failure>>,
-    /// The answer's receiver, the rest of the plan, and the part that is being gathered.
-    end: Mutex<Option<(GatherCallback, Plan, Vec<MapExtent>)>>,
+    trouble: Mutex<Option<GatherTrouble>>,
+    end: Mutex<Option<GatherEnd>>,
     _reading: ReadGuard,
 }
 
-enum Failure {
-    Unavailable(String),
-    Damaged(u32, String),
+/// What the last answer of the store needs to end a gathering.
+struct GatherEnd {
+    callback: GatherCallback,
+    /// The rest of the plan.
+    plan: Plan,
+    /// The part of it that is being gathered.
+    pieces: Vec<MapExtent>,
+}
+
+/// Why a run could not be gathered.
+enum GatherTrouble {
+    Unavailable(StoreError),
+    Damaged(u32, Error),
 }
 
 /// Gathers the next segment's worth of `plan`, on the collector's thread.
@@ -92,8 +102,8 @@ pub(crate) fn gather(
     let runs = match runs {
         Ok(runs) => runs,
         Err(sequence) => {
-            let what = "the map names it, and the table of segments does not".to_owned();
-            return callback(Err(GatherFailure::Damaged { sequence, what }));
+            let error = damaged("the map names it, and the table of segments does not");
+            return callback(Err(GatherFailure::Damaged { sequence, error }));
         }
     };
     if runs.is_empty() {
@@ -103,8 +113,8 @@ pub(crate) fn gather(
         context: context.clone(),
         segment: Mutex::new(Some(gathered)),
         pending_runs: AtomicUsize::new(runs.len()),
-        failure: Mutex::default(),
-        end: Mutex::new(Some((callback, plan, pieces))),
+        trouble: Mutex::default(),
+        end: Mutex::new(Some(GatherEnd { callback, plan, pieces })),
         _reading: reading,
     });
     for run in runs {
@@ -249,8 +259,8 @@ impl PendingGather {
         let callback = move |outcome: sawmill_store::Result<Bytes>| {
             let collector = waiting.context.collector.clone();
             collector.run(move || {
-                if let Err(failure) = waiting.take(&run, outcome) {
-                    waiting.failure.lock().get_or_insert(failure);
+                if let Err(trouble) = waiting.take(&run, outcome) {
+                    waiting.trouble.lock().get_or_insert(trouble);
                 }
                 waiting.end_one();
             });
@@ -267,13 +277,13 @@ impl PendingGather {
     }
 
     /// Verifies the frames of an answer and puts what is wanted of them in place.
-    fn take(&self, run: &Run, outcome: sawmill_store::Result<Bytes>) -> Result<(), Failure> {
-        let damaged = |what: String| Failure::Damaged(run.sequence, what);
+    fn take(&self, run: &Run, outcome: sawmill_store::Result<Bytes>) -> Result<(), GatherTrouble> {
+        let of_segment = |error: Error| GatherTrouble::Damaged(run.sequence, error);
         let bytes = outcome.map_err(|error| match error.kind() {
             StoreErrorKind::NotFound | StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
-                damaged(error.to_string())
+                of_segment(damaged(error.to_string()).with_source(error))
             }
-            _ => Failure::Unavailable(error.to_string()),
+            _ => GatherTrouble::Unavailable(error),
         })?;
         let start = self.frame_range(run, run.first).start;
         let frame_bytes = self.context.attachment.record.frame_bytes;
@@ -285,21 +295,24 @@ impl PendingGather {
                     let range = self.frame_range(run, *frame);
                     let part =
                         bytes.get((range.start - start) as usize..(range.end - start) as usize);
-                    let part = part.ok_or_else(|| damaged("the object is too short".into()))?;
+                    let part = part.ok_or_else(|| of_segment(damaged("it is too short")))?;
                     let identity = FrameIdentity {
                         volume_id: self.context.attachment.record.volume_id,
                         sequence: u64::from(run.sequence),
                         epoch: run.info.epoch,
                         frame: *frame,
                     };
-                    frame_open(&identity, part).map_err(|error| damaged(error.to_string()))?
+                    frame_open(&identity, part).map_err(|error| {
+                        of_segment(damaged(error.to_string()).with_source(error))
+                    })?
                 }
             };
             opened = Some((*frame, data));
             let part =
                 data.get(frame_run.offset as usize..(frame_run.offset + frame_run.length) as usize);
-            let part =
-                part.ok_or_else(|| damaged(format!("frame {frame} is shorter than the map says")))?;
+            let part = part.ok_or_else(|| {
+                of_segment(damaged(format!("frame {frame} is shorter than the map says")))
+            })?;
             if let Some(gathered) = &mut *self.segment.lock() {
                 gathered.place(frame_bytes, frame_run.data_offset, part);
             }
@@ -311,18 +324,23 @@ impl PendingGather {
         if self.pending_runs.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let Some((callback, mut plan, pieces)) = self.end.lock().take() else { return };
+        let Some(GatherEnd { callback, mut plan, pieces }) = self.end.lock().take() else { return };
         let gathered = self.segment.lock().take();
-        callback(match (self.failure.lock().take(), gathered) {
+        callback(match (self.trouble.lock().take(), gathered) {
             (None, Some(gathered)) => Ok((gathered, plan)),
-            (Some(Failure::Damaged(sequence, what)), _) => {
-                Err(GatherFailure::Damaged { sequence, what })
+            (Some(GatherTrouble::Damaged(sequence, error)), _) => {
+                Err(GatherFailure::Damaged { sequence, error })
             }
-            (Some(Failure::Unavailable(why)), _) => {
+            (Some(GatherTrouble::Unavailable(error)), _) => {
                 plan.put_back(pieces);
-                Err(GatherFailure::Unavailable { plan, why })
+                Err(GatherFailure::Unavailable { plan, error })
             }
             (None, None) => Err(GatherFailure::NothingLeft),
         });
     }
+}
+
+/// What is wrong with a segment.
+fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
 }

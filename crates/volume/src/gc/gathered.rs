@@ -2,8 +2,10 @@
 //! it (`gather`), and sealing its frames (`segment::builder`).
 
 use sawmill_format::segment::{Origin, SegmentExtent};
+use sawmill_store::StoreError;
 
 use super::sweep::Plan;
+use crate::Error;
 use crate::segment::buffers::Buffer;
 use crate::segment::builder::body_spans;
 
@@ -24,9 +26,9 @@ pub(crate) enum GatherFailure {
     /// Nothing of the plan is live any more.
     NothingLeft,
     /// The store is unavailable: the same pieces are gathered later.
-    Unavailable { plan: Plan, why: String },
+    Unavailable { plan: Plan, error: StoreError },
     /// A segment cannot be read: it is left alone.
-    Damaged { sequence: u32, what: String },
+    Damaged { sequence: u32, error: Error },
 }
 
 /// How a gathering ended, and what is left of the plan.
