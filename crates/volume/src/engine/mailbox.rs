@@ -77,7 +77,7 @@ pub(crate) struct Mailbox {
     /// Bounded by the flushes that the doors admit, and the commands that wait.
     waiters: Mutex<Vec<StoredWaiter>>,
     /// The waiters for a checkpoint that has not started.
-    /// Bounded by the threads that wait for one.
+    /// Bounded by the threads that wait for one: a caller of `Volume::checkpoint` each.
     checkpoint_requests: Mutex<Vec<SyncSender<()>>>,
     gc_request: Mutex<Option<GcRequest>>,
     gc_requested: AtomicBool,
@@ -86,7 +86,7 @@ pub(crate) struct Mailbox {
     resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
     closed: Mutex<bool>,
-    closed_bell: Condvar,
+    closed_condvar: Condvar,
     pub(crate) intake: RecordIntake,
     pub(crate) wake: Arc<Wake>,
 }
@@ -113,7 +113,7 @@ impl Mailbox {
             resizes: Default::default(),
             closing: Default::default(),
             closed: Default::default(),
-            closed_bell: Default::default(),
+            closed_condvar: Default::default(),
             intake: RecordIntake::new(wake.clone()),
             wake,
         }
@@ -157,21 +157,11 @@ impl Mailbox {
             journal.wake.notify();
         }
         self.wake.notify();
-        if (self.attachment.state.is_dead() || self.is_closed())
-            && let Some(error) = self.attachment.state.refusal()
-        {
-            self.fail_orders(&error);
-        }
+        self.fail_if_ended();
     }
 
     pub(crate) fn take_orders(&self) -> Vec<OrderRequest> {
         self.orders.take()
-    }
-
-    fn fail_orders(&self, error: &Error) {
-        for ordered in self.orders.take() {
-            (ordered.callback)(Err(error.clone()));
-        }
     }
 
     /// Calls `callback` once everything before `target` is in the store.
@@ -185,11 +175,7 @@ impl Mailbox {
             journal.wake.notify();
         }
         self.wake.notify();
-        if self.attachment.state.is_dead()
-            && let Some(error) = self.attachment.state.refusal()
-        {
-            self.fail_waiters(&error);
-        }
+        self.fail_if_ended();
     }
 
     pub(crate) fn stored(&self) -> u64 {
@@ -296,7 +282,9 @@ impl Mailbox {
         }
         // An order that was accepted ends with the engine.
         self.gc_requested.store(false, Ordering::Release);
-        self.fail_orders(error);
+        for order in self.take_orders() {
+            (order.callback)(Err(error.clone()));
+        }
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
             (waiter.callback)(Err(error.clone()));
@@ -350,7 +338,7 @@ impl Mailbox {
 
     pub(crate) fn set_closed(&self) {
         *self.closed.lock() = true;
-        self.closed_bell.notify_all();
+        self.closed_condvar.notify_all();
     }
 
     /// Whether the engine has ended.
@@ -362,7 +350,7 @@ impl Mailbox {
     pub(crate) fn wait_closed(&self) {
         let mut closed = self.closed.lock();
         while !*closed {
-            self.closed_bell.wait(&mut closed);
+            self.closed_condvar.wait(&mut closed);
         }
     }
 }
