@@ -39,7 +39,7 @@ layout! {
 
 const KIND: Kind = Kind::CacheIndex;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 const OWNER_BYTES: usize = 16;
 
 /// The version that a writer uses. In version 1 the checksums are CRC-32C, which is the same for
@@ -93,7 +93,7 @@ impl CacheIndex {
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check()?;
         let length =
-            LEAST_BYTES + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
+            BYTES_MIN + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
         preamble::put_version(&mut bytes, KIND, self.version, length);
@@ -115,11 +115,11 @@ impl CacheIndex {
 
     /// Reads the whole file; the index of another cache file is refused.
     pub fn decode(bytes: &[u8], cache_tag: u64) -> Result<CacheIndex> {
-        preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+        preamble::open_whole(bytes, KIND, BYTES_MIN)?;
         let owner_count = at::OWNER_COUNT.u32(bytes);
         let tables = u64::from(owner_count) * OWNER_BYTES as u64
             + u64::from(at::ENTRY_COUNT.u32(bytes)) * entry_at::SIZE as u64;
-        let agrees = tables == (bytes.len() - LEAST_BYTES) as u64;
+        let agrees = tables == (bytes.len() - BYTES_MIN) as u64;
         check_field(WHAT, "length", "it does not agree with owner_count and entry_count", agrees)?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let (owners, entries) = tables.split_at(OWNER_BYTES * owner_count as usize);

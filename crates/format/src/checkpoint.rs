@@ -65,7 +65,7 @@ layout! {
 
 const KIND: Kind = Kind::Checkpoint;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 /// The version with a kept block and nothing else that came later.
 const KEPT_VERSION: u16 = 2;
 /// The version that records how long the volume was attached, and nothing else that came later.
@@ -170,7 +170,7 @@ impl Checkpoint {
         self.check()?;
         let kept = if self.kept.is_empty() { Vec::new() } else { self.kept.encode()? };
         let tables = segment_at::SIZE * self.segments.len() + part_at::SIZE * self.parts.len();
-        let length = LEAST_BYTES + tables + kept.len();
+        let length = BYTES_MIN + tables + kept.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
         self.put_fixed(&mut bytes, length, kept.len())?;
@@ -218,12 +218,12 @@ impl Checkpoint {
 
     /// Reads the whole object.
     pub fn decode(bytes: &[u8], expected: &CheckpointIdentity) -> Result<Checkpoint> {
-        preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+        preamble::open_whole(bytes, KIND, BYTES_MIN)?;
         let segment_count = at::SEGMENT_COUNT.u32(bytes);
         let tables = u64::from(segment_count) * segment_at::SIZE as u64
             + u64::from(at::PART_COUNT.u32(bytes)) * part_at::SIZE as u64;
         let kept_bytes = at::KEPT_BYTES.u32(bytes);
-        let agrees = tables + u64::from(kept_bytes) == (bytes.len() - LEAST_BYTES) as u64;
+        let agrees = tables + u64::from(kept_bytes) == (bytes.len() - BYTES_MIN) as u64;
         check_field(WHAT, "length", "it does not agree with segment_count and part_count", agrees)?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let (tables, kept) = tables.split_at(tables.len() - kept_bytes as usize);

@@ -25,7 +25,7 @@ const ENTRIES_MAX: u32 = 2048;
 /// The most characters of a header's text that are shown.
 const SHOWN_CHARACTERS_MAX: usize = 80;
 /// No header begins beyond this, so that sums of offsets do not overflow.
-const PLACE_MAX: u64 = 1 << 62;
+const OFFSET_MAX: u64 = 1 << 62;
 
 /// How a disk lies in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,19 +122,19 @@ pub enum Refusal {
     },
 }
 
-type Look<T> = Result<T, Refusal>;
+type Inspection<T> = Result<T, Refusal>;
 
-fn other<T>(what: impl Into<String>) -> Look<T> {
+fn other<T>(what: impl Into<String>) -> Inspection<T> {
     Err(Refusal::Other(what.into()))
 }
 
-fn unusable<T>(what: impl Into<String>) -> Look<T> {
+fn unusable<T>(what: impl Into<String>) -> Inspection<T> {
     Err(Refusal::Unusable(what.into()))
 }
 
 /// The layer below an image, if there is one. Refuses an image that refers to other files in any
 /// other way, or whose headers are unreliable.
-pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<BackingFile>> {
+pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Inspection<Option<BackingFile>> {
     let image = Image { bytes, bytes_left: Cell::new(READ_BYTES_MAX) };
     match format {
         // The content belongs to the disk, whatever it looks like.
@@ -155,7 +155,7 @@ struct Image<'a> {
 }
 
 impl Image<'_> {
-    fn read(&self, at: u64, into: &mut [u8]) -> Look<()> {
+    fn read(&self, at: u64, into: &mut [u8]) -> Inspection<()> {
         match self.bytes_left.get().checked_sub(into.len() as u64) {
             Some(bytes_left) => self.bytes_left.set(bytes_left),
             None => return unusable(format!("its headers exceed {READ_BYTES_MAX} bytes")),
@@ -163,29 +163,29 @@ impl Image<'_> {
         self.bytes.read(at, into).map_err(|source| Refusal::Unread { at, source })
     }
 
-    fn array<const N: usize>(&self, at: u64) -> Look<[u8; N]> {
+    fn array<const N: usize>(&self, at: u64) -> Inspection<[u8; N]> {
         let mut bytes = [0; N];
         self.read(at, &mut bytes).map(|()| bytes)
     }
 
-    fn big_u32(&self, at: u64) -> Look<u32> {
+    fn big_u32(&self, at: u64) -> Inspection<u32> {
         self.array(at).map(u32::from_be_bytes)
     }
 
-    fn big_u64(&self, at: u64) -> Look<u64> {
+    fn big_u64(&self, at: u64) -> Inspection<u64> {
         self.array(at).map(u64::from_be_bytes)
     }
 
-    fn little_u32(&self, at: u64) -> Look<u32> {
+    fn little_u32(&self, at: u64) -> Inspection<u32> {
         self.array(at).map(u32::from_le_bytes)
     }
 
-    fn little_u64(&self, at: u64) -> Look<u64> {
+    fn little_u64(&self, at: u64) -> Inspection<u64> {
         self.array(at).map(u64::from_le_bytes)
     }
 
     /// A name of `length` bytes. A name that is not text cannot be shown, nor passed on unchanged.
-    fn name(&self, at: u64, length: u32) -> Look<String> {
+    fn name(&self, at: u64, length: u32) -> Inspection<String> {
         if !(1..=NAME_BYTES_MAX).contains(&length) {
             return unusable(format!("a name of {length} bytes"));
         }
@@ -197,7 +197,7 @@ impl Image<'_> {
         }
     }
 
-    fn qcow2(&self) -> Look<Option<BackingFile>> {
+    fn qcow2(&self) -> Inspection<Option<BackingFile>> {
         const DATA_FILE: u64 = 1 << 2;
         const CORRUPT: u64 = 1 << 1;
         /// Dirty, compression type, extended entries: none of these refers to another file.
@@ -232,7 +232,7 @@ impl Image<'_> {
     }
 
     /// Reads the rest of the first cluster: extensions, and then the name of the layer below.
-    fn qcow2_below(&self, header: QcowHeader) -> Look<Option<BackingFile>> {
+    fn qcow2_below(&self, header: QcowHeader) -> Inspection<Option<BackingFile>> {
         let (name_at, name_bytes) = (self.big_u64(8)?, self.big_u32(16)?);
         let least = if header.version == 2 { 72 } else { 104 };
         if header.bytes < least || header.bytes > header.cluster_bytes {
@@ -254,7 +254,7 @@ impl Image<'_> {
 
     /// Reads the header's extensions, which end at `end` or before. Returns the format of the layer
     /// below, if one of them has it.
-    fn qcow2_extensions(&self, mut at: u64, end: u64) -> Look<Option<String>> {
+    fn qcow2_extensions(&self, mut at: u64, end: u64) -> Inspection<Option<String>> {
         const HEAD_BYTES: u64 = 8;
         let mut format = None;
         for _ in 0..ENTRIES_MAX {
@@ -278,7 +278,7 @@ impl Image<'_> {
         unusable("its header has no end")
     }
 
-    fn vmdk(&self) -> Look<()> {
+    fn vmdk(&self) -> Inspection<()> {
         const SECTOR_BYTES: u64 = 512;
         /// The offset where QEMU looks for the description, whatever the header records, and its
         /// greatest length.
@@ -307,7 +307,7 @@ impl Image<'_> {
         described(&String::from_utf8_lossy(&description))
     }
 
-    fn vhdx(&self) -> Look<()> {
+    fn vhdx(&self) -> Inspection<()> {
         const METADATA: [u8; 16] =
             *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
         if self.array::<8>(0)? != *b"vhdxfile" {
@@ -333,13 +333,13 @@ impl Image<'_> {
         if is_found { Ok(()) } else { unusable("it has no metadata table") }
     }
 
-    fn vhdx_metadata(&self, region: u64) -> Look<()> {
+    fn vhdx_metadata(&self, region: u64) -> Inspection<()> {
         const PARENT: [u8; 16] =
             *b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c";
         const PARAMETERS: [u8; 16] =
             *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b";
         const HAS_PARENT: u32 = 1 << 1;
-        if region > PLACE_MAX || self.array::<8>(region)? != *b"metadata" {
+        if region > OFFSET_MAX || self.array::<8>(region)? != *b"metadata" {
             return unusable("its metadata table cannot be read");
         }
         let count = u16::from_le_bytes(self.array(region + 10)?);
@@ -357,7 +357,7 @@ impl Image<'_> {
         Ok(())
     }
 
-    fn vpc(&self) -> Look<()> {
+    fn vpc(&self) -> Inspection<()> {
         const FOOTER_BYTES: u64 = 512;
         // An image of fixed size has it only at its end.
         let end = self.bytes.length().saturating_sub(FOOTER_BYTES);
@@ -382,9 +382,9 @@ impl Image<'_> {
     }
 
     /// A disk that grows has a second header.
-    fn vpc_dynamic(&self, footer: u64) -> Look<()> {
+    fn vpc_dynamic(&self, footer: u64) -> Inspection<()> {
         let header = self.big_u64(footer + 16)?;
-        if header > PLACE_MAX || self.array(header)? != *b"cxsparse" {
+        if header > OFFSET_MAX || self.array(header)? != *b"cxsparse" {
             return unusable("its second header is missing");
         }
         if self.array::<16>(header + 40)? != [0; 16] {
@@ -393,7 +393,7 @@ impl Image<'_> {
         Ok(())
     }
 
-    fn vdi(&self) -> Look<()> {
+    fn vdi(&self) -> Inspection<()> {
         const LINKS: [u64; 2] = [0x1a8, 0x1b8];
         if self.little_u32(0x40)? != 0xbeda_107f {
             return unusable("it is not a VDI image");
@@ -419,7 +419,7 @@ struct QcowHeader {
 }
 
 /// Checks the description in a VMDK image: it must name one extent, the image itself.
-fn described(text: &str) -> Look<()> {
+fn described(text: &str) -> Inspection<()> {
     if text.contains("parentFileNameHint") {
         return other("is a layer over another file");
     }

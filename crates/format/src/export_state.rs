@@ -24,7 +24,7 @@ layout! {
 
 const KIND: Kind = Kind::ExportState;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 
 /// The durable state of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct ExportState {
 impl ExportState {
     /// The file's bytes, or which field cannot be written.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let length = LEAST_BYTES + self.identity.len();
+        let length = BYTES_MIN + self.identity.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(at::SIZE, 0);
         preamble::put(&mut bytes, KIND, length);
@@ -60,7 +60,7 @@ impl ExportState {
 
     /// Reads the whole file; that of another volume, file or disk is refused.
     pub fn decode(bytes: &[u8], identity: &str) -> Result<ExportState> {
-        preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+        preamble::open_whole(bytes, KIND, BYTES_MIN)?;
         if !at::RESERVED.is_zero(bytes) {
             return Err(FormatError::Reserved { what: WHAT });
         }

@@ -27,7 +27,7 @@ layout! {
 
 const KIND: Kind = Kind::MapPart;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 /// An entry is four varints of at least one byte.
 const ENTRY_BYTES_MIN: usize = 4;
 
@@ -92,7 +92,7 @@ pub fn encode_part(
 
 /// Reads the whole object.
 pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExtent>> {
-    preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+    preamble::open_whole(bytes, KIND, BYTES_MIN)?;
     preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
     check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
     check_identity(WHAT, "group", expected.group, at::GROUP.u64(bytes))?;

@@ -73,7 +73,7 @@ layout! {
 
 const KIND: Kind = Kind::Segment;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 
 /// The version of a fence that records the size of its disk; all other segments are of version 1.
 pub const SIZED_VERSION: u16 = 2;
@@ -211,7 +211,7 @@ pub fn header_bytes_of(first_16_bytes: &[u8]) -> Result<u64> {
 }
 
 fn check_length(length: u64) -> Result<()> {
-    let is_possible = (LEAST_BYTES as u64..=u64::from(u32::MAX)).contains(&length);
+    let is_possible = (BYTES_MIN as u64..=u64::from(u32::MAX)).contains(&length);
     check_field(WHAT, "length", "no header has that many bytes", is_possible)
 }
 
@@ -324,14 +324,14 @@ impl SegmentHeader {
 
     /// Reads a header; `bytes` may include the body.
     pub fn decode(bytes: &[u8], expected: &SegmentIdentity) -> Result<SegmentHeader> {
-        let bytes = preamble::open_sealed(bytes, KIND, LEAST_BYTES)?;
+        let bytes = preamble::open_sealed(bytes, KIND, BYTES_MIN)?;
         let extent_count = at::EXTENT_COUNT.u32(bytes);
         let frame_count = at::FRAME_COUNT.u32(bytes);
         let origin_count = if role_of(bytes)? == SegmentRole::Moved { extent_count } else { 0 };
         let tables = u64::from(extent_count) * extent_at::SIZE as u64
             + u64::from(frame_count) * frame_at::SIZE as u64
             + u64::from(origin_count) * origin_at::SIZE as u64;
-        let agrees = tables == (bytes.len() - LEAST_BYTES) as u64;
+        let agrees = tables == (bytes.len() - BYTES_MIN) as u64;
         check_field(
             WHAT,
             "length",

@@ -26,7 +26,7 @@ layout! {
 
 const KIND: Kind = Kind::TransferProgress;
 const WHAT: &str = KIND.name();
-const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
 
 /// How far a transfer got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl TransferProgress {
     /// The file's bytes, or which field breaks a rule.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check()?;
-        let length = LEAST_BYTES + self.far_name.len() + self.far_state.len();
+        let length = BYTES_MIN + self.far_name.len() + self.far_state.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(at::SIZE, 0);
         preamble::put(&mut bytes, KIND, length);
@@ -70,7 +70,7 @@ impl TransferProgress {
 
     /// Reads the whole file; another volume's file is refused.
     pub fn decode(bytes: &[u8], volume_id: VolumeId) -> Result<TransferProgress> {
-        preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+        preamble::open_whole(bytes, KIND, BYTES_MIN)?;
         check_identity(WHAT, "volume_id", volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
         let texts = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let name_bytes = u64::from(at::FAR_NAME_BYTES.u32(bytes));

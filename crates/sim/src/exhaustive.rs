@@ -356,7 +356,7 @@ impl Stage {
     }
 
     fn unsynced(&self) -> usize {
-        self.run.machines[0].shelf.all().iter().map(|medium| medium.unsynced()).sum()
+        self.run.machines[0].media.all().iter().map(|medium| medium.unsynced()).sum()
     }
 
     fn end(&mut self, end: LifeEnd, fate: CallFate) {

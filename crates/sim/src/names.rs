@@ -20,14 +20,14 @@ use crate::death::{Life, live};
 use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
 use crate::trace::Trace;
-use crate::world::{Clock, Shelf, SimWorld};
+use crate::world::{Clock, MachineMedia, SimWorld};
 use sawmill_testkit::Dice;
 
 /// Names that are used again and again.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const ACTS_MAX: u64 = 24;
 /// A death comes within this number of calls.
-const DEATH_MAX: u64 = 30;
+const IOS_BEFORE_DEATH_MAX: u64 = 30;
 
 type Id = String;
 
@@ -89,7 +89,7 @@ impl Names<'_> {
         let dice = self.dice.split(1);
         let world = SimWorld::new(
             clock,
-            Shelf::default(),
+            MachineMedia::default(),
             life.clone(),
             trace.clone(),
             DiskFaults::default(),
@@ -107,7 +107,7 @@ impl Names<'_> {
     ) -> ActorResult<T> {
         let (life, world, store) = self.actor(self.faults);
         if self.dice.one_in(3) {
-            life.dies_after(1 + self.dice.below(DEATH_MAX));
+            life.dies_after(1 + self.dice.below(IOS_BEFORE_DEATH_MAX));
         }
         let result = live(|| act(&world, &store));
         life.die();
@@ -157,7 +157,7 @@ impl Names<'_> {
         let outcome = self.actor_does(|world, store| {
             create_in(world, store, name, &options).map(|record| record.volume_id.to_string())
         });
-        self.is_made(name, outcome)
+        self.note_created(name, outcome)
     }
 
     fn make_clone(&mut self) -> Result<(), String> {
@@ -166,11 +166,11 @@ impl Names<'_> {
         let outcome = self.actor_does(|world, store| {
             clone_in(world, store, base, None, name).map(|record| record.volume_id.to_string())
         });
-        self.is_made(name, outcome)
+        self.note_created(name, outcome)
     }
 
     /// A volume whose creation has an unknown result may exist: it counts as known once it is seen.
-    fn is_made(&mut self, name: &str, result: ActorResult<Id>) -> Result<(), String> {
+    fn note_created(&mut self, name: &str, result: ActorResult<Id>) -> Result<(), String> {
         let Some(Ok(id)) = result else { return Ok(()) };
         let others = self.volumes.iter().find(|(_, known)| {
             known.names.len() == 1 && known.names.contains(name) && !known.may_be_gone

@@ -215,18 +215,18 @@ impl Oracle {
     }
 
     /// The first `count` operations are on the journal's disk.
-    pub fn is_logged(&mut self, count: usize) {
+    pub fn note_logged(&mut self, count: usize) {
         self.durable = self.durable.max(count);
     }
 
     /// The first `count` operations are in the store.
-    pub fn is_stored(&mut self, count: usize) {
+    pub fn note_stored(&mut self, count: usize) {
         self.stored = self.stored.max(count);
         self.durable = self.durable.max(count);
     }
 
     /// The store was restored, and may have only the first `count` operations.
-    pub fn is_put_back(&mut self, count: usize) {
+    pub fn note_restored(&mut self, count: usize) {
         self.stored = self.stored.min(count);
     }
 

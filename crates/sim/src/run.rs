@@ -20,7 +20,7 @@ use crate::settings::Settings;
 use crate::store::{CallFate, SimBucket, SimStore, StoreFaults};
 use crate::story::Story;
 use crate::trace::Trace;
-use crate::world::{Clock, Shelf, SimWorld};
+use crate::world::{Clock, MachineMedia, SimWorld};
 use sawmill_testkit::Dice;
 
 mod attach;
@@ -45,7 +45,7 @@ const ROUNDS_MAX: u32 = 3000;
 
 /// A machine: the state that outlives its processes.
 pub(crate) struct Machine {
-    pub(crate) shelf: Shelf,
+    pub(crate) media: MachineMedia,
     staging: PathBuf,
     /// Its journal is not the newest, or is missing.
     outdated: bool,
@@ -164,7 +164,7 @@ impl Run {
         let life = Arc::new(Life::default());
         let world = SimWorld::new(
             clock.clone(),
-            Shelf::default(),
+            MachineMedia::default(),
             life.clone(),
             trace.clone(),
             DiskFaults::default(),
@@ -465,7 +465,11 @@ impl Machine {
         std::fs::create_dir_all(&staging)
             .map_err(|error| format!("{}: {error}", staging.display()))?;
         let machine = Machine {
-            shelf: if locks { Shelf::default().with_locks() } else { Shelf::default() },
+            media: if locks {
+                MachineMedia::default().with_locks()
+            } else {
+                MachineMedia::default()
+            },
             staging,
             outdated: false,
             ahead_ms: Arc::default(),
@@ -481,7 +485,7 @@ impl Machine {
 
     /// The power was cut: memory is lost.
     fn lose_power(&mut self) {
-        self.shelf.boot();
+        self.media.boot();
         (self.has_lost_memory, self.accepts_memory_loss) = (false, false);
         self.lose_memory();
     }

@@ -41,14 +41,14 @@ impl Clock {
 
 /// The media of a machine, by path.
 #[derive(Clone, Default)]
-pub struct Shelf {
+pub struct MachineMedia {
     media: Arc<Mutex<BTreeMap<PathBuf, Arc<Medium>>>>,
     boots: Arc<AtomicU64>,
     /// `None`: every request for a lock succeeds.
     locks: Option<Arc<Locks>>,
 }
 
-impl Shelf {
+impl MachineMedia {
     /// The medium with this name.
     pub fn get(&self, path: &Path) -> Option<Arc<Medium>> {
         self.media.lock().get(path).cloned()
@@ -66,7 +66,7 @@ impl Shelf {
     /// The same machine with working locks.
     #[must_use]
     pub fn with_locks(self) -> Self {
-        Shelf { locks: Some(Arc::default()), ..self }
+        MachineMedia { locks: Some(Arc::default()), ..self }
     }
 
     fn locks(&self) -> Option<&Locks> {
@@ -100,7 +100,7 @@ impl Shelf {
 /// A machine as one process sees it.
 pub struct SimWorld {
     clock: Arc<Clock>,
-    shelf: Shelf,
+    media: MachineMedia,
     life: Arc<Life>,
     trace: Arc<Trace>,
     faults: DiskFaults,
@@ -113,14 +113,14 @@ impl SimWorld {
     /// The world of a new process.
     pub fn new(
         clock: Arc<Clock>,
-        shelf: Shelf,
+        media: MachineMedia,
         life: Arc<Life>,
         trace: Arc<Trace>,
         faults: DiskFaults,
         dice: Dice,
     ) -> Self {
         let ahead_ms = Arc::default();
-        SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice), ahead_ms }
+        SimWorld { clock, media, life, trace, faults, dice: Mutex::new(dice), ahead_ms }
     }
 
     /// The same, on a machine whose wall clock is ahead of the others' by the current value of
@@ -155,7 +155,7 @@ impl World for SimWorld {
     }
 
     fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
-        Ok(u128::from(1 + self.shelf.boots.load(Ordering::SeqCst)).to_le_bytes())
+        Ok(u128::from(1 + self.media.boots.load(Ordering::SeqCst)).to_le_bytes())
     }
 
     fn disks(&self) -> &dyn Disks {
@@ -165,28 +165,28 @@ impl World for SimWorld {
 
 impl Disks for SimWorld {
     fn lock(&self, path: &Path) -> io::Result<Lock> {
-        match self.shelf.locks() {
+        match self.media.locks() {
             Some(locks) => locks.take_name(path.to_owned(), &self.life),
             None => Ok(Box::new(())),
         }
     }
 
     fn lock_file(&self, path: &Path) -> io::Result<Lock> {
-        match (self.shelf.locks(), self.shelf.get(path)) {
+        match (self.media.locks(), self.media.get(path)) {
             (Some(locks), Some(medium)) => locks.take_medium(medium, &self.life),
             _ => Ok(Box::new(())),
         }
     }
 
     fn entry_kind(&self, path: &Path) -> EntryKind {
-        match self.shelf.get(path) {
+        match self.media.get(path) {
             Some(_) => EntryKind::File { len_bytes: 1 },
             None => EntryKind::Absent,
         }
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
-        match self.shelf.get(path) {
+        match self.media.get(path) {
             Some(medium) => Ok(self.disk(medium)),
             None => Err(io::ErrorKind::NotFound.into()),
         }
@@ -196,7 +196,7 @@ impl Disks for SimWorld {
         if !self.life.tick() {
             return Err(io::Error::other("the process is dead"));
         }
-        if self.shelf.get(path).is_some() {
+        if self.media.get(path).is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         if self.dice.lock().one_in(self.faults.make_odds) {
@@ -205,7 +205,7 @@ impl Disks for SimWorld {
         self.trace
             .note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
         let medium = Medium::blank(len_bytes);
-        self.shelf.set(path, Some(medium.clone()));
+        self.media.set(path, Some(medium.clone()));
         Ok(self.disk(medium))
     }
 
@@ -214,9 +214,9 @@ impl Disks for SimWorld {
             return Err(io::Error::other("the process is dead"));
         }
         self.trace.note("disk renamed", [0, 0], || "    disk: set aside".into());
-        let medium = self.shelf.get(from);
-        self.shelf.set(from, None);
-        self.shelf.set(to, medium);
+        let medium = self.media.get(from);
+        self.media.set(from, None);
+        self.media.set(to, medium);
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl Disks for SimWorld {
             return Err(io::Error::other("the process is dead"));
         }
         self.trace.note("disk removed", [0, 0], || "    disk: removed".into());
-        self.shelf.set(path, None);
+        self.media.set(path, None);
         Ok(())
     }
 }

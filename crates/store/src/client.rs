@@ -18,7 +18,7 @@ use crate::backend::{Backend, Body, Creation, Part};
 use crate::key::{check_key, check_prefix};
 use crate::limit::{Direction, Limiter};
 use crate::meter::{Attempt, Meter};
-use crate::progress::{Load, Patient, unless_stalled};
+use crate::progress::{Load, SilenceLimits, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
     CallKind, Class, Completion, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put,
@@ -26,10 +26,10 @@ use crate::{
 };
 
 /// Reads of an object that may be ours before it is called unreadable.
-const LOOKS_MAX: u32 = 6;
+const READ_BACKS_MAX: u32 = 6;
 
 /// Upper limit of the first pause; each failure doubles it, up to [`PAUSE_MAX`].
-const PAUSE_BASE: Duration = Duration::from_millis(50);
+const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Assumed size of an answer of unknown size, where its bytes cannot be seen to move.
@@ -73,7 +73,7 @@ struct Inner {
     name: String,
     backend: Box<dyn Backend>,
     deadline: Duration,
-    patient: Patient,
+    silence_limits: SilenceLimits,
     limiter: Arc<Limiter>,
     meter: Meter,
 }
@@ -84,15 +84,15 @@ impl Client {
         backend: Box<dyn Backend>,
         options: &StoreOptions,
     ) -> Arc<Self> {
-        Client::patient(name, backend, options, Patient::default())
+        Client::with_silence_limits(name, backend, options, SilenceLimits::default())
     }
 
-    /// A client with a `Patient` of its own.
-    pub(crate) fn patient(
+    /// A client with a `SilenceLimits` of its own.
+    pub(crate) fn with_silence_limits(
         name: String,
         backend: Box<dyn Backend>,
         options: &StoreOptions,
-        patient: Patient,
+        silence_limits: SilenceLimits,
     ) -> Arc<Self> {
         let deadline = Duration::from_secs(options.deadline_s);
         let limiter = Limiter::new(options.requests_max);
@@ -101,7 +101,7 @@ impl Client {
                 name,
                 backend,
                 deadline,
-                patient,
+                silence_limits,
                 limiter,
                 meter: Meter::default(),
             }),
@@ -197,16 +197,16 @@ impl<T> Drop for Answer<T> {
 }
 
 /// One call on its way through its attempts.
-struct Patience {
+struct RetryState {
     class: Class,
     /// The instant of the first attempt. Time spent waiting for a turn does not count.
     began: Option<Instant>,
     failures: u32,
 }
 
-impl Patience {
+impl RetryState {
     fn new(class: Class) -> Self {
-        Patience { class, began: None, failures: 0 }
+        RetryState { class, began: None, failures: 0 }
     }
 }
 
@@ -224,12 +224,12 @@ struct RepeatableCall<'a> {
 
 impl Inner {
     async fn get(&self, get: Get) -> Result<Bytes> {
-        let mut patience = Patience::new(get.class);
-        self.fetch(&mut patience, &get.key, Part { range: get.range, bytes_max: get.bytes_max })
+        let mut retry_state = RetryState::new(get.class);
+        self.fetch(&mut retry_state, &get.key, Part { range: get.range, bytes_max: get.bytes_max })
             .await
     }
 
-    async fn fetch(&self, patience: &mut Patience, key: &str, part: Part) -> Result<Bytes> {
+    async fn fetch(&self, retry_state: &mut RetryState, key: &str, part: Part) -> Result<Bytes> {
         let size_bytes = part
             .range
             .as_ref()
@@ -241,8 +241,8 @@ impl Inner {
             size_bytes,
             unseen_bytes: 0,
         };
-        self.insist(
-            patience,
+        self.with_retries(
+            retry_state,
             &ask,
             |body: &Bytes| body.len() as u64,
             || self.backend.get(key, part.clone()),
@@ -254,7 +254,7 @@ impl Inner {
         let Put { key, body, class, bodies } = put;
         // One deadline for the put and all its read-backs: a store that answers "taken" and "not
         // there" by turns must not hold the call forever.
-        let mut patience = Patience::new(class);
+        let mut retry_state = RetryState::new(class);
         let bytes = body.len() as u64;
         let body = Body { bytes: body, bodies };
         let ask = RepeatableCall {
@@ -266,14 +266,15 @@ impl Inner {
         };
         loop {
             let create = || self.backend.create(&key, body.clone());
-            if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
+            if self.with_retries(&mut retry_state, &ask, |_| 0, create).await? == Creation::Created
+            {
                 return Ok(PutOutcome::Created);
             }
             // Real S3 also answers 409 while another put of the key is under way, and the protocol
             // crate reports that as "exists".
             // An earlier attempt, or a proxy's, may have created it; or it was a conflict with
             // nothing there.
-            match self.is_ours(&mut patience, &key, &body.bytes).await {
+            match self.is_ours(&mut retry_state, &key, &body.bytes).await {
                 Ok(true) => return Ok(PutOutcome::Created),
                 Ok(false) => return Ok(PutOutcome::Taken),
                 Err(error) if error.kind() == StoreErrorKind::NotFound => {
@@ -281,7 +282,7 @@ impl Inner {
                     // nobody else has the key.
                     let text = "the store says the key is taken, yet nothing is there";
                     let conflict = StoreError::new(StoreErrorKind::Unavailable, text);
-                    self.back_off(&mut patience, &ask, conflict).await?;
+                    self.back_off(&mut retry_state, &ask, conflict).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -290,12 +291,12 @@ impl Inner {
 
     /// Whether the object at `key` begins as `body` does. A difference is believed only when two
     /// reads in a row find the same bytes: garbled bytes are not another writer's object.
-    async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
+    async fn is_ours(&self, retry_state: &mut RetryState, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
         // Bounded, because a link that garbles every read would keep this loop going forever.
-        for _ in 0..LOOKS_MAX {
-            let found = match self.beginning(patience, key, body).await {
+        for _ in 0..READ_BACKS_MAX {
+            let found = match self.beginning(retry_state, key, body).await {
                 // No put of ours leaves such an object.
                 Err(error) if error.kind() == StoreErrorKind::Damaged => return Ok(false),
                 found => found?,
@@ -317,19 +318,24 @@ impl Inner {
     }
 
     /// Enough of an object to tell it from `body`.
-    async fn beginning(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<Bytes> {
+    async fn beginning(
+        &self,
+        retry_state: &mut RetryState,
+        key: &str,
+        body: &Bytes,
+    ) -> Result<Bytes> {
         let head_bytes = (body.len() as u64).min(HEAD_BYTES);
         // A longer object is `Damaged` by this bound, and `is_ours` tells it apart without reading
         // it.
         let whole = Part { range: None, bytes_max: HEAD_BYTES };
         if head_bytes == 0 {
-            return self.fetch(patience, key, whole).await;
+            return self.fetch(retry_state, key, whole).await;
         }
         // One byte more than a short body: a longer object is not ours.
         let extra_bytes = u64::from((body.len() as u64) < HEAD_BYTES);
         match self
             .fetch(
-                patience,
+                retry_state,
                 key,
                 Part { range: Some(0..head_bytes + extra_bytes), ..whole.clone() },
             )
@@ -337,7 +343,7 @@ impl Inner {
         {
             // The object is empty: it has no first byte.
             Err(error) if error.kind() == StoreErrorKind::Invalid => {
-                self.fetch(patience, key, whole).await
+                self.fetch(retry_state, key, whole).await
             }
             outcome => outcome,
         }
@@ -346,7 +352,7 @@ impl Inner {
     async fn list(&self, list: List) -> Result<Vec<ObjectInfo>> {
         let prefix = check_prefix(&list.prefix)?;
         let what = if prefix.is_empty() { "everything" } else { prefix };
-        let mut patience = Patience::new(list.class);
+        let mut retry_state = RetryState::new(list.class);
         let ask = RepeatableCall {
             kind: CallKind::List,
             what,
@@ -354,8 +360,9 @@ impl Inner {
             size_bytes: UNKNOWN_BYTES,
             unseen_bytes: 0,
         };
-        let found = self.insist(&mut patience, &ask, |_| 0, || self.backend.list(prefix)).await?;
-        // `insist` has counted the first page, which even an empty list takes.
+        let found =
+            self.with_retries(&mut retry_state, &ask, |_| 0, || self.backend.list(prefix)).await?;
+        // `with_retries` has counted the first page, which even an empty list takes.
         let pages = (found.len() as u64).div_ceil(LIST_PAGE);
         self.meter.add_requests(CallKind::List, pages.saturating_sub(1));
         Ok(found)
@@ -373,7 +380,7 @@ impl Inner {
         };
         // One answer covers all keys, so a store that works through them moves no byte meanwhile.
         let unseen_bytes = keys.len() as u64 * DELETE_AS_BYTES;
-        let mut patience = Patience::new(class);
+        let mut retry_state = RetryState::new(class);
         let ask = RepeatableCall {
             kind: CallKind::Delete,
             what: &what,
@@ -381,14 +388,14 @@ impl Inner {
             size_bytes: 0,
             unseen_bytes,
         };
-        self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
+        self.with_retries(&mut retry_state, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
     /// Makes attempts until one succeeds or fails with an error that a retry cannot fix, or until
     /// the deadline.
-    async fn insist<'a, T>(
+    async fn with_retries<'a, T>(
         &self,
-        patience: &mut Patience,
+        retry_state: &mut RetryState,
         call: &RepeatableCall<'_>,
         bytes_in: impl Fn(&T) -> u64,
         attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
@@ -396,17 +403,19 @@ impl Inner {
         for tries in 0.. {
             // A turn for each attempt: a call that pauses before its next one holds no permit, so
             // calls that fail do not block those that work.
-            let permit = self.limiter.acquire(patience.class, Direction::of(call.kind)).await?;
+            let permit = self.limiter.acquire(retry_state.class, Direction::of(call.kind)).await?;
             let start = Instant::now();
             // The deadline begins here, after the turn: a call that waited long in the queue still
             // gets all its tries.
-            let began = *patience.began.get_or_insert(start);
-            let (patient, load) = self.patience_of(start - began, call);
-            let ended = unless_stalled(&patient, &load, attempt()).await;
+            let began = *retry_state.began.get_or_insert(start);
+            let (silence_limits, load) = self.silence_limits_of(start - began, call);
+            let ended = unless_stalled(&silence_limits, &load, attempt()).await;
             let is_stalled = ended.is_none();
             let outcome = ended.unwrap_or_else(|| {
-                let text =
-                    format!("nothing moved for {} s", patient.silence_max.as_secs_f32().ceil());
+                let text = format!(
+                    "nothing moved for {} s",
+                    silence_limits.silence_max.as_secs_f32().ceil()
+                );
                 Err(StoreError::new(StoreErrorKind::Unavailable, text))
             });
             // Only moving bytes change the window: a refusal says nothing about the link, so its
@@ -429,7 +438,7 @@ impl Inner {
             match outcome {
                 Ok(value) => return Ok(value),
                 Err(error) if is_passing(error.kind()) => {
-                    self.back_off(patience, call, error).await?
+                    self.back_off(retry_state, call, error).await?
                 }
                 Err(error) => return Err(self.explain(call, &error, "")),
             }
@@ -440,16 +449,16 @@ impl Inner {
     /// Waits before the next attempt, or gives up with the error.
     async fn back_off(
         &self,
-        patience: &mut Patience,
+        retry_state: &mut RetryState,
         call: &RepeatableCall<'_>,
         error: StoreError,
     ) -> Result<()> {
-        patience.failures += 1;
-        let pause = jittered(pause_limit(patience.failures));
-        let waited = patience.began.map_or(Duration::ZERO, |began| began.elapsed());
+        retry_state.failures += 1;
+        let pause = jittered(pause_limit(retry_state.failures));
+        let waited = retry_state.began.map_or(Duration::ZERO, |began| began.elapsed());
         // Before the pause: the caller does not wait for an attempt that would come too late.
         if waited + pause >= self.deadline {
-            let tries = patience.failures;
+            let tries = retry_state.failures;
             let gave_up = format!(" (gave up after {tries} tries in {} s)", waited.as_secs());
             return Err(self.explain(call, &error, &gave_up));
         }
@@ -460,16 +469,20 @@ impl Inner {
     }
 
     /// How long an attempt may be silent that starts `waited` after the call's first.
-    fn patience_of(&self, waited: Duration, call: &RepeatableCall<'_>) -> (Patient, Load) {
+    fn silence_limits_of(
+        &self,
+        waited: Duration,
+        call: &RepeatableCall<'_>,
+    ) -> (SilenceLimits, Load) {
         // The last attempt may begin just before the deadline; give it a second to answer.
         let time_left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
-        let silence_max = self.patient.silence_max.min(time_left);
+        let silence_max = self.silence_limits.silence_max.min(time_left);
         let load = if self.backend.shows_progress() {
             Load { out_bytes: call.bytes_out, unseen_bytes: call.unseen_bytes }
         } else {
             Load { out_bytes: 0, unseen_bytes: call.size_bytes / DISK_SPEED + call.unseen_bytes }
         };
-        (Patient { silence_max, ..self.patient.clone() }, load)
+        (SilenceLimits { silence_max, ..self.silence_limits.clone() }, load)
     }
 
     fn explain(&self, call: &RepeatableCall<'_>, error: &StoreError, end: &str) -> StoreError {
@@ -504,7 +517,7 @@ fn is_passing(kind: StoreErrorKind) -> bool {
 /// The longest pause after this many failures (1 and up).
 fn pause_limit(failures: u32) -> Duration {
     // The bound of the shift keeps it from overflowing; the pause is at its limit long before.
-    PAUSE_BASE.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_MAX)
+    PAUSE_MIN.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_MAX)
 }
 
 /// A random part of `limit`, so that callers that failed together do not retry together.

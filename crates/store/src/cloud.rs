@@ -29,12 +29,12 @@ use crate::{Bodies, ObjectInfo, Result, StoreError, StoreErrorKind};
 mod pieces;
 mod refusal;
 
-use pieces::{Connector, InPieces};
+use pieces::{Connector, PiecesMark};
 use refusal::explain;
 
 /// The one limit of time that the HTTP client keeps: before there is a connection, no byte can show
 /// progress.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Objects in a bucket.
 pub(crate) struct Cloud {
@@ -173,7 +173,7 @@ impl Backend for Cloud {
     fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         let mut options = PutOptions::from(PutMode::Create);
         if body.bodies == Bodies::InHalves {
-            options.extensions.insert(InPieces);
+            options.extensions.insert(PiecesMark);
         }
         self.try_create(key, body.bytes, options).boxed()
     }
@@ -193,7 +193,7 @@ fn http_options() -> ClientOptions {
     ClientOptions::new()
         .with_user_agent(agent)
         .with_timeout_disabled()
-        .with_connect_timeout(CONNECT_MAX)
+        .with_connect_timeout(CONNECT_TIME_MAX)
 }
 
 /// Whether traffic to an endpoint leaves this machine unencrypted.

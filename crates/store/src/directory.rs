@@ -146,8 +146,8 @@ impl DirectoryState {
         let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
         // There may be a pipe here; waiting for its writer could take forever.
-        let patient = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
-        let file = match File::options().read(true).custom_flags(patient).open(&path) {
+        let silence_limits = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+        let file = match File::options().read(true).custom_flags(silence_limits).open(&path) {
             Ok(file) => file,
             Err(error) if is_absent(&error) => {
                 self.root.check()?;

@@ -17,7 +17,7 @@ use crate::{Result, StoreError, StoreErrorKind};
 const FORMS: &str = "write s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
     file:///path, /path or memory:NAME";
 /// Longest volume name in bytes.
-const VOLUME_NAME_MAX: usize = 128;
+const NAME_BYTES_MAX: usize = 128;
 
 /// A store that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,10 +259,10 @@ pub fn split_volume_url(url: &str) -> Result<(String, String)> {
     let why = why_not(name).map(|why| format!("the volume name {name:?} in {public_url:?} {why}"));
     let too_long = || {
         format!(
-            "the volume name in {public_url:?} is longer than {VOLUME_NAME_MAX} bytes: shorten it"
+            "the volume name in {public_url:?} is longer than {NAME_BYTES_MAX} bytes: shorten it"
         )
     };
-    match why.or_else(|| (name.len() > VOLUME_NAME_MAX).then(too_long)) {
+    match why.or_else(|| (name.len() > NAME_BYTES_MAX).then(too_long)) {
         Some(text) => Err(invalid(text)),
         None => {
             let store = format!("{store}{query}");

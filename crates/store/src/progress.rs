@@ -27,20 +27,20 @@ const HELD_BYTES_MAX: u64 = 4 << 20;
 
 /// How long an attempt may be silent.
 #[derive(Clone, Debug)]
-pub(crate) struct Patient {
+pub(crate) struct SilenceLimits {
     /// While bytes should move, and for an answer.
     pub silence_max: Duration,
     /// The slowest link that is still tolerated where its bytes cannot be seen to move.
     pub unseen_bytes_per_s: u64,
 }
 
-impl Default for Patient {
+impl Default for SilenceLimits {
     fn default() -> Self {
-        Patient { silence_max: Duration::from_secs(10), unseen_bytes_per_s: 32 << 10 }
+        SilenceLimits { silence_max: Duration::from_secs(10), unseen_bytes_per_s: 32 << 10 }
     }
 }
 
-impl Patient {
+impl SilenceLimits {
     /// Extra time, beyond silence, for bytes that cannot be seen to move.
     fn unseen(&self, bytes: u64) -> Duration {
         Duration::from_millis(bytes.saturating_mul(1000) / self.unseen_bytes_per_s.max(1))
@@ -90,9 +90,9 @@ pub(crate) struct Load {
     pub unseen_bytes: u64,
 }
 
-/// Makes an attempt; `None` if it was cut because nothing moved for as long as `patient` allows.
+/// Makes an attempt; `None` if it was cut because nothing moved for as long as `silence_limits` allows.
 pub(crate) async fn unless_stalled<T>(
-    patient: &Patient,
+    silence_limits: &SilenceLimits,
     load: &Load,
     attempt: impl Future<Output = T>,
 ) -> Option<T> {
@@ -103,7 +103,7 @@ pub(crate) async fn unless_stalled<T>(
         // Before the last byte is accepted, every further piece shows progress, and no extra time
         // is due.
         let held = if is_out { load.out_bytes.min(HELD_BYTES_MAX) } else { 0 };
-        moved.last + patient.silence_max + patient.unseen(held + load.unseen_bytes)
+        moved.last + silence_limits.silence_max + silence_limits.unseen(held + load.unseen_bytes)
     };
     let mut attempt = std::pin::pin!(CURRENT.scope(Arc::clone(&progress), attempt));
     loop {

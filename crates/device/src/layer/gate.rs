@@ -4,8 +4,8 @@
 //! to the device when the gate opens; meanwhile [`Gate::replace`] can replace the device. The queue
 //! is at most what the doors have in flight, which they bound.
 //!
-//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
-//! no counter. The `Arc` of a lane's [`InFlightGuard`] counts the requests inside, and its last
+//! Each thread goes through one of a few stripes, so that threads on several cores share no lock and
+//! no counter. The `Arc` of a stripe's [`InFlightGuard`] counts the requests inside, and its last
 //! holder notifies the waiter.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
@@ -26,7 +26,7 @@ const STRIPES: usize = 16;
 /// A device around a device that can be shut, exchanged and opened again.
 pub struct Gate {
     stripes: [Stripe; STRIPES],
-    line: Mutex<Line>,
+    state: Mutex<GateState>,
     in_flight: Arc<InFlightCount>,
 }
 
@@ -48,12 +48,12 @@ struct InFlightGuard(Arc<InFlightCount>);
 #[derive(Default)]
 struct InFlightCount {
     /// How many [`InFlightGuard`] are left.
-    left: Mutex<usize>,
+    count: Mutex<usize>,
     none_left: Condvar,
 }
 
-/// Who waits, and for what.
-struct Line {
+/// The device behind the gate, and the requests that wait for it.
+struct GateState {
     device: Arc<dyn BlockDevice>,
     /// What doors see while the gate is shut.
     geometry: Geometry,
@@ -68,8 +68,9 @@ impl Gate {
     #[must_use]
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         let geometry = device.geometry();
-        let line = Mutex::new(Line { device, geometry, open_device: None, waiting: Vec::new() });
-        let gate = Gate { stripes: Default::default(), line, in_flight: Arc::default() };
+        let state =
+            Mutex::new(GateState { device, geometry, open_device: None, waiting: Vec::new() });
+        let gate = Gate { stripes: Default::default(), state, in_flight: Arc::default() };
         gate.open();
         gate
     }
@@ -79,16 +80,16 @@ impl Gate {
     /// Errors: `Unavailable` when they are not after `patience`; the gate is open again then.
     pub fn shut(&self, patience: Duration) -> Result<()> {
         {
-            let mut line = self.line.lock();
-            line.geometry = line.device.geometry();
-            line.open_device = None;
+            let mut state = self.state.lock();
+            state.geometry = state.device.geometry();
+            state.open_device = None;
             self.stripes.iter().for_each(|stripe| *stripe.0.write() = None);
         }
         let deadline = Instant::now() + patience;
-        let mut left = self.in_flight.left.lock();
-        while *left > 0 {
-            if self.in_flight.none_left.wait_until(&mut left, deadline).timed_out() && *left > 0 {
-                drop(left);
+        let mut count = self.in_flight.count.lock();
+        while *count > 0 {
+            if self.in_flight.none_left.wait_until(&mut count, deadline).timed_out() && *count > 0 {
+                drop(count);
                 self.open();
                 let text = format!(
                     "gate: requests inside are not answered after {patience:?}; it is open again"
@@ -105,38 +106,38 @@ impl Gate {
     /// block size, at least the size and the longest request, and every ability of the old one.
     /// Nothing has changed then.
     pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
-        let mut line = self.line.lock();
+        let mut state = self.state.lock();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
-        if line.open_device.is_some() || *self.in_flight.left.lock() > 0 {
+        if state.open_device.is_some() || *self.in_flight.count.lock() > 0 {
             return invalid("a device is replaced behind a shut gate only".into());
         }
-        if let Some(reason) = unfit(line.geometry, device.geometry()) {
+        if let Some(reason) = unfit(state.geometry, device.geometry()) {
             return invalid(format!("the new device cannot take the old one's place: {reason}"));
         }
-        line.geometry = device.geometry();
-        Ok(std::mem::replace(&mut line.device, device))
+        state.geometry = device.geometry();
+        Ok(std::mem::replace(&mut state.device, device))
     }
 
     /// Lets requests in again, those that wait first.
     pub fn open(&self) {
         let (open_device, waiting) = {
-            let mut line = self.line.lock();
-            if line.open_device.is_some() {
+            let mut state = self.state.lock();
+            if state.open_device.is_some() {
                 return;
             }
             let open_devices: [Arc<OpenDevice>; STRIPES] = std::array::from_fn(|_| {
                 Arc::new(OpenDevice {
-                    device: line.device.clone(),
+                    device: state.device.clone(),
                     guard: Arc::new(InFlightGuard::new(&self.in_flight)),
                 })
             });
             let first = open_devices[0].clone();
-            line.open_device = Some(first.clone());
+            state.open_device = Some(first.clone());
             self.stripes
                 .iter()
                 .zip(open_devices)
                 .for_each(|(stripe, device)| *stripe.0.write() = Some(device));
-            (first, std::mem::take(&mut line.waiting))
+            (first, std::mem::take(&mut state.waiting))
         };
         // All of them are in flight at the same time as what comes in now, so either may be first.
         waiting.into_iter().for_each(|request| open_device.enter(request));
@@ -145,16 +146,16 @@ impl Gate {
     /// How many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.line.lock().waiting.len()
+        self.state.lock().waiting.len()
     }
 
     fn wait_in_line(&self, request: Request) {
         let open_device = {
-            let mut line = self.line.lock();
-            match &line.open_device {
+            let mut state = self.state.lock();
+            match &state.open_device {
                 // It has opened in between.
                 Some(open_device) => open_device.clone(),
-                None => return line.waiting.push(request),
+                None => return state.waiting.push(request),
             }
         };
         open_device.enter(request);
@@ -166,7 +167,7 @@ impl BlockDevice for Gate {
         let open_device = stripe_of(&self.stripes).0.read().clone();
         match open_device {
             Some(open_device) => open_device.device.geometry(),
-            None => self.line.lock().geometry,
+            None => self.state.lock().geometry,
         }
     }
 
@@ -205,16 +206,16 @@ impl OpenDevice {
 
 impl InFlightGuard {
     fn new(in_flight: &Arc<InFlightCount>) -> Self {
-        *in_flight.left.lock() += 1;
+        *in_flight.count.lock() += 1;
         InFlightGuard(in_flight.clone())
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let mut left = self.0.left.lock();
-        *left -= 1;
-        if *left == 0 {
+        let mut count = self.0.count.lock();
+        *count -= 1;
+        if *count == 0 {
             self.0.none_left.notify_all();
         }
     }

@@ -434,10 +434,10 @@ impl<'a> Iterator for Parts<'a> {
 /// How many runs from the front of `runs` follow each other within the range of a field; the first
 /// run that is too long is the last.
 fn runs_that_fit(runs: &[(u64, u64)]) -> usize {
-    const MOST: u64 = u16::MAX as u64;
+    const RUN_LENGTH_MAX: u64 = u16::MAX as u64;
     let follows = |pair: &[(u64, u64)]| {
         let ((first, last), (_, next)) = (pair[0], pair[1]);
-        last - first < MOST && first - 1 - next <= MOST
+        last - first < RUN_LENGTH_MAX && first - 1 - next <= RUN_LENGTH_MAX
     };
     runs.len().min(1 + runs.windows(2).take_while(|pair| follows(pair)).count())
 }

@@ -130,7 +130,7 @@ impl Run {
         let mut options = self.options(machine, accept_loss);
         options.cache = self.cache(machine, &*world);
         let cache = options.cache.clone();
-        let from_store = self.machines[machine].shelf.get(&journal_path()).is_none();
+        let from_store = self.machines[machine].media.get(&journal_path()).is_none();
         let dies_next = std::mem::take(&mut self.dies_next);
         if dies_next > 0 {
             life.dies_after(dies_next);
@@ -188,7 +188,7 @@ impl Run {
         let place = &self.machines[machine];
         let world = SimWorld::new(
             self.clock.clone(),
-            place.shelf.clone(),
+            place.media.clone(),
             life.clone(),
             self.trace.clone(),
             disk_faults,
@@ -211,9 +211,9 @@ impl Run {
         if cache_bytes == 0 {
             return None;
         }
-        let shelf = &self.machines[machine].shelf;
-        if shelf.get(&cache_path()).is_none() {
-            shelf.set(&cache_path(), Some(Medium::blank(cache_bytes)));
+        let media = &self.machines[machine].media;
+        if media.get(&cache_path()).is_none() {
+            media.set(&cache_path(), Some(Medium::blank(cache_bytes)));
         }
         let disk = world.disks().open(&cache_path()).ok()?;
         let options = CacheOptions { cache_bytes, frame_bytes: FRAME_BYTES };
@@ -249,7 +249,7 @@ impl Run {
                 (place.has_lost_memory, place.accepts_memory_loss) = (false, false);
             }
             if number == machine && self.dice.one_in(4) {
-                place.old_image = place.shelf.get(&journal_path()).map(|medium| medium.copy());
+                place.old_image = place.media.get(&journal_path()).map(|medium| medium.copy());
             }
         }
         self.note_what_was_dropped(machine);
@@ -272,7 +272,7 @@ impl Run {
     /// A disk that drops data which reads had returned loses what memory no longer holds, as a
     /// power cut does.
     pub(super) fn note_what_was_dropped(&mut self, machine: usize) {
-        let medium = self.machines[machine].shelf.get(&journal_path());
+        let medium = self.machines[machine].media.get(&journal_path());
         if medium.is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process {
             self.loss = Loss::Power;
         }

@@ -12,7 +12,7 @@ use sawmill_volume::{
     OpenOptions, SteppedVolume, clone_in, delete_in, release_ancestors_in, rename_in,
 };
 
-use super::past::{KEPT_MAX, SavedImage};
+use super::past::{STATES_KEPT_MAX, SavedImage};
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::oracle::payload;
@@ -34,7 +34,7 @@ impl Run {
     }
 
     fn make_clone(&mut self) -> Verdict {
-        if self.past.clones.len() >= KEPT_MAX {
+        if self.past.clones.len() >= STATES_KEPT_MAX {
             return Ok(());
         }
         let moment = if self.dice.one_in(4) { self.read_moment()? } else { None };

@@ -76,7 +76,7 @@ impl Run {
             Some(Ok(())) if !has_died => {
                 self.story.closes += 1;
                 let count = self.oracle.flush_covers();
-                self.oracle.is_stored(count);
+                self.oracle.note_stored(count);
                 Ok(())
             }
             Some(Err(error)) if !has_died && !self.has_disk_faults() => {

@@ -17,21 +17,23 @@ use crate::death::{Life, live};
 use crate::disk::DiskFaults;
 use crate::oracle::payload;
 use crate::store::{SimBucket, SimStore, StoreFaults};
-use crate::world::{Shelf, SimWorld};
+use crate::world::{MachineMedia, SimWorld};
 
 /// A process of the copier or of a promoter: a world and both stores.
-struct Aide {
+struct CopierProcess {
     life: Arc<Life>,
     world: SimWorld,
     first: SimStore,
     second: SimStore,
 }
 
-fn copy_back(aide: &Aide) -> Result<(), (ErrorKind, String)> {
+fn copy_back(copier_process: &CopierProcess) -> Result<(), (ErrorKind, String)> {
     let error_parts = |error: sawmill_volume::Error| (error.kind(), error.to_string());
     let options = CopyOptions { fail_back: true, ..CopyOptions::default() };
-    let (from, to) = (VolumeAt::new(&aide.second, NAME), VolumeAt::new(&aide.first, NAME));
-    let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(error_parts)?;
+    let (from, to) =
+        (VolumeAt::new(&copier_process.second, NAME), VolumeAt::new(&copier_process.first, NAME));
+    let mut copier =
+        Copier::begin(&copier_process.world, from, to, &options).map_err(error_parts)?;
     copier.round(&mut |_| ()).map(drop).map_err(error_parts)
 }
 
@@ -40,7 +42,7 @@ impl Run {
         if is_troubled { self.settings.store } else { StoreFaults::default() }
     }
 
-    fn aide(&mut self, is_troubled: bool) -> Aide {
+    fn copier_process(&mut self, is_troubled: bool) -> CopierProcess {
         let life = Arc::new(Life::default());
         let faults = self.faults_of(is_troubled);
         let mut store = |bucket: &Arc<SimBucket>, salt| {
@@ -51,26 +53,26 @@ impl Run {
         let (clock, trace, dice) = (self.clock.clone(), self.trace.clone(), self.dice.split(12));
         let world = SimWorld::new(
             clock,
-            Shelf::default(),
+            MachineMedia::default(),
             life.clone(),
             trace,
             DiskFaults::default(),
             dice,
         );
-        Aide { life, world, first, second }
+        CopierProcess { life, world, first, second }
     }
 
     /// A copier does a round beside the writing process, and may die in it. Then the replica is
     /// checked.
     pub(super) fn copy(&mut self) -> Verdict {
-        let aide = self.aide(true);
+        let copier_process = self.copier_process(true);
         if self.dice.one_in(2) {
-            aide.life.dies_after(1 + self.dice.below(80));
+            copier_process.life.dies_after(1 + self.dice.below(80));
         }
         self.log("copy", || "a copier begins a round".into());
         let mut verdict = Ok(());
-        let outcome = live(|| self.copy_with(&aide, &mut verdict));
-        aide.life.die();
+        let outcome = live(|| self.copy_with(&copier_process, &mut verdict));
+        copier_process.life.die();
         verdict?;
         self.story.copies += u64::from(matches!(outcome, Some(Ok(()))));
         self.log("copied", || format!("  the copier: {outcome:?}"));
@@ -80,11 +82,19 @@ impl Run {
         self.check_second()
     }
 
-    fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
+    fn copy_with(
+        &mut self,
+        copier_process: &CopierProcess,
+        verdict: &mut Verdict,
+    ) -> Result<(), (ErrorKind, String)> {
         let error_parts = |error: sawmill_volume::Error| (error.kind(), error.to_string());
         let options = CopyOptions::default();
-        let (from, to) = (VolumeAt::new(&aide.first, NAME), VolumeAt::new(&aide.second, NAME));
-        let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(error_parts)?;
+        let (from, to) = (
+            VolumeAt::new(&copier_process.first, NAME),
+            VolumeAt::new(&copier_process.second, NAME),
+        );
+        let mut copier =
+            Copier::begin(&copier_process.world, from, to, &options).map_err(error_parts)?;
         for _ in 0..2 {
             let round = copier.round(&mut |_| {
                 for _ in 0..self.dice.below(5) {
@@ -140,9 +150,14 @@ impl Run {
 
     /// Checks that a replica refuses writers.
     fn refuse_writer(&mut self) -> Verdict {
-        let aide = self.aide(false);
+        let copier_process = self.copier_process(false);
         let options = self.options(0, true);
-        match SteppedVolume::open(Arc::new(aide.world), Arc::new(aide.second), NAME, &options) {
+        match SteppedVolume::open(
+            Arc::new(copier_process.world),
+            Arc::new(copier_process.second),
+            NAME,
+            &options,
+        ) {
             Err(error) if error.kind() == ErrorKind::Refused => Ok(()),
             Err(error) => Err(format!("a writer of the replica hears: {error}")),
             Ok(_) => Err("the replica was attached for writing".into()),
@@ -150,12 +165,13 @@ impl Run {
     }
 
     fn read_second(&mut self) -> Result<Vec<u8>, String> {
-        let aide = self.aide(false);
-        let store = Arc::new(aide.second);
+        let copier_process = self.copier_process(false);
+        let store = Arc::new(copier_process.second);
         let mut options = OpenOptions::new(journal_path());
         options.read_only = true;
-        let mut stepped = SteppedVolume::open(Arc::new(aide.world), store.clone(), NAME, &options)
-            .map_err(|error| format!("the replica cannot be opened: {error}"))?;
+        let mut stepped =
+            SteppedVolume::open(Arc::new(copier_process.world), store.clone(), NAME, &options)
+                .map_err(|error| format!("the replica cannot be opened: {error}"))?;
         self.read_through(&mut stepped, &store)
     }
 
@@ -187,14 +203,15 @@ impl Run {
         }
         for attempt in 0..3 {
             let is_last = attempt == 2;
-            let aide = self.aide(!is_last);
+            let copier_process = self.copier_process(!is_last);
             // A replica's checkpoints skip numbers: promotions rely on the list (decision 0015).
-            aide.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
+            copier_process.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
             if !is_last {
-                aide.life.dies_after(1 + self.dice.below(40));
+                copier_process.life.dies_after(1 + self.dice.below(40));
             }
-            let outcome = live(|| promote(&aide.world, &aide.second, NAME).map(drop));
-            aide.life.die();
+            let outcome =
+                live(|| promote(&copier_process.world, &copier_process.second, NAME).map(drop));
+            copier_process.life.die();
             self.log("promoted", || format!("somebody promotes the replica: {outcome:?}"));
             let is_done =
                 matches!(&outcome, Some(Err(error)) if error.kind() == ErrorKind::Refused);
@@ -210,10 +227,10 @@ impl Run {
         while self.second.late() > 0 {
             self.land_late_at_second();
         }
-        let aide = self.aide(false);
+        let copier_process = self.copier_process(false);
         let mut verdict = Ok(());
-        let copied = self.copy_with(&aide, &mut verdict);
-        aide.life.die();
+        let copied = self.copy_with(&copier_process, &mut verdict);
+        copier_process.life.die();
         verdict?;
         if !matches!(&copied, Err((ErrorKind::Refused | ErrorKind::Fenced, _))) {
             return Err(format!("a copier goes on although the replica was promoted: {copied:?}"));
@@ -223,11 +240,12 @@ impl Run {
 
     /// Attaches the promoted volume, checks that it holds the same, writes to it, and closes it.
     fn attach_at_second(&mut self, mut image: Vec<u8>) -> Verdict {
-        let aide = self.aide(false);
-        let store = Arc::new(aide.second);
+        let copier_process = self.copier_process(false);
+        let store = Arc::new(copier_process.second);
         let options = self.options(0, false);
-        let mut stepped = SteppedVolume::open(Arc::new(aide.world), store.clone(), NAME, &options)
-            .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;
+        let mut stepped =
+            SteppedVolume::open(Arc::new(copier_process.world), store.clone(), NAME, &options)
+                .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;
         store.set_at_once(false);
         let found = self.read_through(&mut stepped, &store)?;
         if found != image {
@@ -276,30 +294,30 @@ impl Run {
             if is_last {
                 self.bucket.land_deletes(&deletes, &self.trace);
             }
-            let aide = self.aide(!is_last);
+            let copier_process = self.copier_process(!is_last);
             if !is_last {
-                aide.life.dies_after(1 + self.dice.below(120));
+                copier_process.life.dies_after(1 + self.dice.below(120));
             }
-            let outcome = live(|| copy_back(&aide));
-            aide.life.die();
+            let outcome = live(|| copy_back(&copier_process));
+            copier_process.life.die();
             self.log("copied back", || format!("a copier to the first store: {outcome:?}"));
             if is_last && !matches!(outcome, Some(Ok(()))) {
                 return Err(format!("the first store cannot be made a replica: {outcome:?}"));
             }
             self.land_late();
         }
-        self.is_at_first(&image)?;
-        let aide = self.aide(false);
-        promote(&aide.world, &aide.first, NAME)
+        self.judge_first_store(&image)?;
+        let copier_process = self.copier_process(false);
+        promote(&copier_process.world, &copier_process.first, NAME)
             .map_err(|error| format!("promoted back: {error}"))?;
         while self.bucket.late() > 0 {
             self.land_late();
         }
         self.story.fail_backs += 1;
-        self.is_at_first(&image)
+        self.judge_first_store(&image)
     }
 
-    fn is_at_first(&mut self, image: &[u8]) -> Verdict {
+    fn judge_first_store(&mut self, image: &[u8]) -> Verdict {
         self.judge(NAME, None, image).map_err(|text| format!("after the way back: {text}"))
     }
 }

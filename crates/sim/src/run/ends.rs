@@ -75,9 +75,9 @@ impl Run {
         self.story.power_cuts += 1;
         self.log("power cut", || format!("machine {machine} loses power"));
         let place = &self.machines[machine];
-        let has_lied = place.shelf.get(&journal_path()).is_some_and(|medium| medium.has_lied());
+        let has_lied = place.media.get(&journal_path()).is_some_and(|medium| medium.has_lied());
         let manner = self.dice.below(4);
-        for medium in place.shelf.all() {
+        for medium in place.media.all() {
             let mut dice = self.dice.split(6);
             let mut fates = self.dice.split(7);
             medium.cut_power(&mut dice, |_| match manner {
@@ -122,7 +122,7 @@ impl Run {
         let Some(process) = &self.process else { return };
         let machine = &mut self.machines[process.machine];
         let path = if self.dice.one_in(3) { cache_path() } else { journal_path() };
-        let Some(medium) = machine.shelf.get(&path) else { return };
+        let Some(medium) = machine.media.get(&path) else { return };
         let Some(at) = medium.rot(&mut self.dice) else { return };
         self.story.rots += 1;
         if path == journal_path() {
@@ -143,7 +143,7 @@ impl Run {
                 "the journal is lost".into()
             }
         });
-        place.shelf.set(&journal_path(), image);
+        place.media.set(&journal_path(), image);
         place.outdated = true;
         place.lose_power();
         self.loss = Loss::Journal;
@@ -171,7 +171,7 @@ impl Run {
 
     /// The first machine loses power.
     pub(crate) fn cut_power_with(&mut self, fate: impl Fn(usize) -> Fate) {
-        for medium in self.machines[0].shelf.all() {
+        for medium in self.machines[0].media.all() {
             medium.cut_power(&mut self.dice, &fate);
         }
         self.machines[0].lose_power();
@@ -182,7 +182,7 @@ impl Run {
 
     /// The first machine loses its journal and its memory.
     pub(crate) fn lose_everything_local(&mut self) {
-        self.machines[0].shelf.set(&journal_path(), None);
+        self.machines[0].media.set(&journal_path(), None);
         self.machines[0].outdated = true;
         self.machines[0].lose_power();
         self.loss = Loss::Journal;
@@ -243,7 +243,7 @@ impl Run {
             Ok(()) => {
                 self.story.closes += 1;
                 let count = self.oracle.flush_covers();
-                self.oracle.is_stored(count);
+                self.oracle.note_stored(count);
                 if self.dice.one_in(4) {
                     self.lose_journal(machine);
                 }

@@ -15,7 +15,7 @@ use super::{Run, Verdict, journal_path};
 use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
-use crate::world::{Shelf, SimWorld};
+use crate::world::{MachineMedia, SimWorld};
 
 /// Memory files as they were in an earlier life.
 pub(super) struct Image {
@@ -91,9 +91,9 @@ impl Run {
         let dice = &mut self.edges.dice;
         let (clock, trace) = (self.clock.clone(), self.trace.clone());
         // In the same boot: only the volume distinguishes the two.
-        let shelf = Shelf::default().booted(self.machines[machine].shelf.boots());
+        let media = MachineMedia::default().booted(self.machines[machine].media.boots());
         let world =
-            SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(3));
+            SimWorld::new(clock, media, life.clone(), trace, DiskFaults::default(), dice.split(3));
         let (bucket, faults) = (Arc::<SimBucket>::default(), StoreFaults::default());
         let store = SimStore::new(bucket, life.clone(), self.trace.clone(), faults, dice.split(4));
         let created = CreateOptions {

@@ -35,7 +35,7 @@ impl Run {
         }
         self.receive_answers(&mut process)?;
         let accepted = self.oracle.flush_covers();
-        self.oracle.is_logged(accepted);
+        self.oracle.note_logged(accepted);
         let machine = process.machine;
         self.log("hand-off", || {
             format!("machine {machine} hands over, {accepted} operations are accepted")

@@ -111,7 +111,7 @@ impl Run {
             // The journal has everything that the store lacks.
             Some(Ok(process)) => {
                 self.attached(process).map_err(|text| format!("a store put back: {text}"))?;
-                self.oracle.is_put_back(backup.oracle.bound(Loss::Journal));
+                self.oracle.note_restored(backup.oracle.bound(Loss::Journal));
                 self.die();
                 Ok(())
             }
@@ -135,7 +135,7 @@ impl Run {
                 let (least, found) = (oracle.bound(Loss::Journal), self.read_all(&mut process)?);
                 match oracle.check_view(least, &found) {
                     Ok(_) => self.oracle = oracle,
-                    Err(_) => self.oracle.is_put_back(least),
+                    Err(_) => self.oracle.note_restored(least),
                 }
                 self.loss = Loss::Journal;
                 self.attached(process)
@@ -197,8 +197,8 @@ impl Run {
         let bucket = Arc::new(self.bucket.copy(with_late));
         let place = &mut self.machines[machine];
         let (mut least, mut has_journal) = (self.oracle.bound(Loss::Journal), false);
-        if with_journal && let Some(journal) = place.shelf.get(&journal_path()) {
-            place.shelf.set(&copied_journal_path(), Some(journal.copy()));
+        if with_journal && let Some(journal) = place.media.get(&journal_path()) {
+            place.media.set(&copied_journal_path(), Some(journal.copy()));
             (least, has_journal) = (self.oracle.bound(self.loss), true);
             let memory = std::fs::read_dir(&place.staging).into_iter().flatten().flatten();
             for file in memory.filter(|_| with_memory) {
@@ -208,7 +208,7 @@ impl Run {
             // Otherwise the copy takes the original's memory, a loss that the original accepts.
             place.has_lost_memory |= !with_memory;
         }
-        let boots = place.shelf.boots();
+        let boots = place.media.boots();
         Copy { bucket, machine, oracle: None, least, has_journal, loss: Loss::Process, boots }
     }
 
@@ -221,11 +221,11 @@ impl Run {
                 copy.bucket.land(0, &self.trace);
             }
         }
-        let shelf = &self.machines[copy.machine].shelf;
-        if shelf.boots() != copy.boots && copy.loss == Loss::Process {
+        let media = &self.machines[copy.machine].media;
+        if media.boots() != copy.boots && copy.loss == Loss::Process {
             copy.loss = Loss::Power;
         }
-        copy.boots = shelf.boots();
+        copy.boots = media.boots();
         let mut attached = self.attach_copy(copy)?;
         let found = self.read_copy(&mut attached)?;
         let mut oracle = match copy.oracle.take() {
@@ -249,12 +249,12 @@ impl Run {
         let mut refused = String::new();
         for accepts_loss in [false, true] {
             let life = Arc::new(Life::default());
-            let shelf = self.machines[copy.machine].shelf.clone();
+            let media = self.machines[copy.machine].media.clone();
             let (clock, trace) = (self.clock.clone(), self.trace.clone());
             let dice = &mut self.edges.dice;
             let world = SimWorld::new(
                 clock,
-                shelf,
+                media,
                 life.clone(),
                 trace,
                 DiskFaults::default(),
@@ -392,7 +392,7 @@ impl Run {
         let CopyProcess { stepped, store, life, .. } = process;
         stepped.finish_close().map_err(|error| format!("the close failed: {error}"))?;
         let count = oracle.flush_covers();
-        oracle.is_stored(count);
+        oracle.note_stored(count);
         life.die();
         let dice = &mut self.edges.dice;
         store.end_calls(|_| CallFate::roll(dice));

@@ -41,10 +41,10 @@ impl Run {
         }
         // A link: another path to the same medium.
         let link = PathBuf::from("/link");
-        let shelf = self.machines[machine].shelf.clone();
-        shelf.set(&link, shelf.get(&journal_path()));
+        let media = self.machines[machine].media.clone();
+        media.set(&link, media.get(&journal_path()));
         let refused = self.require_in_use(machine, &link);
-        shelf.set(&link, None);
+        media.set(&link, None);
         refused
     }
 
@@ -56,7 +56,7 @@ impl Run {
         let dice = &mut self.edges.dice;
         let world = SimWorld::new(
             self.clock.clone(),
-            self.machines[machine].shelf.clone(),
+            self.machines[machine].media.clone(),
             life.clone(),
             self.trace.clone(),
             DiskFaults::default(),

@@ -14,7 +14,7 @@ use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::oracle::Loss;
 use crate::store::{SimStore, StoreFaults};
-use crate::world::{Shelf, SimWorld};
+use crate::world::{MachineMedia, SimWorld};
 
 /// An open reader of the store.
 pub(super) struct Reader {
@@ -53,7 +53,7 @@ impl Run {
         let life = Arc::new(Life::default());
         let world = SimWorld::new(
             self.clock.clone(),
-            Shelf::default(),
+            MachineMedia::default(),
             life.clone(),
             self.trace.clone(),
             DiskFaults::default(),

@@ -22,10 +22,10 @@ use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::oracle::{Effect, Loss};
 use crate::store::{SimStore, StoreFaults};
-use crate::world::{Shelf, SimWorld};
+use crate::world::{MachineMedia, SimWorld};
 
 /// Clones and snapshots that exist at the same time.
-pub(super) const KEPT_MAX: usize = 6;
+pub(super) const STATES_KEPT_MAX: usize = 6;
 /// Retention windows: one longer than any world lasts, and one short enough for moments to expire.
 const LONG_S: u64 = 1 << 20;
 const SHORT_S: u64 = 20;
@@ -118,7 +118,7 @@ impl Run {
     }
 
     fn order_snapshot(&mut self, process: &mut Process) {
-        if self.past.snapshots.len() >= KEPT_MAX {
+        if self.past.snapshots.len() >= STATES_KEPT_MAX {
             return;
         }
         let name = self.name("snapshot-");
@@ -184,7 +184,7 @@ impl Run {
     fn note_moment(&mut self) {
         if self.past.retention_s == 0
             || self.past.clocks_lied
-            || self.past.moments.len() >= KEPT_MAX
+            || self.past.moments.len() >= STATES_KEPT_MAX
         {
             return;
         }
@@ -303,7 +303,7 @@ impl Run {
             OrderKind::RollBack(operation) if process.replaced_at.is_none() => {
                 self.story.rollbacks += 1;
                 self.oracle.complete(operation, false);
-                self.oracle.is_stored(operation + 1);
+                self.oracle.note_stored(operation + 1);
             }
             OrderKind::Create(name, least) => {
                 self.story.snapshots += 1;
@@ -334,7 +334,7 @@ impl Run {
         let dice = self.dice.split(10);
         let world = SimWorld::new(
             self.clock.clone(),
-            Shelf::default(),
+            MachineMedia::default(),
             life.clone(),
             self.trace.clone(),
             disk,

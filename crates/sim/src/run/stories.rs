@@ -378,7 +378,7 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
         if !run.attach_dying(dies_at)? {
             return require(unread > 3, "an attach that dies leaves no journal");
         }
-        if run.machines[0].shelf.get(&journal_path()).is_some() {
+        if run.machines[0].media.get(&journal_path()).is_some() {
             unread += 1;
             run.settings.disk.read_odds = 1;
             let refused = matches!(run.try_attach(0, false, true), Some(Err(_)));

@@ -272,7 +272,7 @@ fn ranges_are_cut_at_the_end_and_refused_outside() {
 }
 
 /// A link on which this many bodies move at a time, a piece each 5 s; others get nothing.
-struct Narrow {
+struct LimitedStore {
     memory: Memory,
     carries: usize,
     running: AtomicUsize,
@@ -289,7 +289,7 @@ impl Drop for RunningCount<'_> {
     }
 }
 
-impl Backend for Arc<Narrow> {
+impl Backend for Arc<LimitedStore> {
     fn shows_progress(&self) -> bool {
         true
     }
@@ -330,14 +330,14 @@ async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_s
     const BODIES: usize = 24;
     const BODY_BYTES: usize = 8 << 20;
     for carries in [1, 2, 5] {
-        let narrow = Arc::new(Narrow {
+        let limited = Arc::new(LimitedStore {
             memory: Memory::default(),
             carries,
             running: AtomicUsize::new(0),
             sent_bytes: AtomicUsize::new(0),
         });
-        let backend = Box::new(Arc::clone(&narrow));
-        let client = Client::new("narrow".to_owned(), backend, &StoreOptions::default());
+        let backend = Box::new(Arc::clone(&limited));
+        let client = Client::new("limited".to_owned(), backend, &StoreOptions::default());
         let puts = (0..BODIES).map(|number| {
             let client = &client;
             async move {
@@ -353,7 +353,7 @@ async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_s
             }
         });
         futures_util::future::join_all(puts).await;
-        let sent = narrow.sent_bytes.load(Ordering::Relaxed);
+        let sent = limited.sent_bytes.load(Ordering::Relaxed);
         assert_eq!(sent, BODIES * BODY_BYTES, "what moves is never cut");
         // Each stall halves the number that run at once, so few attempts starve.
         let stalls = client.meter().put.stalls;

@@ -25,18 +25,18 @@ use crate::progress::Progress;
 
 /// Between the halves. Far more than racers need to send their first halves one after the other,
 /// even over connections that are yet to be opened; and short enough for an attachment.
-const HALVES_PAUSE: Duration = Duration::from_millis(100);
+const HALVES_DELAY: Duration = Duration::from_millis(100);
 
 /// A body is handed to the connection in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 /// The longest answer that is not an object: a page of a list, a refusal.
 const TEXT_BYTES_MAX: usize = 64 << 20;
 /// The kernel gives up a connection whose sent bytes stay unacknowledged for this long.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+const UNACKNOWLEDGED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Marks a request (in its extensions) whose body is to be sent in pieces.
 #[derive(Clone, Copy)]
-pub(super) struct InPieces;
+pub(super) struct PiecesMark;
 
 /// Connects as the protocol crate does, and can send marked requests in pieces.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl HttpService for Service {
         'a: 'b,
     {
         let progress = Progress::current();
-        let pause = request.extensions().get::<InPieces>().map(|InPieces| HALVES_PAUSE);
+        let pause = request.extensions().get::<PiecesMark>().map(|PiecesMark| HALVES_DELAY);
         let is_object = request.method().as_str() == "GET" && !is_list(request.uri().query());
         Box::pin(async move {
             let sent = match (request.body().content_length(), &progress) {
@@ -203,7 +203,7 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     // One connection per racer: streams inside one could queue behind each other.
     builder
         .http1_only()
-        .connect_timeout(super::CONNECT_MAX)
-        .tcp_user_timeout(UNACKNOWLEDGED_MAX)
+        .connect_timeout(super::CONNECT_TIME_MAX)
+        .tcp_user_timeout(UNACKNOWLEDGED_TIME_MAX)
         .build()
 }

@@ -15,7 +15,7 @@ use crate::StoreError;
 use crate::StoreErrorKind::{self, Broken, Denied, Invalid, NotFound, Unavailable};
 
 /// Longest error text that is passed on, in bytes.
-const TEXT_MAX: usize = 400;
+const TEXT_BYTES_MAX: usize = 400;
 
 /// The answer names the object itself as missing. The last is Azure's text within a batch: of that
 /// answer the protocol crate keeps only the first line. Keys have no spaces.
@@ -161,8 +161,8 @@ fn summary(answer: &str) -> Option<String> {
 /// The text in one line of bearable length.
 pub(super) fn one_line(text: &str) -> String {
     let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.len() > TEXT_MAX {
-        let end = (0..=TEXT_MAX).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
+    if line.len() > TEXT_BYTES_MAX {
+        let end = (0..=TEXT_BYTES_MAX).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
         line.truncate(end);
         line.push_str("...");
     }
@@ -281,6 +281,6 @@ mod tests {
             "the store said SignatureDoesNotMatch (HTTP 403): so it is; check the secret key";
         assert!(text.starts_with(start), "{text}");
         let long = explain(generic(&"ä\n".repeat(10_000))).to_string();
-        assert!(long.len() < TEXT_MAX + 10 && !long.contains('\n'));
+        assert!(long.len() < TEXT_BYTES_MAX + 10 && !long.contains('\n'));
     }
 }

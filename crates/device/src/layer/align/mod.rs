@@ -4,21 +4,21 @@
 //! Invariants:
 //! - The device inside sees multiples of the unit only, and none longer than it can take.
 //! - From the read to the write of a read-modify-write, no other change of the same blocks is in
-//!   progress, not even of whole blocks: it would be overwritten with older bytes (`claims`). While
-//!   there is no read-modify-write, whole blocks pass without a claim, and the next
-//!   read-modify-write waits for all of them (`passes`).
+//!   progress, not even of whole blocks: it would be overwritten with older bytes
+//!   (`range_locks`). While there is no read-modify-write, whole blocks pass without a range lock,
+//!   and the next read-modify-write waits for all of them (`passes`).
 //! - Waiting is by age: a change waits only for changes that were submitted before it, so none
 //!   starves.
-//! - No lock is held during calls to the device inside or to an exchange. Changes that an answer
+//! - No mutex is held during calls to the device inside or to an exchange. Changes that an answer
 //!   lets in are submitted from one loop, so a long queue of waiters needs no deep stack.
 //!
 //! Reads wait for nothing: a read-modify-write stores a neighbor's bytes as they are. Whole blocks
-//! pass as they come: reads untouched, changes with their outcome heard. Not here: threads, and
+//! pass as they come: reads untouched, changes with their outcome noted. Not here: threads, and
 //! resizes: the geometry of the device inside is that of the beginning.
 
-mod claims;
-mod mend;
 mod passes;
+mod range_locks;
+mod unaligned_write;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,9 +26,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::claims::Claims;
-use self::mend::UnalignedWrite;
 use self::passes::Passes;
+use self::range_locks::RangeLocks;
+use self::unaligned_write::UnalignedWrite;
 use crate::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request, Result,
 };
@@ -48,15 +48,15 @@ enum Work<D> {
     /// Whole blocks, as they came.
     Pass(Request),
     /// Edges to read, then all to write.
-    Mend(Arc<UnalignedWrite<D>>),
+    Unaligned(Arc<UnalignedWrite<D>>),
 }
 
-struct Line<D> {
-    claims: Claims<Work<D>>,
+struct WaitQueue<D> {
+    range_locks: RangeLocks<Work<D>>,
     /// Let in and not yet started.
     /// Bounded by the requests that callers have in flight.
     ready: VecDeque<Work<D>>,
-    /// Let in, and waiting for those that passed without a claim.
+    /// Let in, and waiting for those that passed without a range lock.
     /// Bounded by the requests that callers have in flight.
     held_work: Vec<Work<D>>,
     /// A thread starts what is ready.
@@ -69,7 +69,7 @@ struct Core<D> {
     unit_bytes: u64,
     /// The longest read or write of the device inside, in whole units.
     longest: u64,
-    line: Mutex<Line<D>>,
+    wait_queue: Mutex<WaitQueue<D>>,
     passes: Passes<Weak<Core<D>>>,
 }
 
@@ -104,11 +104,12 @@ impl<D: BlockDevice + 'static> Align<D> {
         let preferred_bytes = inner_geometry.preferred_bytes.min(longest);
         let geometry = Geometry { request_bytes_max: longest, preferred_bytes, ..inner_geometry };
         let (ready, held_work) = (VecDeque::new(), Vec::new());
-        let line = Line { claims: Claims::new(), ready, held_work, starting: false };
-        let (longest, line) = (longest.into(), Mutex::new(line));
+        let wait_queue =
+            WaitQueue { range_locks: RangeLocks::new(), ready, held_work, starting: false };
+        let (longest, wait_queue) = (longest.into(), Mutex::new(wait_queue));
         Ok(Align(Arc::new_cyclic(|core| {
             let passes = Passes::new(core);
-            Core { inner, geometry, unit_bytes: unit, longest, line, passes }
+            Core { inner, geometry, unit_bytes: unit, longest, wait_queue, passes }
         })))
     }
 
@@ -121,8 +122,8 @@ impl<D: BlockDevice + 'static> Align<D> {
     /// How many changes wait for others.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        let line = self.0.line.lock();
-        line.claims.waiting() + line.held_work.len()
+        let wait_queue = self.0.wait_queue.lock();
+        wait_queue.range_locks.waiting() + wait_queue.held_work.len()
     }
 }
 
@@ -152,8 +153,8 @@ impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
             Operation::Write | Operation::WriteZeroes if whole => core.pass(request),
             Operation::Write | Operation::WriteZeroes => {
                 let blocks = core.around(&request_range(&request));
-                core.enter(blocks, true, |claim| {
-                    Work::Mend(UnalignedWrite::new(core, claim, request))
+                core.enter(blocks, true, |range_lock| {
+                    Work::Unaligned(UnalignedWrite::new(core, range_lock, request))
                 });
             }
         }
@@ -247,11 +248,11 @@ impl<D: BlockDevice + 'static> Core<D> {
             }));
         }
         self.start_waiting();
-        self.enter(request_range(&request), false, |claim| {
+        self.enter(request_range(&request), false, |range_lock| {
             let core = Arc::downgrade(self);
             Work::Pass(request.then(move |outcome, asker| {
                 let core = core.upgrade();
-                core.iter().for_each(|core| core.leave(claim));
+                core.iter().for_each(|core| core.leave(range_lock));
                 asker.complete(outcome);
                 core.iter().for_each(|core| core.start_ready());
             }))
@@ -268,32 +269,32 @@ impl<D: BlockDevice + 'static> Core<D> {
         if alone {
             self.passes.close();
         }
-        let mut line = self.line.lock();
-        let (claim, free) = line.claims.enter(blocks, alone);
+        let mut wait_queue = self.wait_queue.lock();
+        let (range_lock, free) = wait_queue.range_locks.enter(blocks, alone);
         if !free {
-            line.claims.wait(claim, work(claim));
+            wait_queue.range_locks.wait(range_lock, work(range_lock));
         } else if alone && !self.passes.is_empty() {
-            line.held_work.push(work(claim));
-            drop(line);
+            wait_queue.held_work.push(work(range_lock));
+            drop(wait_queue);
             // The passes may have left before they could find this change in `held_work`.
             self.start_waiting();
         } else {
-            drop(line);
-            self.start(work(claim));
+            drop(wait_queue);
+            self.start(work(range_lock));
         }
     }
 
-    /// A pass without a claim has left: changes that wait for all such passes may start.
+    /// A pass without a range lock has left: changes that wait for all such passes may start.
     fn start_waiting(&self) {
-        let mut line = self.line.lock();
-        self.release_held(&mut line);
-        drop(line);
+        let mut wait_queue = self.wait_queue.lock();
+        self.release_held(&mut wait_queue);
+        drop(wait_queue);
         self.start_ready();
     }
 
-    fn release_held(&self, line: &mut Line<D>) {
-        if !line.held_work.is_empty() && self.passes.is_empty() {
-            let Line { held_work, ready, .. } = line;
+    fn release_held(&self, wait_queue: &mut WaitQueue<D>) {
+        if !wait_queue.held_work.is_empty() && self.passes.is_empty() {
+            let WaitQueue { held_work, ready, .. } = wait_queue;
             ready.extend(held_work.drain(..));
         }
     }
@@ -301,19 +302,19 @@ impl<D: BlockDevice + 'static> Core<D> {
     fn start(&self, work: Work<D>) {
         match work {
             Work::Pass(request) => self.inner.submit(request),
-            Work::Mend(mend) => mend.read_edges(self),
+            Work::Unaligned(unaligned) => unaligned.read_edges(self),
         }
     }
 
     /// A change has ended: changes that waited only for it are ready. Call `start_ready` next.
-    fn leave(&self, claim: usize) {
-        let mut line = self.line.lock();
-        let Line { claims, ready, held_work, .. } = &mut *line;
-        let was_alone = claims.leave(claim, |work| match work {
+    fn leave(&self, range_lock: usize) {
+        let mut wait_queue = self.wait_queue.lock();
+        let WaitQueue { range_locks, ready, held_work, .. } = &mut *wait_queue;
+        let was_alone = range_locks.leave(range_lock, |work| match work {
             Work::Pass(_) => ready.push_back(work),
-            Work::Mend(_) => held_work.push(work),
+            Work::Unaligned(_) => held_work.push(work),
         });
-        self.release_held(&mut line);
+        self.release_held(&mut wait_queue);
         if was_alone {
             self.passes.open();
         }
@@ -321,17 +322,17 @@ impl<D: BlockDevice + 'static> Core<D> {
 
     /// Starts what is ready, unless a caller further up the stack or another thread does.
     fn start_ready(&self) {
-        let mut line = self.line.lock();
-        if line.starting {
+        let mut wait_queue = self.wait_queue.lock();
+        if wait_queue.starting {
             return;
         }
-        line.starting = true;
-        while let Some(work) = line.ready.pop_front() {
-            drop(line);
+        wait_queue.starting = true;
+        while let Some(work) = wait_queue.ready.pop_front() {
+            drop(wait_queue);
             self.start(work);
-            line = self.line.lock();
+            wait_queue = self.wait_queue.lock();
         }
-        line.starting = false;
+        wait_queue.starting = false;
     }
 }
 

@@ -1,10 +1,10 @@
-//! Passes: requests for whole blocks need no claim while no request needs blocks exclusively, so
+//! Passes: requests for whole blocks need no range lock while no request needs blocks exclusively, so
 //! cores that write whole blocks share nothing that they change.
 //!
 //! Invariants: no pass begins between [`Passes::close`] and [`Passes::open`]. Who closed them and
-//! then finds none ([`Passes::is_empty`]) shares the blocks only with other claims until it opens
+//! then finds none ([`Passes::is_empty`]) shares the blocks only with other range locks until it opens
 //! them again. A pass that is refused, or ends while passes are closed, reports that, because a
-//! request may wait for it. Not here: claims.
+//! request may wait for it. Not here: range locks (`range_locks`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,26 +15,26 @@ const STRIPES: usize = 32;
 /// Aligned to cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
-struct Apart(AtomicUsize);
+struct PaddedCounter(AtomicUsize);
 
 /// See the head of this file; `C` is what a pass leaves to wake waiting requests.
 pub(super) struct Passes<C> {
     stripes: Box<[Arc<Stripe<C>>]>,
-    closed: Arc<Apart>,
+    closed: Arc<PaddedCounter>,
 }
 
 /// One counter.
 pub(super) struct Stripe<C> {
-    passing: Apart,
-    closed: Arc<Apart>,
+    passing: PaddedCounter,
+    closed: Arc<PaddedCounter>,
     core: C,
 }
 
 impl<C: Clone> Passes<C> {
     pub(super) fn new(core: &C) -> Self {
-        let closed = Arc::new(Apart::default());
+        let closed = Arc::new(PaddedCounter::default());
         let stripe = |_| {
-            let (passing, closed) = (Apart::default(), Arc::clone(&closed));
+            let (passing, closed) = (PaddedCounter::default(), Arc::clone(&closed));
             Arc::new(Stripe { passing, closed, core: core.clone() })
         };
         Passes { stripes: (0..STRIPES).map(stripe).collect(), closed }

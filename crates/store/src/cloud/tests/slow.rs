@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::cloud::Cloud;
 use crate::location::{self, Location};
-use crate::progress::Patient;
+use crate::progress::SilenceLimits;
 use crate::{Bodies, ObjectStore, Put};
 
 const OBJECT_BYTES: usize = 256 << 10;
@@ -70,8 +70,14 @@ fn every_object_arrives_over_a_link_that_carries_one_in_the_time_of_many() {
     let Location::Cloud(place) = location::parse(&url).unwrap() else { panic!("a cloud") };
     let backend = Box::new(Cloud::new(&place, &keys()).unwrap());
     // A limit in all would be 3 s here: silence, and the time that one object needs alone.
-    let patient = Patient { silence_max: Duration::from_secs(2), unseen_bytes_per_s: 32 << 10 };
-    let client = Client::patient("slow".to_owned(), backend, &StoreOptions::default(), patient);
+    let silence_limits =
+        SilenceLimits { silence_max: Duration::from_secs(2), unseen_bytes_per_s: 32 << 10 };
+    let client = Client::with_silence_limits(
+        "slow".to_owned(),
+        backend,
+        &StoreOptions::default(),
+        silence_limits,
+    );
     let (sender, receiver) = channel();
     for number in 0..OBJECTS {
         let body = bytes::Bytes::from(vec![number as u8; OBJECT_BYTES]);

@@ -1,11 +1,11 @@
 //! One read-modify-write: the edge blocks are read, then all blocks are written, with the blocks
-//! claimed.
+//! locked.
 //!
-//! Invariants: nothing is written when an edge could not be read. The claim is released exactly
+//! Invariants: nothing is written when an edge could not be read. The range lock is released exactly
 //! once, when the device inside has answered every request that was submitted to it. A write's
 //! payload is copied once, from its exchange into the device inside.
 //!
-//! Not here: which changes wait for which (`claims`), and requests for whole blocks (`passes`).
+//! Not here: which changes wait for which (`range_locks`), and requests for whole blocks (`passes`).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::{BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, 
 /// A write or write-zeroes whose range does not begin or end at a block boundary.
 pub(super) struct UnalignedWrite<D> {
     core: Weak<Core<D>>,
-    claim: usize,
+    range_lock: usize,
     operation: Operation,
     flags: Flags,
     bytes: Range<u64>,
@@ -35,12 +35,12 @@ struct Body {
 }
 
 impl<D: BlockDevice + 'static> UnalignedWrite<D> {
-    pub(super) fn new(core: &Arc<Core<D>>, claim: usize, request: Request) -> Arc<Self> {
+    pub(super) fn new(core: &Arc<Core<D>>, range_lock: usize, request: Request) -> Arc<Self> {
         let (operation, flags, bytes) = (request.operation, request.flags, request_range(&request));
         let body = Body { request: Some(request), edges: Vec::new(), parts_left: 0, error: None };
         Arc::new(UnalignedWrite {
             core: Arc::downgrade(core),
-            claim,
+            range_lock,
             operation,
             flags,
             bytes,
@@ -54,11 +54,11 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
         self.body.lock().parts_left = edges.len();
         for edge in edges {
             let (address, length) = (edge.start, edge.end - edge.start);
-            let (mend, bytes) = (self.clone(), vec![0; length as usize]);
+            let (unaligned, bytes) = (self.clone(), vec![0; length as usize]);
             let on_outcome =
-                move |outcome, bytes| match mend.answered(outcome, Some((address, bytes))) {
-                    Some(Ok(_)) => mend.write(),
-                    Some(Err(error)) => mend.answer(Err(error)),
+                move |outcome, bytes| match unaligned.answered(outcome, Some((address, bytes))) {
+                    Some(Ok(_)) => unaligned.write(),
+                    Some(Err(error)) => unaligned.answer(Err(error)),
                     None => (),
                 };
             let (operation, flags) = (Operation::Read, Flags::default());
@@ -144,7 +144,7 @@ impl<D: BlockDevice + 'static> UnalignedWrite<D> {
 
     fn answer(&self, outcome: Outcome) {
         let core = self.core.upgrade();
-        core.iter().for_each(|core| core.leave(self.claim));
+        core.iter().for_each(|core| core.leave(self.range_lock));
         let request = self.body.lock().request.take();
         request.into_iter().for_each(|request| request.complete(outcome.clone()));
         core.iter().for_each(|core| core.start_ready());
