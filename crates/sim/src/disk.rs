@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use sawmill_volume::Disk;
 
 use crate::death::Life;
 use crate::trace::Trace;
+use crate::world::MachineMedia;
 use sawmill_testkit::Dice;
 
 /// The unit that a torn write keeps or loses as a whole.
@@ -145,6 +147,11 @@ impl Medium {
         Arc::new(Medium { content: Mutex::new(Content { len_bytes, ..Content::default() }) })
     }
 
+    /// Its size.
+    pub fn len_bytes(&self) -> u64 {
+        self.content.lock().len_bytes
+    }
+
     /// Whether a failed sync has dropped data that reads had returned, since the last call.
     pub fn has_dropped(&self) -> bool {
         std::mem::take(&mut self.content.lock().has_dropped)
@@ -227,21 +234,25 @@ impl Medium {
 /// A medium that one process has open.
 pub struct SimDisk {
     medium: Arc<Medium>,
+    /// The name it was opened by, and the machine where that name is.
+    name: PathBuf,
+    media: MachineMedia,
     life: Arc<Life>,
     trace: Arc<Trace>,
     faults: Mutex<(DiskFaults, Dice)>,
 }
 
 impl SimDisk {
-    /// Opens a medium.
+    /// Opens a medium by a name of it.
     pub fn new(
-        medium: Arc<Medium>,
+        (name, medium): (PathBuf, Arc<Medium>),
+        media: MachineMedia,
         life: Arc<Life>,
         trace: Arc<Trace>,
         faults: DiskFaults,
         dice: Dice,
     ) -> Self {
-        SimDisk { medium, life, trace, faults: Mutex::new((faults, dice)) }
+        SimDisk { medium, name, media, life, trace, faults: Mutex::new((faults, dice)) }
     }
 
     /// The part of a failing write that is done, in whole sectors, and its error.
@@ -273,7 +284,7 @@ fn dead() -> io::Error {
 
 impl Disk for SimDisk {
     fn len_bytes(&self) -> u64 {
-        self.medium.content.lock().len_bytes
+        self.medium.len_bytes()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -355,6 +366,6 @@ impl Disk for SimDisk {
     }
 
     fn has_name(&self) -> bool {
-        true
+        self.media.get(&self.name).is_some_and(|medium| Arc::ptr_eq(&medium, &self.medium))
     }
 }

@@ -130,9 +130,11 @@ impl SimWorld {
         SimWorld { ahead_ms, ..self }
     }
 
-    fn disk(&self, medium: Arc<Medium>) -> Arc<dyn Disk> {
+    fn disk(&self, path: &Path, medium: Arc<Medium>) -> Arc<dyn Disk> {
         let dice = self.dice.lock().split(1);
-        Arc::new(SimDisk::new(medium, self.life.clone(), self.trace.clone(), self.faults, dice))
+        let (life, trace) = (self.life.clone(), self.trace.clone());
+        let named = (path.to_owned(), medium);
+        Arc::new(SimDisk::new(named, self.media.clone(), life, trace, self.faults, dice))
     }
 }
 
@@ -180,14 +182,14 @@ impl Disks for SimWorld {
 
     fn entry_kind(&self, path: &Path) -> EntryKind {
         match self.media.get(path) {
-            Some(_) => EntryKind::File { len_bytes: 1 },
+            Some(medium) => EntryKind::File { len_bytes: medium.len_bytes() },
             None => EntryKind::Absent,
         }
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
         match self.media.get(path) {
-            Some(medium) => Ok(self.disk(medium)),
+            Some(medium) => Ok(self.disk(path, medium)),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -206,23 +208,31 @@ impl Disks for SimWorld {
             .note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
         let medium = Medium::blank(len_bytes);
         self.media.set(path, Some(medium.clone()));
-        Ok(self.disk(medium))
+        Ok(self.disk(path, medium))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         if !self.life.tick() {
             return Err(io::Error::other("the process is dead"));
         }
+        let Some(medium) = self.media.get(from) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        if self.media.get(to).is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
         self.trace.note("disk renamed", [0, 0], || "    disk: set aside".into());
-        let medium = self.media.get(from);
         self.media.set(from, None);
-        self.media.set(to, medium);
+        self.media.set(to, Some(medium));
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         if !self.life.tick() {
             return Err(io::Error::other("the process is dead"));
+        }
+        if self.media.get(path).is_none() {
+            return Err(io::ErrorKind::NotFound.into());
         }
         self.trace.note("disk removed", [0, 0], || "    disk: removed".into());
         self.media.set(path, None);

@@ -1,9 +1,8 @@
 //! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is
 //! found and made ([`Disks`]). No default methods, so that test doubles can replace them.
 //!
-//! Invariants: a write is durable only after a `sync` that began when it had completed, and a
-//! failed `sync` is final. [`RealDisks`] never replaces a file: `make` and `rename` fail on a taken
-//! name.
+//! Invariants: the clauses K1 to K9, which the disks of this machine and those of the simulator are
+//! tested for (`crates/sim/tests/disk_contract.rs`).
 //!
 //! Not here: direct I/O and the alignment that it wants (`sawmill_sys`), and the ring and the slots
 //! on a disk (`journal`, `cache`).
@@ -16,6 +15,17 @@ use std::sync::Arc;
 use sawmill_sys::{DirectFile, FileLock, OpenMode};
 
 /// A local disk or file, addressed in bytes, shared by threads.
+///
+/// # The contract
+///
+/// - **K1** A read returns of each byte the newest write that had completed. Bytes of a new file are
+///   zero.
+/// - **K2** A read that reaches past the end fails. The length never changes.
+/// - **K3** `read_now` returns what `read_at` would, or fails with `WouldBlock`.
+/// - **K4** A completed write survives its process. It survives a power cut only after a `sync` that
+///   began when the write had completed.
+/// - **K5** A failed `sync` is final: what it covered may be lost, whatever a later one answers.
+/// - **K6** `has_name` is false once the path leads to nothing or to another file.
 pub trait Disk: Send + Sync {
     /// Size in bytes.
     fn len_bytes(&self) -> u64;
@@ -23,9 +33,9 @@ pub trait Disk: Send + Sync {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
     /// As `read_at`, but answers `WouldBlock` instead of waiting for the device.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Writes all of `bytes` at `offset`. Not durable before `sync`.
+    /// Writes all of `bytes` at `offset`.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Makes every completed write durable. A failure is final: what was unsynced may be lost.
+    /// Makes every completed write durable.
     fn sync(&self) -> io::Result<()>;
     /// Whether the path that this disk was opened by still leads to it. If not, a restart cannot
     /// find what is written here.
@@ -76,8 +86,17 @@ pub enum EntryKind {
 }
 
 /// The local disks of a machine, by path.
+///
+/// # The contract
+///
+/// - **K7** `make` and `rename` of a file to a taken name fail with `AlreadyExists` and change
+///   nothing.
+/// - **K8** `open`, `rename` and `remove` of an absent name fail with `NotFound`. A renamed file has
+///   its new name alone.
+/// - **K9** A name, and a file under any of its names, has one holder at a time: others get
+///   `WouldBlock` until the lock is dropped or its process has died.
 pub trait Disks: Send + Sync {
-    /// Locks this name, for whatever has it now or later. `WouldBlock`: it is locked already.
+    /// Locks this name, for whatever has it now or later.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
     /// Locks the file that has this name now, and so under all of its other names. Locks nothing if
     /// there is no file, or if it is a device, which is locked by name alone.
@@ -86,10 +105,9 @@ pub trait Disks: Send + Sync {
     fn entry_kind(&self, path: &Path) -> EntryKind;
     /// Opens what has this name.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
-    /// Makes a file of zeroes, durably. Fails when the name is taken or space is short.
+    /// Makes a file of zeroes, durably. Fails when space is short.
     fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
-    /// Renames a file. If the new name is taken, this may fail (`AlreadyExists`); [`RealDisks`]
-    /// never replaces the other file.
+    /// Renames a file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -140,8 +158,7 @@ impl Disks for RealDisks {
 
 /// A disk and the lock of its writer.
 pub(crate) struct LockedDisk {
-    #[expect(dead_code, reason = "held for as long as the disk is used")]
-    pub(crate) lock: FileLock,
+    pub(crate) _lock: FileLock,
     pub(crate) disk: DirectFile,
 }
 

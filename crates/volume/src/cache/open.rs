@@ -31,7 +31,7 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     }
     let (lock, disk) =
         DirectFile::create_sparse(path, cache_bytes, OpenMode::Cached).map_err(failed)?;
-    let disk = LockedDisk { lock, disk };
+    let disk = LockedDisk { _lock: lock, disk };
     let mut index: PathBuf = path.to_owned();
     index.as_mut_os_string().push(".index");
     let options = CacheOptions { cache_bytes, frame_bytes: limits::FRAME_BYTES };
