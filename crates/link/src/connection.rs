@@ -1,7 +1,7 @@
 //! One connection as one end sees it: it opens packets, hands their parts to slots or handles them
 //! as words, and puts what is ready into packets of the least loaded link.
 //!
-//! Both ends use this; they differ in their [`Role`]: an initiator's slots or a target's. Any
+//! Both ends use this; they differ in their [`SlotEnd`]: an initiator's slots or a target's. Any
 //! thread may call any method. A thread that finds the sending half of a link locked leaves the
 //! work to the lock holder, who checks for work again before releasing it. So packets fill up by
 //! themselves under load.
@@ -33,7 +33,7 @@ use crate::violation::Violation;
 const BATCH_PACKETS_MAX: usize = 64;
 const BATCH_BYTES: usize = 256 << 10;
 /// With several links, the bytes that one link gets before the next one is considered.
-const STRIPE_BYTES: usize = 64 << 10;
+const TURN_BYTES: usize = 64 << 10;
 
 /// What a slot put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum SlotFill {
 }
 
 /// How an end handles the parts that are about slots.
-pub(crate) trait Role: Send + Sync {
+pub(crate) trait SlotEnd: Send + Sync {
     /// A command, data or a reply arrived.
     fn take(&self, part: &Part<'_>) -> Result<(), Violation>;
     /// Puts what `slot` has to send into a packet.
@@ -118,26 +118,26 @@ pub(crate) enum ControlPart<'a> {
 }
 
 /// A connection.
-pub(crate) struct Connection<R> {
+pub(crate) struct Connection<E> {
     /// The number of the connection at the peer.
     remote: u64,
     seals: Seals,
     pub(crate) links: Box<[Link]>,
     pub(crate) ready: Ready,
-    pub(crate) role: R,
+    pub(crate) end: E,
     kicks: AtomicU64,
     /// When the last packet opened.
     last_received_ns: AtomicU64,
 }
 
-impl<R: Role> Connection<R> {
+impl<E: SlotEnd> Connection<E> {
     /// `last_received_ns` counts as the time of the last packet until one opens.
     pub(crate) fn new(
         remote: u64,
         seals: Seals,
         links: usize,
         slots: usize,
-        role: R,
+        end: E,
         last_received_ns: u64,
     ) -> Self {
         let link = |_| Link {
@@ -161,7 +161,7 @@ impl<R: Role> Connection<R> {
             seals,
             links: (0..links).map(link).collect(),
             ready: Ready::new(slots),
-            role,
+            end,
             kicks: AtomicU64::new(0),
             last_received_ns: AtomicU64::new(last_received_ns),
         }
@@ -201,7 +201,7 @@ impl<R: Role> Connection<R> {
                 Part::Word(word) => control_part(ControlPart::Word(word)),
                 Part::Close(status, text) => control_part(ControlPart::Close(status, text)),
                 part @ (Part::Command(..) | Part::Data(_) | Part::Reply(..)) => {
-                    self.role.take(&part)?;
+                    self.end.take(&part)?;
                     asks = true;
                 }
             }
@@ -227,7 +227,7 @@ impl<R: Role> Connection<R> {
 
     /// Whether a lost piece must be sent again; if so, it is ready now.
     fn again(&self, piece: &Piece) -> bool {
-        let must_resend = self.role.lost(piece);
+        let must_resend = self.end.lost(piece);
         if must_resend {
             self.ready.push(piece.slot);
         }
@@ -243,8 +243,8 @@ impl<R: Role> Connection<R> {
             let mut was_sent = false;
             let (order, count) = self.by_load();
             for index in &order[..count] {
-                let Some(mut outgoing) = self.links[*index].output.try_lock() else { continue };
-                was_sent |= self.send_some(*index, &mut outgoing, now, false);
+                let Some(mut output) = self.links[*index].output.try_lock() else { continue };
+                was_sent |= self.send_some(*index, &mut output, now, false);
                 if was_sent && count > 1 {
                     // Another link may be less loaded now.
                     break;
@@ -262,10 +262,10 @@ impl<R: Role> Connection<R> {
         let (mut order, mut loads, mut count) = ([0; 8], [0u64; 8], 0);
         for (index, link) in self.links.iter().enumerate() {
             let load = match link.output.try_lock() {
-                Some(outgoing) if outgoing.open && outgoing.send_half.has_room() => {
-                    outgoing.send_half.backlog_ns()
+                Some(output) if output.open && output.send_half.has_room() => {
+                    output.send_half.backlog_ns()
                 }
-                Some(outgoing) if outgoing.has_unsent() => u64::MAX - 1,
+                Some(output) if output.has_unsent() => u64::MAX - 1,
                 Some(_) => continue,
                 None => u64::MAX,
             };
@@ -288,9 +288,9 @@ impl<R: Role> Connection<R> {
         }
         output.batch.clear();
         output.unsent_from = 0;
-        let stripe = if self.links.len() > 1 { STRIPE_BYTES } else { BATCH_BYTES };
+        let turn_bytes = if self.links.len() > 1 { TURN_BYTES } else { BATCH_BYTES };
         let mut bytes = 0;
-        while bytes < stripe {
+        while bytes < turn_bytes {
             match self.build(index, output, now, ack && bytes == 0) {
                 0 => break,
                 built => bytes += built,
@@ -321,7 +321,7 @@ impl<R: Role> Connection<R> {
         let mut pieces = Pieces::new();
         while carries && !pieces.is_full() {
             let Some(slot) = self.ready.pop() else { break };
-            if self.role.put(slot, &mut body, &mut pieces) == SlotFill::More {
+            if self.end.put(slot, &mut body, &mut pieces) == SlotFill::More {
                 self.ready.push_front(slot);
                 break;
             }
@@ -371,8 +371,8 @@ impl<R: Role> Connection<R> {
 
     /// Sends a packet with one word, padded to `packet_bytes`, on a path that is not joined yet.
     pub(crate) fn send_word(&self, index: usize, path: &Path, word: &Word, packet_bytes: usize) {
-        let mut outgoing = self.links[index].output.lock();
-        let number = outgoing.send_half.number(|piece| self.again(piece));
+        let mut output = self.links[index].output.lock();
+        let number = output.send_half.number(|piece| self.again(piece));
         let mut batch = Batch::new(1, packet_bytes);
         let packet = &mut batch.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
@@ -380,7 +380,7 @@ impl<R: Role> Connection<R> {
         body.pad();
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
-        outgoing.send_half.sent(0, packet_bytes, &Pieces::new(), false);
+        output.send_half.sent(0, packet_bytes, &Pieces::new(), false);
         // If a word is lost, the side that waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
@@ -388,18 +388,18 @@ impl<R: Role> Connection<R> {
     /// Tells the peer, on every link, that the connection ends.
     pub(crate) fn send_close(&self, status: u8, text: &str) {
         for (index, link) in self.links.iter().enumerate() {
-            let mut outgoing = link.output.lock();
-            let Some(path) = outgoing.path.clone() else { continue };
-            let packet_bytes = outgoing.send_half.packet_bytes;
+            let mut output = link.output.lock();
+            let Some(path) = output.path.clone() else { continue };
+            let packet_bytes = output.send_half.packet_bytes;
             let mut batch = Batch::new(1, packet_bytes);
             let packet = &mut batch.space()[..packet_bytes];
             let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
             body.close(status, text);
             let length = HEADER_BYTES + body.used() + TAIL_BYTES;
-            let number = outgoing.send_half.number(|piece| self.again(piece));
+            let number = output.send_half.number(|piece| self.again(piece));
             self.seal(&mut packet[..length], index, number);
             batch.commit(length);
-            outgoing.send_half.sent(0, length, &Pieces::new(), false);
+            output.send_half.sent(0, length, &Pieces::new(), false);
             let _ = path.sender.send(&path.peer, &batch, 0);
         }
     }
@@ -408,25 +408,25 @@ impl<R: Role> Connection<R> {
     /// acknowledgements and everything ready is sent.
     pub(crate) fn tick(&self, now: u64) {
         for link in &self.links {
-            let mut outgoing = link.output.lock();
-            let asks = outgoing.send_half.tick(now, |piece| self.again(piece));
-            outgoing.ping |= asks && outgoing.open;
-            outgoing.update_time(now);
+            let mut output = link.output.lock();
+            let asks = output.send_half.tick(now, |piece| self.again(piece));
+            output.ping |= asks && output.open;
+            output.update_time(now);
         }
         self.pump(now);
         let is_due = |link: &Link| link.receive_half.lock().due_ns().is_some_and(|due| due <= now);
         for (index, link) in self.links.iter().enumerate() {
             let owes_ack = is_due(link);
-            let mut outgoing = link.output.lock();
-            if owes_ack || outgoing.ping {
-                self.send_some(index, &mut outgoing, now, owes_ack);
+            let mut output = link.output.lock();
+            if owes_ack || output.ping {
+                self.send_some(index, &mut output, now, owes_ack);
             }
         }
         // Acknowledgements for a link without a way back use another link.
         if self.links.iter().any(is_due) {
             for (index, link) in self.links.iter().enumerate() {
-                let mut outgoing = link.output.lock();
-                if outgoing.path.is_some() && self.send_some(index, &mut outgoing, now, true) {
+                let mut output = link.output.lock();
+                if output.path.is_some() && self.send_some(index, &mut output, now, true) {
                     return;
                 }
             }
@@ -465,7 +465,7 @@ impl<R: Role> Connection<R> {
     pub(crate) fn is_blocked(&self, index: usize) -> bool {
         let kicks = self.kicks.load(Ordering::SeqCst);
         let is_blocked =
-            self.links[index].output.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
+            self.links[index].output.try_lock().is_some_and(|output| output.has_unsent());
         is_blocked || self.was_left_work(kicks)
     }
 
@@ -473,10 +473,10 @@ impl<R: Role> Connection<R> {
     pub(crate) fn is_blocked_at(&self, sender: &Arc<dyn Sender>) -> bool {
         let kicks = self.kicks.load(Ordering::SeqCst);
         let is_blocked =
-            self.links.iter().filter_map(|link| link.output.try_lock()).any(|outgoing| {
+            self.links.iter().filter_map(|link| link.output.try_lock()).any(|output| {
                 let is_at_sender =
-                    outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
-                is_at_sender && outgoing.has_unsent()
+                    output.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+                is_at_sender && output.has_unsent()
             });
         is_blocked || self.was_left_work(kicks)
     }
@@ -497,21 +497,21 @@ impl<R: Role> Connection<R> {
 
     /// Link `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
-        let mut outgoing = self.links[index].output.lock();
+        let mut output = self.links[index].output.lock();
         let stream = path.peer == Peer::Stream;
-        outgoing.lose_all(|piece| self.again(piece));
-        outgoing.send_half.renew(packet_bytes, stream);
-        outgoing.path = Some(path);
-        outgoing.open = true;
+        output.lose_all(|piece| self.again(piece));
+        output.send_half.renew(packet_bytes, stream);
+        output.path = Some(path);
+        output.open = true;
     }
 
     /// Link `index` carries nothing until it is reopened; what was in flight there uses other
     /// links.
     pub(crate) fn close_link(&self, index: usize) {
-        let mut outgoing = self.links[index].output.lock();
-        outgoing.lose_all(|piece| self.again(piece));
-        outgoing.open = false;
-        outgoing.path = None;
+        let mut output = self.links[index].output.lock();
+        output.lose_all(|piece| self.again(piece));
+        output.open = false;
+        output.path = None;
     }
 
     /// Closes all links, as if they had been lost, so that this connection keeps no carrier alive.

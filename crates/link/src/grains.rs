@@ -9,7 +9,7 @@
 use sawmill_format::link::GRAIN_BYTES;
 
 /// A set of grains.
-pub(crate) struct Grains {
+pub(crate) struct GrainSet {
     words: Box<[u64]>,
     count: u32,
 }
@@ -19,10 +19,10 @@ pub(crate) fn grains_of(bytes: usize) -> u32 {
     bytes.div_ceil(GRAIN_BYTES) as u32
 }
 
-impl Grains {
+impl GrainSet {
     /// The empty set for payloads of up to `payload_bytes_max` bytes.
     pub(crate) fn new(payload_bytes_max: usize) -> Self {
-        Grains { words: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
+        GrainSet { words: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -99,7 +99,7 @@ mod tests {
         fn grains_are_a_set(
             steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u32..300), 1..60),
         ) {
-            let (mut grains, mut model) = (Grains::new(300 * GRAIN_BYTES), BTreeSet::new());
+            let (mut grains, mut model) = (GrainSet::new(300 * GRAIN_BYTES), BTreeSet::new());
             for (insert, a, b) in steps {
                 let (from, to) = (a.min(b), a.max(b));
                 if insert {

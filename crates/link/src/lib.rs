@@ -44,15 +44,16 @@ pub use status::{kind_of, status_of};
 /// the direction of writing, or is invisible, becomes its number. The result is unambiguous.
 #[must_use]
 pub fn legible(text: &str) -> Cow<'_, str> {
-    let is_plain = |c: char| matches!(c, '"' | '\'') || c.escape_debug().len() == 1;
+    let is_plain =
+        |character: char| matches!(character, '"' | '\'') || character.escape_debug().len() == 1;
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
     }
     let mut output = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match is_plain(c) {
-            true => output.push(c),
-            false => output.extend(c.escape_debug()),
+    for character in text.chars() {
+        match is_plain(character) {
+            true => output.push(character),
+            false => output.extend(character.escape_debug()),
         }
     }
     Cow::Owned(output)
@@ -108,25 +109,28 @@ pub struct LinkStatus {
     pub links: Vec<OneLink>,
 }
 
-fn links_of<R: connection::Role>(connection: &connection::Connection<R>, now: u64) -> Vec<OneLink> {
+fn links_of<E: connection::SlotEnd>(
+    connection: &connection::Connection<E>,
+    now: u64,
+) -> Vec<OneLink> {
     use std::sync::atomic::Ordering::Relaxed;
     let one = |link: &connection::Link| {
         let received = link.receive_half.lock().counts;
-        let outgoing = link.output.lock();
+        let output = link.output.lock();
         OneLink {
-            state_ms: now.saturating_sub(outgoing.seen_since_ns) / clock::MS,
-            peer: outgoing.path.as_ref().map(|path| path.peer),
+            state_ms: now.saturating_sub(output.seen_since_ns) / clock::MS,
+            peer: output.path.as_ref().map(|path| path.peer),
             received,
-            open: outgoing.open,
-            silent: outgoing.send_half.is_silent(),
-            packet_bytes: outgoing.send_half.packet_bytes,
-            rtt_us: if outgoing.send_half.is_measured() {
-                outgoing.send_half.rtt_ns() / 1000
+            open: output.open,
+            silent: output.send_half.is_silent(),
+            packet_bytes: output.send_half.packet_bytes,
+            rtt_us: if output.send_half.is_measured() {
+                output.send_half.rtt_ns() / 1000
             } else {
                 0
             },
-            window_bytes: outgoing.send_half.window_bytes(),
-            sent: outgoing.send_half.counts,
+            window_bytes: output.send_half.window_bytes(),
+            sent: output.send_half.counts,
             refused: link.refused.load(Relaxed),
             doubled: link.doubled.load(Relaxed),
         }

@@ -151,16 +151,16 @@ impl<D: BlockDevice> PackedDevice for Unpacker<D> {
         };
         let flags = Flags { fua: request.flags.fua, ..Flags::default() };
         let progress = UnpackProgress { pieces: pieces.len(), error: None, request: Some(request) };
-        let all = Arc::new(All { payload, progress: Mutex::new(progress) });
+        let whole = Arc::new(PackedRequest { payload, progress: Mutex::new(progress) });
         for Piece { address, place, length } in pieces {
-            let part = Box::new(Part { all: all.clone(), place });
+            let part = Box::new(PackedPiece { whole: whole.clone(), place });
             self.inner.submit(Request::new(Operation::Write, address, length as u64, flags, part));
         }
     }
 }
 
 /// A packed write in flight.
-struct All {
+struct PackedRequest {
     payload: Vec<u8>,
     progress: Mutex<UnpackProgress>,
 }
@@ -172,15 +172,15 @@ struct UnpackProgress {
 }
 
 /// The exchange of one of its writes.
-struct Part {
-    all: Arc<All>,
+struct PackedPiece {
+    whole: Arc<PackedRequest>,
     place: usize,
 }
 
-impl Exchange for Part {
+impl Exchange for PackedPiece {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = self.place + offset as usize;
-        into.copy_from_slice(&self.all.payload[start..start + into.len()]);
+        into.copy_from_slice(&self.whole.payload[start..start + into.len()]);
     }
 
     fn buffer(&mut self) -> &mut [u8] {
@@ -189,7 +189,7 @@ impl Exchange for Part {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         let completion = {
-            let mut progress = self.all.progress.lock();
+            let mut progress = self.whole.progress.lock();
             if let Err(error) = outcome {
                 progress.error.get_or_insert(error);
             }

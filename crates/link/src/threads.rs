@@ -32,11 +32,11 @@ const WAIT_NS_MAX: u64 = SECOND;
 /// The longest time to connect a stream, and the pauses between attempts to open a carrier. They
 /// are short because nothing reports that an interface has come up, and an interface that comes and
 /// goes must be caught while it is up.
-const REACH_MAX: Duration = Duration::from_secs(3);
-const REOPEN_FIRST: Duration = Duration::from_millis(100);
-const REOPEN_MAX: Duration = Duration::from_millis(250);
+const REACH_TIME_MAX: Duration = Duration::from_secs(3);
+const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
+const REOPEN_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// The longest time for a target to learn that exports are closed.
-const LEAVE_MAX: Duration = Duration::from_secs(2);
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(2);
 /// The most connections in one batch.
 const TOUCHED_MAX: usize = 64;
 
@@ -149,7 +149,7 @@ impl Drop for InitiatorThreads {
         let is_own = self.threads.include_current();
         if self.initiator.status().connected && !is_own {
             let start = Instant::now();
-            let remaining = || LEAVE_MAX.saturating_sub(start.elapsed());
+            let remaining = || LEAVE_TIME_MAX.saturating_sub(start.elapsed());
             // Without an answer in time, the target drops us after its silence limit, as if we had
             // died.
             closing.iter().for_each(|answer| drop(answer.wait(remaining())));
@@ -166,21 +166,21 @@ fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
 
 /// Opens the carrier of link `index`, again after each failure, and receives.
 fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, stop: &Stop) {
-    let mut pause = REOPEN_FIRST;
+    let mut pause = REOPEN_PAUSE_MIN;
     let mut last_message = String::new();
     while !stop.is_set() {
-        let error = match reach(address, REACH_MAX) {
+        let error = match reach(address, REACH_TIME_MAX) {
             Ok((carrier, peer)) => {
                 if !last_message.is_empty() {
                     tracing::info!("link {index} ({address}): reopened");
                     last_message.clear();
                 }
-                pause = REOPEN_FIRST;
+                pause = REOPEN_PAUSE_MIN;
                 receive_for_initiator(initiator, index, carrier, peer, stop)
             }
             Err(error) => error,
         };
-        initiator.lose_way(index);
+        initiator.lose_path(index);
         if stop.is_set() {
             return;
         }
@@ -189,7 +189,7 @@ fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, st
             tracing::warn!("link {index} ({address}): {last_message}");
         }
         stop.pause(pause);
-        pause = (pause * 2).min(REOPEN_MAX);
+        pause = (pause * 2).min(REOPEN_PAUSE_MAX);
         initiator.tick();
     }
 }
@@ -204,7 +204,7 @@ fn receive_for_initiator(
     let waker = carrier.receiver.waker();
     stop.listen(&waker);
     initiator.add_waker(index, Arc::clone(&waker));
-    initiator.add_way(index, Arc::clone(&carrier.sender), peer, Some(waker));
+    initiator.add_path(index, Arc::clone(&carrier.sender), peer, Some(waker));
     while !stop.is_set() {
         let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
         let mut has_begun = false;
@@ -343,7 +343,7 @@ fn accept(
             Err(error) => {
                 drop(streams);
                 tracing::warn!("link: cannot accept a stream: {error}");
-                stop.pause(REOPEN_FIRST);
+                stop.pause(REOPEN_PAUSE_MIN);
             }
         }
     }
@@ -357,11 +357,11 @@ fn keep_listening(
     receivers: usize,
     stop: &Stop,
 ) {
-    let (mut carrier, mut pause) = (Some(carrier), REOPEN_FIRST);
+    let (mut carrier, mut pause) = (Some(carrier), REOPEN_PAUSE_MIN);
     while !stop.is_set() {
         let error = match carrier.take() {
             Some(carrier) => {
-                pause = REOPEN_FIRST;
+                pause = REOPEN_PAUSE_MIN;
                 receive_for_target(target, carrier, stop, None)
             }
             None => match listen(address, receivers) {
@@ -378,7 +378,7 @@ fn keep_listening(
         }
         tracing::warn!("link {address}: {error}; reopening it");
         stop.pause(pause);
-        pause = (pause * 2).min(REOPEN_MAX);
+        pause = (pause * 2).min(REOPEN_PAUSE_MAX);
     }
 }
 

@@ -10,7 +10,7 @@ use sawmill_format::link::GRAIN_BYTES;
 use sawmill_format::link::part::{Body, Command, Reply, command_at, data_at, reply_at};
 
 use crate::connection::SlotFill;
-use crate::grains::{Grains, grains_of};
+use crate::grains::{GrainSet, grains_of};
 use crate::path::{Piece, PieceKind, Pieces};
 
 /// The part that is sent first, although it may arrive last.
@@ -51,13 +51,13 @@ impl Head {
 /// The parts of a use of a slot that are in no packet.
 pub(crate) struct UnsentParts {
     head: bool,
-    rest: Grains,
+    rest: GrainSet,
 }
 
 impl UnsentParts {
     /// Nothing to send, for a slot of this many bytes.
     pub(crate) fn new(slot_bytes: usize) -> Self {
-        UnsentParts { head: false, rest: Grains::new(slot_bytes) }
+        UnsentParts { head: false, rest: GrainSet::new(slot_bytes) }
     }
 
     /// Starts to send a head and this many bytes.

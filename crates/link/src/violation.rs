@@ -23,13 +23,13 @@ mod tests {
     use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 
     use super::*;
-    use crate::connection::{Connection, Role, SlotFill};
+    use crate::connection::{Connection, SlotEnd, SlotFill};
     use crate::path::{Piece, Pieces};
     use crate::session::Seals;
 
     struct NoSlots;
 
-    impl Role for NoSlots {
+    impl SlotEnd for NoSlots {
         fn take(&self, _: &Part<'_>) -> Result<(), Violation> {
             Ok(())
         }

@@ -39,7 +39,7 @@ use sawmill_device::{BlockDevice, Geometry, Request, Result};
 pub use self::counters::CacheCounters;
 pub use self::options::{Options, Policy};
 
-use self::options::Setup;
+use self::options::CacheSetup;
 use self::state::{State, Work};
 use crate::packed_device::PackedDevice;
 
@@ -71,7 +71,7 @@ impl<D: PackedDevice + 'static> Cache<D> {
     /// The longest request of the cache may be shorter than the device's: a quarter of its memory.
     pub fn new(device: D, options: &Options) -> Result<Self> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
-        let setup = Setup::new(options, &device.geometry(), packed, span)?;
+        let setup = CacheSetup::new(options, &device.geometry(), packed, span)?;
         let (geometry, counters) = (setup.geometry, Arc::<CacheCounters>::default());
         let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
             let state = Mutex::new(State::new(setup, counters.clone(), me.clone()));

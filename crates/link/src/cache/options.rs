@@ -69,11 +69,11 @@ const PACKED_BYTES_MIN: u32 =
 
 const BELOW_BYTES_MAX: u32 = 256 << 10;
 /// No packed write up to this length has more entries than allowed, even if each has one byte.
-const DENSEST_BYTES_MAX: u32 =
+const PACKED_BYTES_DENSE_MAX: u32 =
     packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
 
 /// Limits and properties, ready for use.
-pub(super) struct Setup {
+pub(super) struct CacheSetup {
     pub(super) policy: Policy,
     /// The geometry of the cache.
     pub(super) geometry: Geometry,
@@ -90,7 +90,7 @@ pub(super) struct Setup {
     pub(super) packed_span_bytes_max: u64,
 }
 
-impl Setup {
+impl CacheSetup {
     /// `Invalid`: a limit is out of range, or the device does not accept a packed page.
     pub(super) fn new(options: &Options, below: &Geometry, packed: u32, span: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("cache: {text}")));
@@ -122,7 +122,7 @@ impl Setup {
             below.request_bytes_max.min(u32::try_from(longest).unwrap_or(u32::MAX));
         let preferred_bytes = below.preferred_bytes.min(request_bytes_max);
         let pages_max = usize::try_from(options.cache_bytes_max).unwrap_or(usize::MAX) / PAGE_BYTES;
-        Ok(Setup {
+        Ok(CacheSetup {
             policy: options.policy,
             geometry: Geometry { request_bytes_max, preferred_bytes, ..*below },
             pages_max,
@@ -131,7 +131,7 @@ impl Setup {
             flush_interval: Duration::from_secs(options.flush_interval_s.into()),
             write_backs_max: options.write_backs_max as usize,
             below_bytes_max: below.request_bytes_max.min(BELOW_BYTES_MAX).into(),
-            packed_bytes_max: packed.min(DENSEST_BYTES_MAX).into(),
+            packed_bytes_max: packed.min(PACKED_BYTES_DENSE_MAX).into(),
             packed_span_bytes_max: span.min(packed_write::SPAN_BYTES_MAX).into(),
         })
     }

@@ -17,13 +17,13 @@ use std::time::Instant;
 
 use sawmill_device::{Error, Operation, Outcome, Reply, Request};
 
-use self::change::Claim;
+use self::change::PageLock;
 use self::push::Push;
 use self::read::PageRead;
 use self::write_back::Run;
 use super::OutcomeListener;
 use super::counters::CacheCounters;
-use super::options::{Policy, Setup};
+use super::options::{CacheSetup, Policy};
 use super::table::PageTable;
 
 mod change;
@@ -61,9 +61,10 @@ struct WaitLists {
     /// Writes that wait for room, in order.
     /// Bounded by the requests that the doors admit.
     held_requests: VecDeque<Request>,
-    /// Ranges that are being changed below directly. They do not overlap.
-    claims: Vec<Claim>,
-    /// Requests that wait for a claim, or for an earlier request in this list, in order.
+    /// Pages that are being changed below directly. They do not overlap.
+    /// Bounded by the requests that the doors admit.
+    page_locks: Vec<PageLock>,
+    /// Requests that wait for a lock, or for an earlier request in this list, in order.
     /// Bounded by the requests that the doors admit.
     blocked: VecDeque<Request>,
     /// Flushes that wait for all writes up to a number, in order.
@@ -76,7 +77,7 @@ struct WaitLists {
 }
 
 pub(super) struct State {
-    pub(super) setup: Setup,
+    pub(super) setup: CacheSetup,
     counters: Arc<CacheCounters>,
     me: Weak<dyn OutcomeListener>,
     table: PageTable,
@@ -97,7 +98,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(
-        setup: Setup,
+        setup: CacheSetup,
         counters: Arc<CacheCounters>,
         me: Weak<dyn OutcomeListener>,
     ) -> Self {
@@ -163,7 +164,7 @@ impl State {
     /// for it may continue.
     pub(super) fn quieted(&mut self, number: u64) {
         self.table.quieted(number);
-        self.claim_quieted(number);
+        self.page_quieted(number);
     }
 
     pub(super) fn note_unsaved(&self) {

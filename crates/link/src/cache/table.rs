@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::PAGE_BYTES;
 use super::counters::CacheCounters;
-use super::options::Setup;
+use super::options::CacheSetup;
 use super::page::Page;
 
 /// A part of a range that lies in one page.
@@ -57,7 +57,7 @@ pub(super) struct PageTable {
 }
 
 impl PageTable {
-    pub(super) fn new(setup: &Setup, counters: Arc<CacheCounters>) -> Self {
+    pub(super) fn new(setup: &CacheSetup, counters: Arc<CacheCounters>) -> Self {
         let (pages_max, size_bytes) = (setup.pages_max, setup.geometry.size_bytes);
         PageTable {
             pages: HashMap::default(),

@@ -21,7 +21,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
 /// The port if none is given.
-pub const DEFAULT_PORT: u16 = 9700;
+pub const PORT_DEFAULT: u16 = 9700;
 
 /// The kernel's interface names are shorter than this.
 const INTERFACE_NAME_BYTES: usize = 16;
@@ -36,7 +36,7 @@ pub enum LinkAddress {
     /// `eth:INTERFACE`.
     Ethernet(String),
     /// `xdp:INTERFACE`.
-    Express(String),
+    Xdp(String),
 }
 
 /// A place that is reachable by IP.
@@ -106,7 +106,7 @@ impl FromStr for LinkAddress {
             Some(("udp", place)) => Ok(LinkAddress::Udp(host_port(text, place)?)),
             Some(("tcp", place)) => Ok(LinkAddress::Tcp(host_port(text, place)?)),
             Some(("eth", name)) => Ok(LinkAddress::Ethernet(interface(text, name)?)),
-            Some(("xdp", name)) => Ok(LinkAddress::Express(interface(text, name)?)),
+            Some(("xdp", name)) => Ok(LinkAddress::Xdp(interface(text, name)?)),
             _ if text.is_empty() => Err(wrong(text, "it is empty", kinds)),
             _ => Err(wrong(text, "it does not start with udp:, tcp:, eth: or xdp:", kinds)),
         }
@@ -144,7 +144,9 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
             None => (place, None),
         }
     };
-    if host.is_empty() || host.contains(|c: char| c.is_whitespace() || "/[]".contains(c)) {
+    if host.is_empty()
+        || host.contains(|character: char| character.is_whitespace() || "/[]".contains(character))
+    {
         return Err(wrong(
             text,
             "it has no host",
@@ -152,7 +154,7 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
         ));
     }
     let port = match port.map(str::parse::<u16>) {
-        None => DEFAULT_PORT,
+        None => PORT_DEFAULT,
         Some(Ok(port)) if port > 0 => port,
         Some(_) => {
             return Err(wrong(
@@ -166,7 +168,9 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
 }
 
 fn interface(text: &str, name: &str) -> Result<String, AddressError> {
-    let is_wrong = |c: char| c.is_whitespace() || c.is_control() || "/:@".contains(c);
+    let is_wrong = |character: char| {
+        character.is_whitespace() || character.is_control() || "/:@".contains(character)
+    };
     if name.is_empty() || name.len() >= INTERFACE_NAME_BYTES || name.contains(is_wrong) {
         let what = format!("\"{name}\" is not a valid interface name");
         return Err(wrong(text, &what, "use one that `ip link` shows, like eth0"));
@@ -188,7 +192,7 @@ impl fmt::Display for LinkAddress {
             LinkAddress::Udp(place) => write!(f, "udp:{place}"),
             LinkAddress::Tcp(place) => write!(f, "tcp:{place}"),
             LinkAddress::Ethernet(name) => write!(f, "eth:{name}"),
-            LinkAddress::Express(name) => write!(f, "xdp:{name}"),
+            LinkAddress::Xdp(name) => write!(f, "xdp:{name}"),
         }
     }
 }
@@ -258,7 +262,7 @@ mod tests {
     fn an_address_resolves_without_a_name_server() {
         let place = |text: &str| match text.parse().expect(text) {
             LinkAddress::Udp(place) | LinkAddress::Tcp(place) => place,
-            LinkAddress::Ethernet(_) | LinkAddress::Express(_) => panic!("no place"),
+            LinkAddress::Ethernet(_) | LinkAddress::Xdp(_) => panic!("no place"),
         };
         assert_eq!(
             place("udp:127.0.0.1").resolve().expect("known"),

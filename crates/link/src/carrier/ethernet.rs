@@ -38,7 +38,7 @@ const BATCH_FRAMES_MAX: usize = 256;
 /// wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for
 /// each end, a third more frames pass, at a tenth more CPU time per frame. If both ends share a
 /// core, it only delays the other.
-const LOOKS_MAX: u32 = 100;
+const CHECKS_MAX: u32 = 100;
 
 struct EthernetState {
     socket: Arc<FrameSocket>,
@@ -63,9 +63,9 @@ pub struct EthernetReceiver {
 
 impl EthernetReceiver {
     fn has_frame(&self) -> bool {
-        let looks = if self.is_busy { LOOKS_MAX } else { 0 };
+        let checks = if self.is_busy { CHECKS_MAX } else { 0 };
         self.ring.has_frame()
-            || (0..looks).any(|_| {
+            || (0..checks).any(|_| {
                 std::hint::spin_loop();
                 self.ring.has_frame()
             })

@@ -35,7 +35,7 @@ pub use open::{Carrier, TargetListener, listen, reach};
 pub use tcp::{AcceptedStream, Listener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
-pub use xdp::{ExpressReceiver, ExpressSender, open_express};
+pub use xdp::{XdpReceiver, XdpSender, open_xdp};
 
 /// The shortest packet.
 pub const PACKET_BYTES_MIN: usize = 24;
@@ -109,7 +109,7 @@ fn declared_bytes(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The packet in a datagram or frame, without what follows it; none if its length is invalid.
-fn whole_packet(bytes: &mut [u8]) -> Option<&mut [u8]> {
+pub(crate) fn whole_packet(bytes: &mut [u8]) -> Option<&mut [u8]> {
     let length = declared_bytes(bytes).filter(|&length| length >= PACKET_BYTES_MIN)?;
     bytes.get_mut(..length)
 }

@@ -14,7 +14,7 @@ use sawmill_device::{Error, ErrorKind};
 use super::address::HostPort;
 use super::{
     BROADCAST, LinkAddress, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet,
-    open_express, open_udp,
+    open_udp, open_xdp,
 };
 
 /// Both halves of a carrier.
@@ -48,8 +48,8 @@ impl Carrier {
         Ok(Carrier::of(sender, receiver))
     }
 
-    fn express(name: &str) -> io::Result<Self> {
-        let (sender, receiver) = open_express(name)?;
+    fn xdp(name: &str) -> io::Result<Self> {
+        let (sender, receiver) = open_xdp(name)?;
         Ok(Carrier::of(sender, receiver))
     }
 }
@@ -79,7 +79,7 @@ fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
             (Carrier::of(sender, receiver), Peer::Stream)
         }
         LinkAddress::Ethernet(name) => (Carrier::ethernet(name)?, BROADCAST),
-        LinkAddress::Express(name) => (Carrier::express(name)?, BROADCAST),
+        LinkAddress::Xdp(name) => (Carrier::xdp(name)?, BROADCAST),
     })
 }
 
@@ -103,7 +103,7 @@ fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListe
             TargetListener::Streams(Listener::open(place.resolve()?, interface)?)
         }
         LinkAddress::Ethernet(name) => TargetListener::Packets(vec![Carrier::ethernet(name)?]),
-        LinkAddress::Express(name) => TargetListener::Packets(vec![Carrier::express(name)?]),
+        LinkAddress::Xdp(name) => TargetListener::Packets(vec![Carrier::xdp(name)?]),
     })
 }
 
@@ -112,23 +112,21 @@ fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {
 }
 
 fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
-    let is_express = matches!(address, LinkAddress::Express(_));
+    let is_xdp = matches!(address, LinkAddress::Xdp(_));
     let hint = match Errno::from_io_error(&error) {
-        Some(Errno::PERM | Errno::ACCESS) if is_express => {
+        Some(Errno::PERM | Errno::ACCESS) if is_xdp => {
             "; it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run it as root, or grant it these \
              capabilities"
         }
-        Some(Errno::BUSY) if is_express => {
+        Some(Errno::BUSY) if is_xdp => {
             "; the interface has an XDP program already (`ip link` shows it): use eth:, which \
             shares it"
         }
-        Some(Errno::TOOBIG) if is_express => {
+        Some(Errno::TOOBIG) if is_xdp => {
             "; the interface has several receive queues: `ethtool -L NAME combined 1`, or use eth:"
         }
-        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => {
-            "; the kernel has no AF_XDP: use eth:"
-        }
-        Some(Errno::OPNOTSUPP | Errno::RANGE) if is_express => {
+        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_xdp => "; the kernel has no AF_XDP: use eth:",
+        Some(Errno::OPNOTSUPP | Errno::RANGE) if is_xdp => {
             "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller \
              MTU at both ends, or use eth:"
         }
@@ -137,7 +135,7 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
         }
         Some(Errno::NODEV) => "; no interface has that name: `ip link` shows them",
         Some(Errno::NETDOWN) => "; the interface is down: `ip link set NAME up`",
-        Some(Errno::INVAL) if is_express || matches!(address, LinkAddress::Ethernet(_)) => {
+        Some(Errno::INVAL) if is_xdp || matches!(address, LinkAddress::Ethernet(_)) => {
             "; the interface carries no Ethernet frames"
         }
         Some(Errno::ADDRINUSE) => "; another process listens there: stop it, or use another port",

@@ -30,7 +30,7 @@ use super::{
 const READ_BYTES_MAX: usize = 8 * PACKET_BYTES_MAX;
 /// A silent peer is probed after this time, and again at this interval. This many probes without an
 /// answer, or data unacknowledged for as long, end the stream.
-const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
+const KEEPALIVE_DELAY: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES_MAX: u32 = 3;
 const UNACKNOWLEDGED_MS_MAX: u32 = 11_000;
@@ -40,13 +40,13 @@ struct Connection {
     descriptor: OwnedFd,
     waker: Arc<Waker>,
     /// The rest of a packet that the kernel accepted in part.
-    rest: Mutex<Rest>,
+    rest: Mutex<UnsentBytes>,
     has_rest: AtomicBool,
     /// Wakes a waiting receiver when there is a rest to send.
     nudge: Waker,
 }
 
-struct Rest {
+struct UnsentBytes {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
@@ -71,21 +71,21 @@ pub struct StreamReceiver {
 /// An accepted stream: its halves, and the peer's address.
 pub type AcceptedStream = (StreamSender, StreamReceiver, SocketAddr);
 
-/// Connects within `wait`.
+/// Connects within `timeout`.
 ///
 /// Errors: ECONNREFUSED, no route, `TimedOut`, ENODEV for an unknown interface.
 pub fn connect(
     to: SocketAddr,
     interface: Option<&str>,
-    wait: Duration,
+    timeout: Duration,
 ) -> io::Result<(StreamSender, StreamReceiver)> {
     let descriptor = open(&to, interface)?;
     match rustix::net::connect(&descriptor, &to) {
         Ok(()) => (),
         Err(Errno::INPROGRESS) => {
-            let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
+            let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
             let mut polled = [PollFd::new(&descriptor, PollFlags::OUT)];
-            if rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait)))? == 0 {
+            if rustix::io::retry_on_intr(|| poll(&mut polled, Some(&timeout)))? == 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!("{to} does not answer"),
@@ -164,11 +164,12 @@ fn open(address: &SocketAddr, interface: Option<&str>) -> io::Result<OwnedFd> {
 fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
     sockopt::set_tcp_nodelay(&descriptor, true)?;
     sockopt::set_socket_keepalive(&descriptor, true)?;
-    sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_AFTER)?;
+    sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_DELAY)?;
     sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_EVERY)?;
     sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES_MAX)?;
     sockopt::set_tcp_user_timeout(&descriptor, UNACKNOWLEDGED_MS_MAX)?;
-    let rest = Rest { bytes: vec![0; PACKET_BYTES_MAX].into_boxed_slice(), start: 0, end: 0 };
+    let rest =
+        UnsentBytes { bytes: vec![0; PACKET_BYTES_MAX].into_boxed_slice(), start: 0, end: 0 };
     let connection = Arc::new(Connection {
         descriptor,
         waker: Arc::new(Waker::new()?),
@@ -204,7 +205,7 @@ impl Connection {
     }
 
     /// Sends the rest. Returns whether none is left.
-    fn flush(&self, rest: &mut Rest) -> io::Result<bool> {
+    fn flush(&self, rest: &mut UnsentBytes) -> io::Result<bool> {
         while rest.start < rest.end {
             match self.write(&rest.bytes[rest.start..rest.end])? {
                 0 => return Ok(false),
@@ -224,7 +225,7 @@ impl Connection {
 impl StreamSender {
     /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in
     /// part. Its missing part becomes the rest.
-    fn taken(&self, rest: &mut Rest, batch: &Batch, from: usize, written: usize) -> usize {
+    fn taken(&self, rest: &mut UnsentBytes, batch: &Batch, from: usize, written: usize) -> usize {
         let (mut at, mut covered) = (from, 0);
         while covered < written {
             let packet = batch.packet(at);
@@ -342,17 +343,18 @@ impl Receiver for StreamReceiver {
         let socket = connection.descriptor.as_fd();
         let out = writable_too || has_rest;
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
-        let mut woken = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
+        let mut reasons = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
         if ready.writable {
             // A sender that holds the lock flushes by itself, and receives any error.
-            let is_flushed = connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
-            woken.writable = writable_too && !matches!(is_flushed, Some(Ok(false)));
+            let flush_result =
+                connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
+            reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
         if !ready.readable && !ready.failed {
-            return Ok(woken);
+            return Ok(reasons);
         }
         match self.read() {
-            Ok(None) => return Ok(woken),
+            Ok(None) => return Ok(reasons),
             Ok(Some(0)) => {
                 let is_torn = self.start < self.end;
                 self.connection.end();
@@ -364,10 +366,10 @@ impl Receiver for StreamReceiver {
                 return Err(error);
             }
         }
-        if !self.hand_on(&mut woken, each) {
+        if !self.hand_on(&mut reasons, each) {
             self.end();
         }
-        Ok(woken)
+        Ok(reasons)
     }
 
     fn waker(&self) -> Arc<Waker> {

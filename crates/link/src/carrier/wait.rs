@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 /// The kernel refuses packets with ENOBUFS while a queue below the socket is full, and does not
 /// report when there is room again. So a refused sender retries after this time.
-const AFTER_REFUSAL: Duration = Duration::from_millis(1);
+const REFUSAL_DELAY: Duration = Duration::from_millis(1);
 
 /// Ends a wait from another thread. All calls before the next wait count as one.
 pub struct Waker {
@@ -124,7 +124,7 @@ pub(super) fn wait_for_packets(
     }
     let wait = if is_there { Some(Duration::ZERO) } else { wait };
     let ready = if writable_too && refused.swap(false, Ordering::AcqRel) {
-        let wait = wait.map_or(AFTER_REFUSAL, |wait| wait.min(AFTER_REFUSAL));
+        let wait = wait.map_or(REFUSAL_DELAY, |wait| wait.min(REFUSAL_DELAY));
         Ready { writable: true, ..wait_for(socket, waker, None, Some(wait), false)? }
     } else {
         wait_for(socket, waker, None, wait, writable_too)?

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sawmill_sys::net::{Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
+use sawmill_sys::net::{self, Interface, XdpInbox, XdpOutbox, XdpSocket};
 
 use super::ethernet::{ETHERTYPE, header};
 use super::wait::{PacketWait, wait_for_packets};
@@ -26,7 +26,7 @@ use super::{
 /// After this many frames the receiver returns, so that others get their turn.
 const BATCH_FRAMES_MAX: usize = 256;
 /// The kernel does not report when it has room for frames that it refused.
-const PUSH_AGAIN: Duration = Duration::from_millis(1);
+const PUSH_DELAY: Duration = Duration::from_millis(1);
 
 struct XdpState {
     socket: Arc<XdpSocket>,
@@ -52,21 +52,21 @@ impl XdpState {
 
 /// Sends frames.
 #[derive(Clone)]
-pub struct ExpressSender {
+pub struct XdpSender {
     shared: Arc<XdpState>,
 }
 
 /// Receives frames.
-pub struct ExpressReceiver {
+pub struct XdpReceiver {
     shared: Arc<XdpState>,
     inbox: XdpInbox,
 }
 
 /// Opens this interface, which must have one receive queue and no XDP program.
 ///
-/// Errors: those of [`open_xdp`].
-pub fn open_express(interface: &str) -> io::Result<(ExpressSender, ExpressReceiver)> {
-    let (socket, outbox, inbox) = open_xdp(interface, ETHERTYPE)?;
+/// Errors: those of [`net::open_xdp`].
+pub fn open_xdp(interface: &str) -> io::Result<(XdpSender, XdpReceiver)> {
+    let (socket, outbox, inbox) = net::open_xdp(interface, ETHERTYPE)?;
     let shared = Arc::new(XdpState {
         socket,
         outbox: Mutex::new(outbox),
@@ -74,10 +74,10 @@ pub fn open_express(interface: &str) -> io::Result<(ExpressSender, ExpressReceiv
         waker: Arc::new(Waker::new()?),
         refused: AtomicBool::new(false),
     });
-    Ok((ExpressSender { shared: shared.clone() }, ExpressReceiver { shared, inbox }))
+    Ok((XdpSender { shared: shared.clone() }, XdpReceiver { shared, inbox }))
 }
 
-impl ExpressSender {
+impl XdpSender {
     /// The interface, its MTU and hardware address, as of when it was opened.
     #[must_use]
     pub fn interface(&self) -> &Interface {
@@ -91,7 +91,7 @@ impl ExpressSender {
     }
 }
 
-impl Sender for ExpressSender {
+impl Sender for XdpSender {
     fn packet_bytes_max(&self, _: &Peer) -> usize {
         self.interface().mtu_bytes.min(PACKET_BYTES_MAX)
     }
@@ -112,7 +112,7 @@ impl Sender for ExpressSender {
     }
 }
 
-impl Receiver for ExpressReceiver {
+impl Receiver for XdpReceiver {
     fn receive(
         &mut self,
         wait: Option<Duration>,
@@ -121,7 +121,7 @@ impl Receiver for ExpressReceiver {
     ) -> io::Result<WakeReasons> {
         let XdpState { socket, waker, refused, .. } = &*self.shared;
         let wait = match self.shared.push()? {
-            true => Some(wait.map_or(PUSH_AGAIN, |wait| wait.min(PUSH_AGAIN))),
+            true => Some(wait.map_or(PUSH_DELAY, |wait| wait.min(PUSH_DELAY))),
             false => wait,
         };
         let is_there = self.inbox.has_frame();

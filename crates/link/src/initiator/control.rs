@@ -103,7 +103,7 @@ pub(super) struct Control {
     /// The last name of the target.
     pub(super) target_name: String,
     /// When to check next whether the connection needs new keys.
-    rekey_look_ns: u64,
+    rekey_check_ns: u64,
     /// Until then, an unauthenticated *unknown* is ignored.
     unknown_next_ns: u64,
     random: Random,
@@ -124,7 +124,7 @@ impl Control {
             cache_identities: Vec::new(),
             closing: Vec::new(),
             target_name: String::new(),
-            rekey_look_ns: 0,
+            rekey_check_ns: 0,
             unknown_next_ns: 0,
             random: Random(random),
             patience_ns: now,
@@ -192,9 +192,9 @@ impl Control {
         let chunks = {
             let mut view = of.view.write();
             let Some(live) = view.live.take_if(|live| live.local == local) else { return };
-            self.was_served(&live);
+            self.note_served(&live);
             // Before another thread can find that there is no connection: see `fail`.
-            live.connection.role.abandon()
+            live.connection.end.abandon()
         };
         tracing::warn!("link: dropping the connection: {}", crate::legible(why));
         put_back(of, chunks);
@@ -207,13 +207,13 @@ impl Control {
         let chunks = {
             let mut view = of.view.write();
             let old = view.live.replace(new);
-            old.map(|old| old.connection.role.abandon()).unwrap_or_default()
+            old.map(|old| old.connection.end.abandon()).unwrap_or_default()
         };
         put_back(of, chunks);
     }
 
     /// A connection is gone or was checked: what it received counts if all exports were open.
-    fn was_served(&mut self, live: &LiveConnection) {
+    fn note_served(&mut self, live: &LiveConnection) {
         let last_received_ns = live.connection.last_received_ns();
         if live.is_open && last_received_ns > self.patience_ns {
             (self.patience_ns, self.is_unserved) = (last_received_ns, false);
@@ -222,7 +222,7 @@ impl Control {
 
     /// A target answered a hello. The first answer since a target last served allows the full time
     /// to serve; later ones do not extend it.
-    fn was_greeted(&mut self, now: u64) -> u64 {
+    fn note_greeting(&mut self, now: u64) -> u64 {
         if !std::mem::replace(&mut self.is_unserved, true) {
             self.patience_ns = self.patience_ns.max(now);
         }
@@ -241,7 +241,7 @@ impl Control {
         if most_ns == 0 {
             return;
         }
-        of.live().iter().for_each(|live| self.was_served(live));
+        of.live().iter().for_each(|live| self.note_served(live));
         if now.saturating_sub(self.patience_ns) >= most_ns && of.pendings.count() > 0 {
             let text = format!("no answer from the target for {} s", of.options.timeout_s);
             let error = match self.attempt.hint.clone() {
@@ -264,7 +264,7 @@ impl Control {
             failure.get_or_insert_with(|| error.clone());
             // No slot may be live when its request is dropped: it would send bytes of a request
             // that no longer exists.
-            (live.take().inspect(|live| drop(live.connection.role.abandon())), first)
+            (live.take().inspect(|live| drop(live.connection.end.abandon())), first)
         };
         if let Some(live) = live.filter(|_| first) {
             self.acts.push(ControlAction::SayClose(live.connection, error.kind()));

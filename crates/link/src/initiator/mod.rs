@@ -213,7 +213,7 @@ impl Initiator {
     }
 
     /// Gives link `index` a carrier, new or again.
-    pub fn add_way(
+    pub fn add_path(
         &self,
         index: usize,
         sender: Arc<dyn Sender>,
@@ -226,7 +226,7 @@ impl Initiator {
     }
 
     /// Link `index` has lost its carrier: what was in flight there uses other links.
-    pub fn lose_way(&self, index: usize) {
+    pub fn lose_path(&self, index: usize) {
         self.step(Event::CarrierLost(index), self.clock.now_ns());
         self.tick();
     }
@@ -312,7 +312,7 @@ impl Initiator {
         let is_open = live.is_open;
         let admit = |operation| is_open || matches!(operation, Operation::Open | Operation::List);
         let failed_requests =
-            live.connection.role.dispatch(admit, |slot| live.connection.ready.push(slot));
+            live.connection.end.dispatch(admit, |slot| live.connection.ready.push(slot));
         if self.batches.load(Ordering::SeqCst) == 0 {
             live.connection.pump(now);
         }
@@ -395,7 +395,7 @@ impl Initiator {
     /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
         let view = self.view.read();
-        view.live.as_ref().map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
+        view.live.as_ref().map_or(self.options.slot_bytes, |live| live.connection.end.slot_bytes())
     }
 
     /// Fails everything, now and in the future.
@@ -428,7 +428,7 @@ impl Initiator {
         if let Some(live) = live {
             status.connected = true;
             (status.slots, status.slots_free) =
-                (live.connection.role.count(), live.connection.role.free());
+                (live.connection.end.count(), live.connection.end.free());
             status.links = crate::links_of(&live.connection, now);
         }
         status

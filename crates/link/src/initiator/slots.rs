@@ -14,8 +14,8 @@ use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply};
 use sawmill_format::link::{GRAIN_BYTES, part};
 
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
-use crate::connection::{Role, SlotFill};
-use crate::grains::{Grains, grains_of};
+use crate::connection::{SlotEnd, SlotFill};
+use crate::grains::{GrainSet, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::error_of;
 use crate::unsent_parts::{Head, UnsentParts};
@@ -30,7 +30,7 @@ struct Slot {
     chunk: Chunk,
     unsent: UnsentParts,
     reply: Option<Reply>,
-    come: Grains,
+    come: GrainSet,
     /// The text of a failure.
     failure: Option<Error>,
 }
@@ -68,7 +68,7 @@ impl Slots {
                 chunk: Chunk { place: 0, offset: 0, length: 0 },
                 unsent: UnsentParts::new(slot_bytes as usize),
                 reply: None,
-                come: Grains::new(slot_bytes as usize),
+                come: GrainSet::new(slot_bytes as usize),
                 failure: None,
             })
         };
@@ -246,7 +246,7 @@ impl Slot {
     }
 }
 
-impl Role for Slots {
+impl SlotEnd for Slots {
     fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
         match part {
             Part::Reply(reply, inline) => self.reply(reply, inline),

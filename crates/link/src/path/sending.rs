@@ -35,11 +35,11 @@ const WINDOW_BYTES_MAX: usize = 4 << 20;
 /// A queueing delay above this, and above the path's own delay, means that the window is large
 /// enough.
 const QUEUED_NS_MAX: u64 = MS;
-/// The shortest round trip is that of the last one to two such epochs.
-const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
+/// The shortest round trip is that of the last one to two such windows.
+const RTT_WINDOW_NS: u64 = 10_000 * MS;
 /// The round trip time before the first measurement, and the smallest timeout: the peer's thread
 /// may not be running for a while.
-const RTT_FIRST_NS: u64 = 20 * MS;
+const RTT_NS_FIRST: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
 /// The longest timeout, unless the round trip takes as long.
 const PROBE_NS_MAX: u64 = 250 * MS;
@@ -168,8 +168,8 @@ impl SendHalf {
             slow_start: true,
             cut_until: 0,
             largest: None,
-            smoothed_ns: RTT_FIRST_NS,
-            variation_ns: RTT_FIRST_NS / 2,
+            smoothed_ns: RTT_NS_FIRST,
+            variation_ns: RTT_NS_FIRST / 2,
             shortest_ns: [u64::MAX; 2],
             epoch_ns: 0,
             waiting_since_ns: 0,
@@ -186,7 +186,7 @@ impl SendHalf {
     pub(crate) fn renew(&mut self, packet_bytes: usize, stream: bool) {
         (self.packet_bytes, self.stream) = (packet_bytes, stream);
         (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
-        (self.smoothed_ns, self.variation_ns) = (RTT_FIRST_NS, RTT_FIRST_NS / 2);
+        (self.smoothed_ns, self.variation_ns) = (RTT_NS_FIRST, RTT_NS_FIRST / 2);
         self.shortest_ns = [u64::MAX; 2];
         self.answered();
     }
@@ -315,7 +315,7 @@ impl SendHalf {
     }
 
     fn measure(&mut self, now: u64, sample_ns: u64) {
-        if now.saturating_sub(self.epoch_ns) >= SHORTEST_EPOCH_NS {
+        if now.saturating_sub(self.epoch_ns) >= RTT_WINDOW_NS {
             (self.shortest_ns, self.epoch_ns) = ([sample_ns, self.shortest_ns[0]], now);
         }
         self.shortest_ns[0] = self.shortest_ns[0].min(sample_ns);

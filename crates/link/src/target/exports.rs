@@ -40,31 +40,31 @@ struct State {
     unclaimed: bool,
     /// An initiator has learned the current volatile cache identity.
     is_known: bool,
-    users: Vec<User>,
+    users: Vec<ExportUser>,
 }
 
-struct User {
+struct ExportUser {
     connection: u64,
     /// The run of the initiator.
     instance: [u8; 16],
     flags: u8,
     /// The key of its machine allows reading only: it neither ends a reservation nor keeps its
     /// holder out.
-    guest: bool,
-    cut: bool,
+    reads_only: bool,
+    is_fenced: bool,
     /// We ended its connection, or it replaced the connection: its place is kept until then.
     away_until_ns: Option<u64>,
-    at_work: Arc<AtomicUsize>,
+    request_count: Arc<AtomicUsize>,
 }
 
 /// A request to open an export.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Claim {
+pub(super) struct OpenRequest {
     pub(super) instance: [u8; 16],
     pub(super) flags: u8,
     /// The reservation that the initiator had before; 0: it comes for the first time.
     pub(super) reservation: u64,
-    pub(super) guest: bool,
+    pub(super) reads_only: bool,
     pub(super) now_ns: u64,
 }
 
@@ -76,13 +76,13 @@ pub(super) struct Effects {
 }
 
 /// A user's request at a device: the user counts as busy until this is dropped.
-pub(super) struct AtWork {
+pub(super) struct RequestGuard {
     export: Arc<Export>,
     count: Arc<AtomicUsize>,
     syncs: bool,
 }
 
-impl AtWork {
+impl RequestGuard {
     /// The device answered: a failed sync is recorded before its user learns of it.
     pub(super) fn ended(self, outcome: &Outcome) {
         use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
@@ -94,7 +94,7 @@ impl AtWork {
     }
 }
 
-impl Drop for AtWork {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
@@ -154,14 +154,14 @@ impl Exports {
     }
 
     /// A connection is gone. What it had open stays known until no device has requests of it: see
-    /// [`Export::claim`]. If the initiator is expected back until some time, its place is kept
+    /// [`Export::admit`]. If the initiator is expected back until some time, its place is kept
     /// until then.
     pub(super) fn forget(&self, connection: u64, back_until_ns: Option<u64>) {
         for export in self.0.lock().values() {
             let mut state = export.state.lock();
             for user in state.users.iter_mut().filter(|user| user.connection == connection) {
                 user.away_until_ns = user.away_until_ns.or(back_until_ns);
-                user.cut |= back_until_ns.is_none();
+                user.is_fenced |= back_until_ns.is_none();
             }
         }
     }
@@ -175,38 +175,40 @@ fn alone(flags: u8) -> bool {
 impl Export {
     /// Admits `connection`, or returns the error that says which initiator is in the way. `random`
     /// makes reservations.
-    pub(super) fn claim(
+    pub(super) fn admit(
         &self,
         connection: u64,
-        claim: Claim,
+        request: OpenRequest,
         random: impl FnOnce() -> u64,
     ) -> Result<()> {
-        let Claim { instance, flags, reservation, guest, now_ns } = claim;
-        let _one_at_a_time = self.changing.lock();
+        let OpenRequest { instance, flags, reservation, reads_only, now_ns } = request;
+        let _guard = self.changing.lock();
         let mut locked = self.state.lock();
         let state = &mut *locked;
         if reservation != 0 {
-            self.lasts(state, reservation, flags, guest)?;
+            self.check_or_adopt_reservation(state, &request)?;
         }
         for user in &mut state.users {
             // An initiator with the reservation was expected back. So was one that never learned
             // the reservation, because the answer to its open was lost with its connection.
             let is_back = reservation != 0 || user.instance == instance;
-            user.cut |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
+            user.is_fenced |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
         }
-        let makes_room = |user: &User| user.guest && !guest && alone(flags);
-        let others = |user: &User| {
-            user.connection != connection && !user.cut && (alone(flags) || alone(user.flags))
+        let makes_room = |user: &ExportUser| user.reads_only && !reads_only && alone(flags);
+        let others = |user: &ExportUser| {
+            user.connection != connection && !user.is_fenced && (alone(flags) || alone(user.flags))
         };
-        let is_in_the_way = |user: &User| others(user) && !makes_room(user);
-        if state.users.iter().any(is_in_the_way)
-            && (flags & OPEN_TAKE_OVER == 0 || reservation != 0)
-        {
+        let blocks = |user: &ExportUser| others(user) && !makes_room(user);
+        if state.users.iter().any(blocks) && (flags & OPEN_TAKE_OVER == 0 || reservation != 0) {
             let text = "export in use by another initiator";
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        let is_anothers = guest && state.standing.reservation != 0 && !state.standing.shared;
-        if reservation == 0 && !is_anothers && !state.goes_on(connection, flags) {
+        let is_reserved_by_other =
+            reads_only && state.standing.reservation != 0 && !state.standing.shared;
+        if reservation == 0
+            && !is_reserved_by_other
+            && !state.continues_reservation(connection, flags)
+        {
             let standing =
                 Standing { reservation: random().max(1), shared: !alone(flags), ..state.standing };
             // Requests need the state, and the disk may be slow.
@@ -214,38 +216,42 @@ impl Export {
             (locked.standing, locked.unclaimed) = (standing, true);
         }
         let state = &mut *locked;
-        state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.cut = true);
-        let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
+        state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.is_fenced = true);
+        let busy = |user: &ExportUser| {
+            user.is_fenced && user.connection != connection && user.has_requests()
+        };
         if state.users.iter().any(busy) {
             let text = "requests of the previous initiator are still in flight; try again";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         state.unclaimed = false;
-        state.users.retain(|user| !user.cut);
+        state.users.retain(|user| !user.is_fenced);
         match state.users.iter_mut().find(|user| user.connection == connection) {
             // Opened twice: it gets the stronger access of both.
             Some(user) if !alone(user.flags) && flags & OPEN_READ_ONLY == 0 => user.flags = flags,
             Some(_) => {}
             None => {
-                let (cut, away_until_ns, at_work) = (false, None, Arc::default());
-                state.users.push(User {
+                let (is_fenced, away_until_ns, request_count) = (false, None, Arc::default());
+                state.users.push(ExportUser {
                     connection,
                     instance,
                     flags,
-                    guest,
-                    cut,
+                    reads_only,
+                    is_fenced,
                     away_until_ns,
-                    at_work,
+                    request_count,
                 });
             }
         }
         Ok(())
     }
 
-    /// Fails if `reservation` is over.
-    fn lasts(&self, state: &mut State, reservation: u64, flags: u8, guest: bool) -> Result<()> {
+    /// Fails if the reservation of `request` is over. An export that has none, and whose standing
+    /// does not outlive a process, adopts the request's.
+    fn check_or_adopt_reservation(&self, state: &mut State, request: &OpenRequest) -> Result<()> {
+        let OpenRequest { reservation, flags, .. } = *request;
         if state.standing.reservation == 0 && self.keep.is_none() {
-            if guest {
+            if request.reads_only {
                 return Ok(());
             }
             // Data written before this process started is gone with the previous process, so there
@@ -268,28 +274,32 @@ impl Export {
 
     /// A request of `connection` goes to the device, if the connection may still use and change the
     /// export.
-    pub(super) fn begin(self: &Arc<Self>, connection: u64, effects: Effects) -> Result<AtWork> {
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        connection: u64,
+        effects: Effects,
+    ) -> Result<RequestGuard> {
         let state = self.state.lock();
-        let is_his = |user: &&User| {
-            user.connection == connection && !user.cut && user.away_until_ns.is_none()
+        let is_own = |user: &&ExportUser| {
+            user.connection == connection && !user.is_fenced && user.away_until_ns.is_none()
         };
-        let user = state.users.iter().find(is_his);
+        let user = state.users.iter().find(is_own);
         let user = user.ok_or_else(|| {
             Error::new(ErrorKind::Fenced, "another initiator has taken over the export")
         })?;
         if effects.changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "the export was opened read-only"));
         }
-        user.at_work.fetch_add(1, Ordering::SeqCst);
-        let (export, count) = (Arc::clone(self), Arc::clone(&user.at_work));
-        Ok(AtWork { export, count, syncs: effects.syncs })
+        user.request_count.fetch_add(1, Ordering::SeqCst);
+        let (export, count) = (Arc::clone(self), Arc::clone(&user.request_count));
+        Ok(RequestGuard { export, count, syncs: effects.syncs })
     }
 
     /// `connection` closes the export.
     pub(super) fn leave(&self, connection: u64) -> Result<()> {
         let mut state = self.state.lock();
-        let own = |user: &User| user.connection == connection && !user.cut;
-        if state.users.iter().any(|user| own(user) && user.is_at_work()) {
+        let own = |user: &ExportUser| user.connection == connection && !user.is_fenced;
+        if state.users.iter().any(|user| own(user) && user.has_requests()) {
             return Err(Error::new(ErrorKind::Invalid, "commands for this export are in flight"));
         }
         state.users.retain(|user| !own(user));
@@ -299,7 +309,7 @@ impl Export {
     /// Records that unflushed writes may be lost: the next sync, perhaps of another process, would
     /// not report that.
     fn sync_failed(&self) {
-        let _one_at_a_time = self.changing.lock();
+        let _guard = self.changing.lock();
         let standing = {
             let mut state = self.state.lock();
             if !std::mem::take(&mut state.is_known) {
@@ -344,9 +354,9 @@ impl Export {
 
 impl State {
     /// Whether an open with these flags continues the existing reservation.
-    fn goes_on(&self, connection: u64, flags: u8) -> bool {
+    fn continues_reservation(&self, connection: u64, flags: u8) -> bool {
         let Standing { reservation, shared, .. } = self.standing;
-        let own = self.users.iter().find(|user| user.connection == connection && !user.cut);
+        let own = self.users.iter().find(|user| user.connection == connection && !user.is_fenced);
         reservation != 0
             && match alone(flags) {
                 true => (self.unclaimed && !shared) || own.is_some_and(|user| alone(user.flags)),
@@ -355,9 +365,9 @@ impl State {
     }
 }
 
-impl User {
-    fn is_at_work(&self) -> bool {
-        self.at_work.load(Ordering::SeqCst) > 0
+impl ExportUser {
+    fn has_requests(&self) -> bool {
+        self.request_count.load(Ordering::SeqCst) > 0
     }
 }
 

@@ -25,18 +25,18 @@ use crate::source::Source;
 /// The longest wait of a handshake.
 const HANDSHAKE_NS_MAX: u64 = 10 * SECOND;
 /// Places for unproved senders, and the shortest time that each is kept.
-const STRANGERS_MAX: usize = 8;
+const PLACES_UNPROVED_MAX: usize = 8;
 const STRANGER_NS_MAX: u64 = SECOND;
 /// Handshakes per second for them, and their largest burst.
 const STRANGERS_PER_S: u64 = 32;
 /// All places, and those of one source.
 const PLACES_MAX: usize = 256;
-const OF_SOURCE_MAX: usize = 8;
+const PLACES_PER_SOURCE_MAX: usize = 8;
 /// New places of a source in this interval.
-const NEW_OF_SOURCE_MAX: usize = 4;
+const PLACES_NEW_PER_SOURCE_MAX: usize = 4;
 const NEW_NS: u64 = 250 * MS;
 /// Remembered hellos that led to a connection.
-const SPENT_MAX: usize = 1024;
+const HELLOS_SPENT_MAX: usize = 1024;
 
 /// A handshake that was answered.
 pub(super) struct HalfOpen {
@@ -63,7 +63,7 @@ pub(super) struct HalfOpenTable {
     tokens: u64,
     counted_ns: u64,
     spent: HashSet<[u8; 32]>,
-    /// Bounded by [`SPENT_MAX`].
+    /// Bounded by [`HELLOS_SPENT_MAX`].
     spent_in_order: VecDeque<[u8; 32]>,
 }
 
@@ -102,7 +102,7 @@ impl HalfOpenTable {
             && self.spent.insert(token)
         {
             self.spent_in_order.push_back(token);
-            if self.spent_in_order.len() > SPENT_MAX
+            if self.spent_in_order.len() > HELLOS_SPENT_MAX
                 && let Some(oldest) = self.spent_in_order.pop_front()
             {
                 self.spent.remove(&oldest);
@@ -123,7 +123,7 @@ impl HalfOpenTable {
             Some(source) => {
                 let own = self.places.iter().filter(|half| half.source == Some(source));
                 own.filter(|half| now.saturating_sub(half.since_ns) < NEW_NS).count()
-                    < NEW_OF_SOURCE_MAX
+                    < PLACES_NEW_PER_SOURCE_MAX
             }
         }
     }
@@ -131,7 +131,7 @@ impl HalfOpenTable {
     fn admits_stranger(&mut self, now: u64) -> bool {
         let is_old = |half: &HalfOpen| now.saturating_sub(half.since_ns) >= STRANGER_NS_MAX;
         let strangers = self.places.iter().filter(|half| half.source.is_none());
-        if strangers.clone().count() >= STRANGERS_MAX && !strangers.clone().any(is_old) {
+        if strangers.clone().count() >= PLACES_UNPROVED_MAX && !strangers.clone().any(is_old) {
             return false;
         }
         let earned = now.saturating_sub(self.counted_ns).saturating_mul(STRANGERS_PER_S) / SECOND;
@@ -147,8 +147,10 @@ impl HalfOpenTable {
     /// Takes a place, and evicts another handshake if necessary.
     pub(super) fn push(&mut self, half: HalfOpen) {
         match half.source {
-            None => self.make_room(STRANGERS_MAX, |other| other.source.is_none()),
-            Some(source) => self.make_room(OF_SOURCE_MAX, |other| other.source == Some(source)),
+            None => self.make_room(PLACES_UNPROVED_MAX, |other| other.source.is_none()),
+            Some(source) => {
+                self.make_room(PLACES_PER_SOURCE_MAX, |other| other.source == Some(source))
+            }
         }
         if self.places.len() >= PLACES_MAX {
             let crowd = |half: &HalfOpen| {
@@ -156,11 +158,13 @@ impl HalfOpenTable {
             };
             // Among equals, the first is the oldest.
             let most = self.places.iter().map(|half| (half.source.is_none(), crowd(half))).max();
-            let goes = self
+            let evicted = self
                 .places
                 .iter()
                 .position(|half| Some((half.source.is_none(), crowd(half))) == most);
-            goes.map(|index| self.places.remove(index));
+            if let Some(index) = evicted {
+                self.places.remove(index);
+            }
         }
         self.places.push(half);
     }
@@ -168,8 +172,9 @@ impl HalfOpenTable {
     /// Evicts the oldest handshake that `is_like` accepts if it accepts `most` or more.
     fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
         if self.places.iter().filter(|half| is_like(half)).count() >= most {
-            let oldest = self.places.iter().position(is_like);
-            oldest.map(|index| self.places.remove(index));
+            if let Some(oldest) = self.places.iter().position(is_like) {
+                self.places.remove(oldest);
+            }
         }
     }
 }

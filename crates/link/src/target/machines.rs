@@ -122,9 +122,13 @@ impl Rights {
 /// # Errors
 /// What is wrong, with the line.
 pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError> {
-    let bytes = read_private(path, FILE_BYTES_MAX)?;
+    parse(path, &read_private(path, FILE_BYTES_MAX)?)
+}
+
+/// Parses the content of a file of machines; `path` is for messages.
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> std::result::Result<Vec<Machine>, KeyError> {
     let wrong = |line: usize, why: Error| KeyError::Line { path: path.to_owned(), line, why };
-    let text = str::from_utf8(&bytes).map_err(|_| wrong(1, invalid("the file is not UTF-8")))?;
+    let text = str::from_utf8(bytes).map_err(|_| wrong(1, invalid("the file is not UTF-8")))?;
     let mut machines: Vec<Machine> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();

@@ -314,9 +314,9 @@ impl Target {
         }
     }
 
-    fn word<R: crate::connection::Role>(
+    fn word<E: crate::connection::SlotEnd>(
         &self,
-        connection: &Connection<R>,
+        connection: &Connection<E>,
         word: &Word,
         path: Path,
     ) {

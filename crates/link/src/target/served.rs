@@ -14,11 +14,11 @@ use parking_lot::RwLock;
 use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply, Request, Result};
 use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
-use super::exports::{Claim, Effects, Export, Exports};
+use super::exports::{Effects, Export, Exports, OpenRequest};
 use super::keys::Holder;
-use super::slots::{SlotExchange, SlotOwner, Slots, Whole};
+use super::slots::{SlotExchange, SlotOwner, Slots, WholeCommand};
 use crate::clock::Clock;
-use crate::connection::{Connection, Role, SlotFill};
+use crate::connection::{Connection, SlotEnd, SlotFill};
 use crate::path::{Piece, Pieces};
 use crate::source::Source;
 use crate::violation::Violation;
@@ -82,7 +82,7 @@ impl SlotOwner for TargetConnection {
         }
         // The slot keeps `carried`, which must not keep its own connection alive.
         exchange.served = None;
-        self.connection.role.slots.answered(exchange, outcome);
+        self.connection.end.slots.answered(exchange, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
         if self.has_ended.load(Ordering::SeqCst) {
             return;
@@ -133,7 +133,7 @@ impl TargetConnection {
             batches: AtomicU64::new(0),
         });
         // Set only here, and once.
-        let _ = served.connection.role.connection.set(Arc::downgrade(&served));
+        let _ = served.connection.end.connection.set(Arc::downgrade(&served));
         served
     }
 
@@ -158,7 +158,7 @@ impl TargetConnection {
     /// The status. A credit is in use while a command arrives or is at a device; nothing waits for
     /// one here.
     pub(super) fn status(&self, now: u64) -> crate::LinkStatus {
-        let (slots, busy) = self.connection.role.slots.counts();
+        let (slots, busy) = self.connection.end.slots.counts();
         crate::LinkStatus {
             connected: true,
             instance: self.instance,
@@ -193,8 +193,8 @@ impl TargetConnection {
         self.connection.tick(now);
     }
 
-    fn carry_out(self: &Arc<Self>, whole: Whole) {
-        let Whole { command, exchange: mut carried } = whole;
+    fn carry_out(self: &Arc<Self>, whole: WholeCommand) {
+        let WholeCommand { command, exchange: mut carried } = whole;
         // Counted before the end flag is checked: a thread that sets the flag and then sees no
         // request at work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
@@ -270,16 +270,16 @@ impl TargetConnection {
             let text = format!("a connection has at most {OPEN_EXPORTS_MAX} open exports");
             return Err(Error::new(ErrorKind::Full, text));
         }
-        let claim = Claim {
+        let request = OpenRequest {
             instance: self.instance,
             flags: command.flags,
             reservation: command.address,
-            guest: self.holder.rights.only_reads(name),
+            reads_only: self.holder.rights.only_reads(name),
             now_ns: self.clock.now_ns(),
         };
-        export.claim(self.local, claim, || (self.random.lock())())?;
+        export.admit(self.local, request, || (self.random.lock())())?;
         if self.has_ended.load(Ordering::SeqCst) {
-            // The connection ended during this, perhaps before there was a claim to forget.
+            // The connection ended during this, perhaps before there was a user to forget.
             self.exports.forget(self.local, None);
         }
         self.has_opened.store(true, Ordering::SeqCst);
@@ -306,7 +306,7 @@ impl TargetConnection {
     }
 }
 
-impl Role for TargetEnd {
+impl SlotEnd for TargetEnd {
     fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
         if let Some(whole) = self.slots.take(part)?
             && let Some(served) = self.connection.get().and_then(Weak::upgrade)

@@ -14,9 +14,9 @@ use sawmill_format::link::GRAIN_BYTES;
 use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, TEXT_BYTES_MAX};
 use sawmill_format::link::{control, part};
 
-use super::exports::AtWork;
+use super::exports::RequestGuard;
 use crate::connection::SlotFill;
-use crate::grains::{Grains, grains_of};
+use crate::grains::{GrainSet, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::status_of;
 use crate::unsent_parts::{Head, UnsentParts};
@@ -39,7 +39,7 @@ struct Slot {
     sequence: u64,
     phase: Phase,
     command: Option<Command>,
-    come: Grains,
+    come: GrainSet,
     /// Present unless the device has it.
     exchange: Option<Box<SlotExchange>>,
     unsent: UnsentParts,
@@ -55,7 +55,7 @@ pub(super) struct SlotExchange {
     pub(super) length: usize,
     pub(super) served: Option<Arc<dyn SlotOwner>>,
     /// Set while a device has the request.
-    pub(super) work: Option<AtWork>,
+    pub(super) work: Option<RequestGuard>,
 }
 
 /// The owner of the slot, which is notified of the device's answer.
@@ -70,7 +70,7 @@ pub(super) struct Slots {
 }
 
 /// A complete command.
-pub(super) struct Whole {
+pub(super) struct WholeCommand {
     pub(super) command: Command,
     pub(super) exchange: Box<SlotExchange>,
 }
@@ -83,7 +83,7 @@ impl Slots {
                 sequence: 0,
                 phase: Phase::Idle,
                 command: None,
-                come: Grains::new(slot_bytes as usize),
+                come: GrainSet::new(slot_bytes as usize),
                 exchange: Some(Box::new(SlotExchange {
                     slot,
                     buffer,
@@ -107,7 +107,7 @@ impl Slots {
     }
 
     /// Handles a part. Returns the command if it is complete now.
-    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<Whole>, Violation> {
+    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<WholeCommand>, Violation> {
         match part {
             Part::Command(command, inline) => self.command(command, inline),
             Part::Data(data) => self.data(data),
@@ -140,7 +140,7 @@ impl Slots {
         Ok(Some(slot))
     }
 
-    fn command(&self, command: &Command, inline: &[u8]) -> Result<Option<Whole>, Violation> {
+    fn command(&self, command: &Command, inline: &[u8]) -> Result<Option<WholeCommand>, Violation> {
         let fits = command.length <= self.slot_bytes.into()
             || !(command.operation.sends_payload() || command.operation == Operation::Read);
         if !fits {
@@ -156,7 +156,7 @@ impl Slots {
         slot.whole()
     }
 
-    fn data(&self, data: &Data<'_>) -> Result<Option<Whole>, Violation> {
+    fn data(&self, data: &Data<'_>) -> Result<Option<WholeCommand>, Violation> {
         if part::check_piece(data.offset.into(), data.bytes.len(), self.slot_bytes.into()).is_err()
             && data.offset as usize + data.bytes.len() > self.slot_bytes as usize
         {
@@ -232,7 +232,7 @@ impl Slot {
     }
 
     /// The command, once all of it has arrived.
-    fn whole(&mut self) -> Result<Option<Whole>, Violation> {
+    fn whole(&mut self) -> Result<Option<WholeCommand>, Violation> {
         let Some(command) = self.command else { return Ok(None) };
         let payload = if command.operation.sends_payload() { command.length as usize } else { 0 };
         let needs = grains_of(payload);
@@ -246,7 +246,7 @@ impl Slot {
         self.phase = Phase::Working;
         let moves = command.operation.sends_payload() || command.operation == Operation::Read;
         carried.length = if moves { command.length as usize } else { 0 };
-        Ok(Some(Whole { command, exchange: carried }))
+        Ok(Some(WholeCommand { command, exchange: carried }))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use sawmill_link::carrier::{
-    BROADCAST, ExpressReceiver, ExpressSender, Peer, Receiver, Sender, open_ethernet, open_express,
+    BROADCAST, Peer, Receiver, Sender, XdpReceiver, XdpSender, open_ethernet, open_xdp,
 };
 use sawmill_testkit::skip;
 
@@ -18,12 +18,12 @@ fn try_open(
     cable: &Cable,
     end: End,
     name: &str,
-) -> Result<(ExpressSender, ExpressReceiver), Option<Errno>> {
-    cable.at(end, || open_express(name)).map_err(|error| Errno::from_io_error(&error))
+) -> Result<(XdpSender, XdpReceiver), Option<Errno>> {
+    cable.at(end, || open_xdp(name)).map_err(|error| Errno::from_io_error(&error))
 }
 
 /// None, with the test counted as skipped, where this kernel has no AF_XDP.
-pub(crate) fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
+pub(crate) fn open(cable: &Cable, end: End) -> Option<(XdpSender, XdpReceiver)> {
     match try_open(cable, end, "cable") {
         Err(Some(Errno::AFNOSUPPORT | Errno::NOSYS | Errno::OPNOTSUPP)) => {
             skip("the kernel has no AF_XDP, or none for this MTU");
@@ -46,7 +46,7 @@ fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
-fn is_free_again(cable: &Cable) {
+fn wait_until_free(cable: &Cable) {
     let is_program_listed = || cable.interface_state(End::A).contains("xdp");
     after_a_while(|| if is_program_listed() { Err(cable.interface_state(End::A)) } else { Ok(()) });
     after_a_while(|| try_open(cable, End::A, "cable").map_err(|error| format!("{error:?}")));
@@ -72,10 +72,11 @@ fn packets_of_all_sizes_arrive_over_every_mtu() {
 #[test]
 fn an_end_with_af_packet_understands_one_with_af_xdp() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
-    let Some((express, mut express_in)) = open(&cable, End::A) else { return };
-    let (plain, mut plain_in) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
-    all_sizes_arrive(&express, &plain.own(), &mut plain_in, &mut express_in);
-    all_sizes_arrive(&plain, &express.own(), &mut express_in, &mut plain_in);
+    let Some((xdp_sender, mut xdp_receiver)) = open(&cable, End::A) else { return };
+    let (plain_sender, mut plain_receiver) =
+        cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
+    all_sizes_arrive(&xdp_sender, &plain_sender.own(), &mut plain_receiver, &mut xdp_receiver);
+    all_sizes_arrive(&plain_sender, &xdp_sender.own(), &mut xdp_receiver, &mut plain_receiver);
 }
 
 #[test]
@@ -119,13 +120,13 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
 }
 
 #[test]
-fn an_interface_has_one_user_and_is_free_again_after_him() {
+fn an_interface_has_one_user_and_is_free_again_after_it() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some(first) = open(&cable, End::A) else { return };
     assert!(cable.interface_state(End::A).contains("xdp"), "{}", cable.interface_state(End::A));
     assert_eq!(try_open(&cable, End::A, "cable").err(), Some(Some(Errno::BUSY)));
     drop(first);
-    is_free_again(&cable);
+    wait_until_free(&cable);
 }
 
 /// [`the_program_goes_with_a_process_that_was_killed`] starts this as another process; alone it
@@ -134,7 +135,7 @@ fn an_interface_has_one_user_and_is_free_again_after_him() {
 #[ignore = "a part of another test"]
 fn hold_until_killed() {
     let Ok(interface) = std::env::var("HOLD_INTERFACE") else { return };
-    let _held = after_a_while(|| open_express(&interface).map_err(|error| error.to_string()));
+    let _held = after_a_while(|| open_xdp(&interface).map_err(|error| error.to_string()));
     println!("held");
     loop {
         std::thread::park();
@@ -161,7 +162,7 @@ fn the_program_goes_with_a_process_that_was_killed() {
     );
     holder.kill().expect("killed");
     holder.wait().expect("gone");
-    is_free_again(&cable);
+    wait_until_free(&cable);
 }
 
 #[test]

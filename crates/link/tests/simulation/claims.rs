@@ -110,7 +110,7 @@ impl World {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
         let initiator = Initiator::new(options, security, 1, clock, random);
         let sender = Arc::new(WireSender(Arc::clone(&self.wire), me));
-        initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);
+        initiator.add_path(0, sender, Peer::Ethernet([TARGET; 6]), None);
         self.initiators.insert(me, Arc::clone(&initiator));
         initiator
     }
@@ -446,9 +446,9 @@ fn an_initiator_that_gave_up_waits_for_nothing() {
         initiator.deadline_ns() > world.clock.now_ns() + SECOND,
         "it was asking when it gave up"
     );
-    initiator.lose_way(0);
+    initiator.lose_path(0);
     let sender = Arc::new(WireSender(Arc::clone(&world.wire), 1));
-    initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);
+    initiator.add_path(0, sender, Peer::Ethernet([TARGET; 6]), None);
     assert!(initiator.deadline_ns() > world.clock.now_ns() + SECOND, "a link came back");
 }
 

@@ -41,7 +41,7 @@ struct World {
     clock: Arc<WorldClock>,
     wire: Wire,
     /// The longest packets that the path carries, to the target and back.
-    carries_bytes: [usize; 2],
+    packet_bytes_max: [usize; 2],
     target: Arc<Target>,
     initiator: Arc<Initiator>,
 }
@@ -52,7 +52,7 @@ fn ids(seed: u64) -> Box<dyn FnMut() -> u64 + Send> {
 }
 
 impl World {
-    fn new(carries_bytes: [usize; 2]) -> Self {
+    fn new(packet_bytes_max: [usize; 2]) -> Self {
         let (clock, wire) = (Arc::new(WorldClock::default()), Wire::default());
         clock.set(SECOND);
         let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
@@ -63,31 +63,35 @@ impl World {
             .expect("shown once");
         let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, world, ids(2));
         let sender = Arc::new(End(Arc::clone(&wire), Side::Target));
-        initiator.add_way(0, sender, Peer::Ethernet([1; 6]), None);
-        World { clock, wire, carries_bytes, target, initiator }
+        initiator.add_path(0, sender, Peer::Ethernet([1; 6]), None);
+        World { clock, wire, packet_bytes_max, target, initiator }
     }
 
     fn packet_bytes(&self) -> usize {
         self.initiator.status().links.first().map_or(0, |link| link.packet_bytes)
     }
 
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+    fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let end_ns = self.clock.now_ns() + PATIENCE_NS;
         let back: Arc<dyn Sender> = Arc::new(End(Arc::clone(&self.wire), Side::Initiator));
-        while !is_so(self) {
+        while !condition(self) {
             let now = self.clock.now_ns();
-            assert!(now < end_ns, "in vain: {what}");
-            let come: Vec<_> = self.wire.lock().expect("one thread").drain(..).collect();
+            assert!(now < end_ns, "timed out: {what}");
+            let arrived_packets: Vec<_> = self.wire.lock().expect("one thread").drain(..).collect();
             let due = self.initiator.deadline_ns().min(self.target.deadline_ns());
-            self.clock.set(if come.is_empty() { due.max(now + 10_000) } else { now + 10_000 });
-            for (to, mut bytes) in come {
+            self.clock.set(if arrived_packets.is_empty() {
+                due.max(now + 10_000)
+            } else {
+                now + 10_000
+            });
+            for (to, mut bytes) in arrived_packets {
                 match to {
-                    Side::Target if bytes.len() <= self.carries_bytes[0] => {
+                    Side::Target if bytes.len() <= self.packet_bytes_max[0] => {
                         let from =
                             Arrival { sender: &back, waker: None, peer: &Peer::Ethernet([2; 6]) };
                         self.target.receive(from, &mut bytes);
                     }
-                    Side::Initiator if bytes.len() <= self.carries_bytes[1] => {
+                    Side::Initiator if bytes.len() <= self.packet_bytes_max[1] => {
                         self.initiator.receive(&Peer::Ethernet([1; 6]), &mut bytes);
                     }
                     _ => {}
@@ -98,7 +102,7 @@ impl World {
         }
     }
 
-    /// Moves 64 KiB each way.
+    /// Moves 64 KiB in each direction.
     fn moves_bytes(&mut self) {
         let request = self.initiator.request_open("disk", OpenMode::default());
         let mut outcome = None;
@@ -128,14 +132,14 @@ impl World {
 }
 
 #[test]
-fn a_way_that_carries_short_packets_only_is_used_with_these() {
+fn a_path_that_carries_short_packets_only_is_used_with_these() {
     let mut world = World::new([1500, 1500]);
     world.until("the link is joined", |world| world.packet_bytes() == 1420);
     world.moves_bytes();
 }
 
 #[test]
-fn a_way_that_carries_less_back_than_there_is_used_and_stays_in_use() {
+fn a_path_that_carries_less_back_than_there_is_used_and_stays_in_use() {
     let mut world = World::new([9000, 1500]);
     world.until("the link is joined", |world| world.packet_bytes() == 1420);
     let later_ns = world.clock.now_ns() + 120 * SECOND;
@@ -148,10 +152,12 @@ fn a_way_that_carries_less_back_than_there_is_used_and_stays_in_use() {
 }
 
 #[test]
-fn a_link_that_was_joined_with_short_packets_uses_long_ones_once_its_way_carries_them() {
+fn a_link_that_was_joined_with_short_packets_uses_long_ones_once_its_path_carries_them() {
     let mut world = World::new([1500, 1500]);
     world.until("the link is joined", |world| world.packet_bytes() == 1420);
-    world.carries_bytes = [9000, 9000];
-    world.until("its packets are as long as may be", |world| world.packet_bytes() == CARRIER_BYTES);
+    world.packet_bytes_max = [9000, 9000];
+    world.until("its packets use the carrier's full length", |world| {
+        world.packet_bytes() == CARRIER_BYTES
+    });
     world.moves_bytes();
 }

@@ -199,7 +199,7 @@ impl Oracle {
             true => undone.retain(|write| !flush.covers.contains(write)),
             false => undone.clear(),
         }
-        self.may_be_durable(&flush.may, well && whole && id > self.newest_flush);
+        self.note_durable(&flush.may, well && whole && id > self.newest_flush);
         if well && whole {
             self.newest_flush = self.newest_flush.max(id);
         }
@@ -210,7 +210,7 @@ impl Oracle {
         Ok(())
     }
 
-    fn may_be_durable(&mut self, may: &Values, nothing_else: bool) {
+    fn note_durable(&mut self, may: &Values, nothing_else: bool) {
         for (cell, may) in may {
             let durable = self.durable.entry(*cell).or_insert_with(|| BTreeSet::from([0]));
             if nothing_else {
@@ -223,7 +223,7 @@ impl Oracle {
     /// The power failed: every cell may be as it is, or as it was when flushed.
     pub(crate) fn power_cut(&mut self) {
         let under_way: Vec<_> = self.flushes.values().map(|flush| flush.may.clone()).collect();
-        under_way.iter().for_each(|may| self.may_be_durable(may, false));
+        under_way.iter().for_each(|may| self.note_durable(may, false));
         let cells: Vec<u64> = self.may.keys().copied().collect();
         for cell in cells {
             let durable = self.durable.get(&cell).cloned().unwrap_or_else(|| BTreeSet::from([0]));

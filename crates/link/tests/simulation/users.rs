@@ -103,7 +103,7 @@ impl User {
         let (devices, barred) = (Vec::new(), Vec::new());
         let user =
             User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
-        (0..place.links).for_each(|link| user.add_way(place, link));
+        (0..place.links).for_each(|link| user.add_path(place, link));
         user
     }
 
@@ -112,15 +112,15 @@ impl User {
         self.seat * place.links..(self.seat + 1) * place.links
     }
 
-    pub(crate) fn add_way(&self, place: &Place, link: usize) {
+    pub(crate) fn add_path(&self, place: &Place, link: usize) {
         let all = self.seat * place.links + link;
         place.network.lock().expect("one thread").dead[all] = false;
-        self.initiator.add_way(link, place.sender(all, Side::Target, None), peer(), None);
+        self.initiator.add_path(link, place.sender(all, Side::Target, None), peer(), None);
     }
 
-    pub(crate) fn lose_way(&self, place: &Place, link: usize) {
+    pub(crate) fn lose_path(&self, place: &Place, link: usize) {
         place.network.lock().expect("one thread").dead[self.seat * place.links + link] = true;
-        self.initiator.lose_way(link);
+        self.initiator.lose_path(link);
     }
 
     pub(crate) fn is_reader(&self) -> bool {

@@ -1,11 +1,11 @@
 //! Changes that go straight below: discards, write-zeroes, and writes around the cache.
 //!
-//! A change claims its pages. Their dirty bytes are written below, and fetches end. Then the change
+//! A change locks its pages. Their dirty bytes are written below, and fetches end. Then the change
 //! is submitted. When it is answered, the cache forgets its range, whatever the outcome. Until
 //! then, reads and writes of these pages wait, so nothing in the cache is older than what is below.
 //!
-//! Invariants: claims do not overlap. A page that became quiet under a claim stays so until the
-//! claim ends. Waiting requests start in order; none overtakes an older overlapping request if one
+//! Invariants: locks do not overlap. A page that became quiet under a lock stays so until the
+//! lock ends. Waiting requests start in order; none overtakes an older overlapping request if one
 //! of the two is a change. No request starves.
 //!
 //! Not here: writes into the cache (`write`), waiting for dirty bytes without a change (`push`).
@@ -19,7 +19,7 @@ use crate::cache::options::Policy;
 use crate::cache::table::{overlap, pages_of, piece_of};
 
 /// The pages of one change.
-pub(super) struct Claim {
+pub(super) struct PageLock {
     id: u64,
     pages: Range<u64>,
     address: u64,
@@ -39,16 +39,17 @@ impl State {
         }
     }
 
-    /// Whether a claim, or a request that waits for it, precedes a request.
+    /// Whether a lock, or a request that waits for it, precedes a request.
     pub(super) fn must_wait(&self, request: &Request) -> bool {
         let touches = matches!(request.operation, Operation::Read | Operation::Write)
             || self.is_change(request);
-        if !touches || (self.wait_lists.claims.is_empty() && self.wait_lists.blocked.is_empty()) {
+        if !touches || (self.wait_lists.page_locks.is_empty() && self.wait_lists.blocked.is_empty())
+        {
             return false;
         }
         let pages = pages_of(request.address, request.length);
         let change = self.is_change(request);
-        self.wait_lists.claims.iter().any(|claim| overlap(&claim.pages, &pages))
+        self.wait_lists.page_locks.iter().any(|lock| overlap(&lock.pages, &pages))
             || self.wait_lists.blocked.iter().any(|other| {
                 (change || self.is_change(other))
                     && overlap(&pages_of(other.address, other.length), &pages)
@@ -64,7 +65,7 @@ impl State {
                 self.want(number, self.clock);
             }
         }
-        self.wait_lists.claims.push(Claim {
+        self.wait_lists.page_locks.push(PageLock {
             id,
             pages,
             address,
@@ -73,14 +74,14 @@ impl State {
             request: Some(request),
         });
         if busy == 0 {
-            self.submit_change(self.wait_lists.claims.len() - 1);
+            self.submit_change(self.wait_lists.page_locks.len() - 1);
         }
     }
 
-    fn submit_change(&mut self, claim: usize) {
-        let claim = &mut self.wait_lists.claims[claim];
-        let (me, id) = (self.me.clone(), claim.id);
-        let request = claim.request.take();
+    fn submit_change(&mut self, index: usize) {
+        let lock = &mut self.wait_lists.page_locks[index];
+        let (me, id) = (self.me.clone(), lock.id);
+        let request = lock.request.take();
         let on_completed = move |outcome, asker: Box<dyn Exchange>| {
             if let Some(me) = me.upgrade() {
                 me.notify(&mut |state| state.changed(id));
@@ -90,34 +91,34 @@ impl State {
         self.work.extend(request.map(|request| Work::Below(request.then(on_completed))));
     }
 
-    /// A page became quiet: submits the change that claims it if all of its pages are quiet now.
-    pub(super) fn claim_quieted(&mut self, number: u64) {
-        let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
-        if let Some(index) = self.wait_lists.claims.iter().position(waits) {
-            self.wait_lists.claims[index].busy -= 1;
-            if self.wait_lists.claims[index].busy == 0 {
+    /// A page became quiet: submits the change that locks it if all of its pages are quiet now.
+    pub(super) fn page_quieted(&mut self, number: u64) {
+        let waits = |lock: &PageLock| lock.request.is_some() && lock.pages.contains(&number);
+        if let Some(index) = self.wait_lists.page_locks.iter().position(waits) {
+            self.wait_lists.page_locks[index].busy -= 1;
+            if self.wait_lists.page_locks[index].busy == 0 {
                 self.submit_change(index);
             }
         }
     }
 
-    /// Dirty bytes could not be written: fails the change that claims this page. The caller then
+    /// Dirty bytes could not be written: fails the change that locks this page. The caller then
     /// calls `unblock`.
-    pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
+    pub(super) fn fail_lock(&mut self, number: u64, error: &Error) {
         if let Some(index) =
-            self.wait_lists.claims.iter().position(|claim| claim.pages.contains(&number))
+            self.wait_lists.page_locks.iter().position(|lock| lock.pages.contains(&number))
         {
-            let claim = self.wait_lists.claims.swap_remove(index);
-            claim.request.into_iter().for_each(|request| self.fail(request, error));
+            let lock = self.wait_lists.page_locks.swap_remove(index);
+            lock.request.into_iter().for_each(|request| self.fail(request, error));
         }
     }
 
     /// The device below answered a change.
     fn changed(&mut self, id: u64) {
-        let Some(index) = self.wait_lists.claims.iter().position(|claim| claim.id == id) else {
+        let Some(index) = self.wait_lists.page_locks.iter().position(|lock| lock.id == id) else {
             return;
         };
-        let Claim { pages, address, length, .. } = self.wait_lists.claims.swap_remove(index);
+        let PageLock { pages, address, length, .. } = self.wait_lists.page_locks.swap_remove(index);
         for number in self.table.present(&pages) {
             if let Some(page) = self.table.get_mut(number) {
                 page.known.remove(piece_of(number, address, length).inside);
@@ -126,7 +127,7 @@ impl State {
         self.unblock();
     }
 
-    /// Starts requests that need not wait for a claim any more.
+    /// Starts requests that need not wait for a lock any more.
     pub(super) fn unblock(&mut self) {
         for request in std::mem::take(&mut self.wait_lists.blocked) {
             self.resume(request);

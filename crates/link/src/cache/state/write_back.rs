@@ -230,7 +230,7 @@ impl State {
         let (since, waiters) = (page.since(), std::mem::take(&mut page.waiters));
         waiters.into_iter().for_each(|(_, push)| self.fail_push(push, error));
         self.fail_flushes(since, error);
-        self.fail_claim(number, error);
+        self.fail_lock(number, error);
     }
 }
 

@@ -39,7 +39,7 @@ const CLEAR_SILENCE_NS: u64 = 200 * MS;
 const UNPROVED_EVERY_NS: u64 = SECOND;
 /// The longest use of a connection's keys, and the interval of checks whether new keys are due.
 const REKEY_NS: u64 = 24 * 3600 * SECOND;
-const REKEY_LOOK_NS: u64 = SECOND;
+const REKEY_CHECK_NS: u64 = SECOND;
 const OVERDUE_FACTOR: u64 = 16;
 
 /// An attempt to connect.
@@ -152,7 +152,7 @@ impl Control {
     /// device. After [`OVERDUE_FACTOR`] times as long without an idle moment it does not wait:
     /// unanswered requests are sent again.
     pub(super) fn rekey(&mut self, of: &Initiator, live: &LiveConnection, now: u64) {
-        if now < self.rekey_look_ns {
+        if now < self.rekey_check_ns {
             return;
         }
         let (carried_bytes, age) =
@@ -162,7 +162,7 @@ impl Control {
             carried_bytes >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times
         };
         if !is_due(1) || !matches!(of.security, Security::Key(_)) {
-            self.rekey_look_ns = now + REKEY_LOOK_NS;
+            self.rekey_check_ns = now + REKEY_CHECK_NS;
             return;
         }
         self.attempt.is_wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);
@@ -195,8 +195,8 @@ impl Control {
         let links = self.joins.len().min(welcome.links.into());
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
         self.target_name = crate::legible(&welcome.name).into_owned();
-        of.live().iter().for_each(|old| self.was_served(old));
-        let last_received_ns = self.was_greeted(now);
+        of.live().iter().for_each(|old| self.note_served(old));
+        let last_received_ns = self.note_greeting(now);
         let connection =
             Arc::new(Connection::new(remote, seals, links, count, slots, last_received_ns));
         for join in &mut self.joins {

@@ -58,7 +58,7 @@ struct JoinAttempt {
 }
 
 impl LinkJoin {
-    /// A way on this path that has to join.
+    /// A link on this path that has to join.
     pub(super) fn over(path: Option<Path>) -> Self {
         LinkJoin { path, ..LinkJoin::default() }
     }

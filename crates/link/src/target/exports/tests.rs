@@ -29,9 +29,13 @@ fn export(standing: Option<&MemoryStanding>) -> (Exports, Arc<Export>) {
     (exports, export)
 }
 
-fn claim(export: &Export, connection: u64, flags: u8, reservation: u64, random: u64) -> Result<()> {
+fn admit(export: &Export, connection: u64, flags: u8, reservation: u64, random: u64) -> Result<()> {
     let instance = [connection as u8; 16];
-    export.claim(connection, Claim { instance, flags, reservation, ..Claim::default() }, || random)
+    export.admit(
+        connection,
+        OpenRequest { instance, flags, reservation, ..OpenRequest::default() },
+        || random,
+    )
 }
 
 fn reservation(export: &Export) -> u64 {
@@ -39,37 +43,41 @@ fn reservation(export: &Export) -> u64 {
 }
 
 /// Storage that stores a standing only when the test allows it.
-struct Slow {
-    begun: Mutex<Sender<()>>,
-    may_end: Mutex<Receiver<()>>,
+struct SlowStandingStore {
+    begin_sender: Mutex<Sender<()>>,
+    end_receiver: Mutex<Receiver<()>>,
 }
 
-impl StandingStore for Slow {
+impl StandingStore for SlowStandingStore {
     fn keep(&self, _: &Standing) -> Result<()> {
-        self.begun.lock().send(()).expect("the test waits");
-        self.may_end.lock().recv().expect("the test lets it end");
+        self.begin_sender.lock().send(()).expect("the test waits");
+        self.end_receiver.lock().recv().expect("the test lets it end");
         Ok(())
     }
 }
 
 #[test]
 fn requests_do_not_wait_for_a_reservation_to_be_made_durable() {
-    let ((begun, has_begun), (end, may_end)) = (channel(), channel());
-    let slow = Slow { begun: Mutex::new(begun), may_end: Mutex::new(may_end) };
+    let ((begin_sender, begin_receiver), (end_sender, end_receiver)) = (channel(), channel());
+    let slow = SlowStandingStore {
+        begin_sender: Mutex::new(begin_sender),
+        end_receiver: Mutex::new(end_receiver),
+    };
     let exports = Exports::default();
     let device = Arc::new(crate::Unpacker::new(MemoryDevice::new(4096)));
     let lasting: Box<dyn StandingStore> = Box::new(slow);
     exports.add("disk", device, [0; 16], Some((Standing::default(), lasting))).expect("the first");
     let export = exports.find("disk", &Rights::all()).expect("just added");
-    end.send(()).expect("kept");
-    export.claim(1, Claim::default(), || 7).expect("it is free");
-    has_begun.recv().expect("the first reservation");
+    end_sender.send(()).expect("kept");
+    export.admit(1, OpenRequest::default(), || 7).expect("it is free");
+    begin_receiver.recv().expect("the first reservation");
     std::thread::scope(|scope| {
-        let taking = scope
-            .spawn(|| export.claim(2, Claim { flags: OPEN_TAKE_OVER, ..Claim::default() }, || 8));
-        has_begun.recv().expect("the takeover");
+        let taking = scope.spawn(|| {
+            export.admit(2, OpenRequest { flags: OPEN_TAKE_OVER, ..OpenRequest::default() }, || 8)
+        });
+        begin_receiver.recv().expect("the takeover");
         drop(export.begin(1, CHANGE).expect("it has the export until the takeover is durable"));
-        end.send(()).expect("kept");
+        end_sender.send(()).expect("kept");
         taking.join().expect("no panic").expect("nothing is in flight");
     });
     let fenced = export.begin(1, CHANGE).err().map(|error| error.kind());
@@ -80,15 +88,15 @@ fn requests_do_not_wait_for_a_reservation_to_be_made_durable() {
 #[test]
 fn no_initiator_is_admitted_while_the_device_has_requests_of_one_that_is_gone() {
     let (exports, export) = export(None);
-    claim(&export, 1, 0, 0, 11).expect("free");
+    admit(&export, 1, 0, 0, 11).expect("free");
     let work = export.begin(1, CHANGE).expect("its owner");
     assert_eq!(export.leave(1).expect_err("it is under way").kind(), ErrorKind::Invalid);
     exports.forget(1, None);
     assert!(export.begin(1, Effects::default()).is_err());
-    let early = claim(&export, 2, 0, 0, 22).expect_err("1 has requests at the device");
+    let early = admit(&export, 2, 0, 0, 22).expect_err("1 has requests at the device");
     assert_eq!(early.kind(), ErrorKind::Unavailable);
     drop(work);
-    claim(&export, 2, 0, 0, 33).expect("1 is through");
+    admit(&export, 2, 0, 0, 33).expect("1 has no requests left");
     assert_eq!(export.state.lock().users.len(), 1, "the one that is gone is forgotten");
     assert_eq!(reservation(&export), 22, "asking again begins no new reservation");
 }
@@ -96,12 +104,12 @@ fn no_initiator_is_admitted_while_the_device_has_requests_of_one_that_is_gone() 
 #[test]
 fn a_fenced_initiator_may_reopen_and_does_not_block_itself() {
     let (_, export) = export(None);
-    claim(&export, 1, 0, 0, 11).expect("free");
+    admit(&export, 1, 0, 0, 11).expect("free");
     let _work = export.begin(1, CHANGE).expect("its owner");
-    let early = claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
+    let early = admit(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
     assert_eq!(early.kind(), ErrorKind::Unavailable);
     assert_eq!(export.begin(1, CHANGE).err().expect("cut off").kind(), ErrorKind::Fenced);
-    claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("its own request is under way");
+    admit(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("its own request is under way");
     drop(export.begin(1, CHANGE).expect("its owner again"));
 }
 
@@ -109,29 +117,29 @@ fn a_fenced_initiator_may_reopen_and_does_not_block_itself() {
 fn an_initiator_that_opened_to_read_does_not_write() {
     let (_, export) = export(None);
     let changes = |connection| export.begin(connection, CHANGE).map(drop);
-    claim(&export, 1, OPEN_READ_ONLY, 0, 11).expect("free");
+    admit(&export, 1, OPEN_READ_ONLY, 0, 11).expect("free");
     assert_eq!(changes(1).expect_err("a change").kind(), ErrorKind::ReadOnly);
-    claim(&export, 1, 0, 0, 12).expect("no other initiator is there");
+    admit(&export, 1, 0, 0, 12).expect("no other initiator is there");
     changes(1).expect("opened to be written");
-    assert!(claim(&export, 2, 0, 0, 22).is_err(), "1 is alone now");
+    assert!(admit(&export, 2, 0, 0, 22).is_err(), "1 is alone now");
 }
 
 #[test]
 fn a_reservation_is_over_once_another_initiator_had_it_in_any_process() {
     let store = MemoryStanding::default();
     let (_, first) = export(Some(&store));
-    claim(&first, 1, 0, 0, 11).expect("free");
+    admit(&first, 1, 0, 0, 11).expect("free");
     first.leave(1).expect("given back");
-    claim(&first, 1, 0, 11, 12).expect("no other had it meanwhile");
-    claim(&first, 2, OPEN_TAKE_OVER, 0, 22).expect("taken over");
+    admit(&first, 1, 0, 11, 12).expect("no other had it meanwhile");
+    admit(&first, 2, OPEN_TAKE_OVER, 0, 22).expect("taken over");
     first.leave(2).expect("given back");
     let (_, second) = export(Some(&store));
     for export in [&first, &second] {
         for flags in [0, OPEN_TAKE_OVER, OPEN_SHARED, OPEN_READ_ONLY] {
-            let late = claim(export, 1, flags, 11, 13).expect_err("2 had it");
+            let late = admit(export, 1, flags, 11, 13).expect_err("2 had it");
             assert_eq!(late.kind(), ErrorKind::Fenced);
         }
-        claim(export, 2, 0, 22, 23).expect("no other had it since");
+        admit(export, 2, 0, 22, 23).expect("no other had it since");
         assert_eq!(reservation(export), 22);
         export.leave(2).expect("given back");
     }
@@ -141,13 +149,13 @@ fn a_reservation_is_over_once_another_initiator_had_it_in_any_process() {
 fn initiators_that_share_have_one_reservation_until_one_opens_it_alone() {
     let store = MemoryStanding::default();
     let (_, export) = export(Some(&store));
-    claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
-    claim(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
-    claim(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
+    admit(&export, 1, OPEN_SHARED, 0, 11).expect("free");
+    admit(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
+    admit(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
     assert_eq!(reservation(&export), 11);
-    claim(&export, 4, OPEN_TAKE_OVER, 0, 44).expect("alone");
-    assert_eq!(claim(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(), ErrorKind::Fenced);
-    claim(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
+    admit(&export, 4, OPEN_TAKE_OVER, 0, 44).expect("alone");
+    assert_eq!(admit(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(), ErrorKind::Fenced);
+    admit(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
     assert_eq!(
         (reservation(&export), *store.0.lock()),
         (55, Standing { reservation: 55, shared: true, failed_syncs: 0 })
@@ -158,7 +166,7 @@ fn initiators_that_share_have_one_reservation_until_one_opens_it_alone() {
 fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
     let store = MemoryStanding::default();
     let (_, first) = export(Some(&store));
-    claim(&first, 1, 0, 0, 11).expect("free");
+    admit(&first, 1, 0, 0, 11).expect("free");
     let identity = first.opened(0).cache_identity;
     let end = |syncs, outcome: Outcome| {
         first.begin(1, Effects { changes: true, syncs }).expect("its owner").ended(&outcome)
@@ -181,44 +189,44 @@ fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
 fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
     let store = MemoryStanding::default();
     let (exports, export) = export(Some(&store));
-    claim(&export, 1, 0, 0, 11).expect("free");
+    admit(&export, 1, 0, 0, 11).expect("free");
     exports.forget(1, Some(100));
     assert!(export.begin(1, CHANGE).is_err(), "its connection has ended");
     for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
         assert_eq!(
-            claim(&export, 2, flags, 0, 22).expect_err("the place of initiator 2").kind(),
+            admit(&export, 2, flags, 0, 22).expect_err("the place is initiator 1's").kind(),
             ErrorKind::InUse
         );
     }
-    claim(&export, 3, 0, 11, 33).expect("the same initiator, on another connection");
+    admit(&export, 3, 0, 11, 33).expect("the same initiator, on another connection");
     assert_eq!((reservation(&export), store.0.lock().reservation), (11, 11));
     exports.forget(3, Some(100));
-    let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
-    export.claim(2, late, || 22).expect("it did not come back");
-    assert_eq!(claim(&export, 4, 0, 11, 44).expect_err("too late").kind(), ErrorKind::Fenced);
+    let late = OpenRequest { flags: OPEN_READ_ONLY, now_ns: 100, ..OpenRequest::default() };
+    export.admit(2, late, || 22).expect("it did not come back");
+    assert_eq!(admit(&export, 4, 0, 11, 44).expect_err("too late").kind(), ErrorKind::Fenced);
 }
 
 #[test]
 fn an_open_whose_answer_was_lost_with_its_connection_is_no_bar_to_the_next() {
     let (exports, export) = export(None);
-    let again = Claim { instance: [1; 16], ..Claim::default() };
-    claim(&export, 1, 0, 0, 11).expect("free");
+    let again = OpenRequest { instance: [1; 16], ..OpenRequest::default() };
+    admit(&export, 1, 0, 0, 11).expect("free");
     exports.forget(1, Some(100));
-    assert_eq!(claim(&export, 2, 0, 0, 22).expect_err("another's").kind(), ErrorKind::InUse);
-    export.claim(3, again, || 33).expect("the same initiator, which knows of no reservation");
+    assert_eq!(admit(&export, 2, 0, 0, 22).expect_err("another's").kind(), ErrorKind::InUse);
+    export.admit(3, again, || 33).expect("the same initiator, which knows of no reservation");
 }
 
 #[test]
 fn a_guest_ends_no_reservation_and_makes_room_for_its_holder() {
     let store = MemoryStanding::default();
     let (exports, export) = export(Some(&store));
-    let guest = Claim { flags: OPEN_READ_ONLY, guest: true, ..Claim::default() };
-    claim(&export, 1, 0, 0, 11).expect("free");
-    assert_eq!(export.claim(2, guest, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
+    let reader = OpenRequest { flags: OPEN_READ_ONLY, reads_only: true, ..OpenRequest::default() };
+    admit(&export, 1, 0, 0, 11).expect("free");
+    assert_eq!(export.admit(2, reader, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
     exports.forget(1, None);
-    export.claim(2, guest, || 22).expect("no initiator is there");
+    export.admit(2, reader, || 22).expect("no initiator is there");
     assert_eq!(store.0.lock().reservation, 11);
-    claim(&export, 3, 0, 11, 33).expect("initiator 3 continues");
+    admit(&export, 3, 0, 11, 33).expect("initiator 3 continues");
     assert_eq!(
         export.begin(2, Effects::default()).err().expect("it had to go").kind(),
         ErrorKind::Fenced

@@ -106,7 +106,7 @@ fn parse_query_address(text: &str) -> Result<QueryAddress, String> {
 /// none without a default route.
 fn every_interface() -> Vec<QueryAddress> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
-    let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
+    let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::PORT_DEFAULT));
     let hears = |path: &Path| {
         let flags = std::fs::read_to_string(path.join("flags")).unwrap_or_default();
         let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
@@ -395,7 +395,7 @@ fn status(context: &Context, arguments: &Status) -> Result<Exit> {
 /// Sets the rate of each link since `before`. A link that began after it has no rate.
 fn measure(before: &[EndReport], now: &mut [EndReport], over: Duration) {
     let a_second = |new: u64, old: u64| {
-        // A connection that was made anew counts from zero again, below its old number.
+        // A new connection counts from zero again, below its old number.
         (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64
     };
     for end in now {
@@ -513,7 +513,7 @@ mod tests {
         assert_eq!(
             measured(&old, end(1, "a", 10), second),
             Some(RateReport::default()),
-            "it connected anew"
+            "it connected again"
         );
     }
 

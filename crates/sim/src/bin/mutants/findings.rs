@@ -459,8 +459,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &lib("sawmill-link", "a_strangers_text_moves_no_cursor_and_reverses_nothing"),
         "a stranger's text is shown as it came",
         "link/src/lib.rs",
-        "matches!(c, '\"' | '\\'') || c.escape_debug().len() == 1",
-        "c != '\\0'",
+        "matches!(character, '\"' | '\\'') || character.escape_debug().len() == 1",
+        "character != '\\0'",
     ),
     caught_by(
         &lib("sawmill-link", "a_source_loses_its_own_strangers_first_and_a_known_stream_stays"),

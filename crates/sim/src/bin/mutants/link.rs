@@ -97,8 +97,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "nobody asks on a silent link whether it works again",
         "link/src/connection.rs",
-        "            outgoing.ping |= asks && outgoing.open;\n",
-        "            outgoing.ping |= asks && outgoing.open && false;\n",
+        "            output.ping |= asks && output.open;\n",
+        "            output.ping |= asks && output.open && false;\n",
     ),
     mutant(
         "a reply that comes again with more of its bytes is not looked at",
@@ -147,8 +147,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who was cut off writes on",
         "link/src/target/exports.rs",
-        ".filter(|user| others(user)).for_each(|user| user.cut = true);\n",
-        ".filter(|user| others(user)).for_each(|user| user.cut = false);\n",
+        ".filter(|user| others(user)).for_each(|user| user.is_fenced = true);\n",
+        ".filter(|user| others(user)).for_each(|user| user.is_fenced = false);\n",
     ),
     mutant(
         "who takes over is let in while the other one's requests are at the device",
@@ -170,7 +170,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a connection that ended is kept at the target",
         "link/src/target/mod.rs",
         "        let mut leaving = self.leaving.lock();\n        if self.connections.write()",
-        "        std::mem::forget(Arc::clone(served));\n        \
+        "        std::mem::forget(Arc::clone(connection));\n        \
          let mut leaving = self.leaving.lock();\n        if self.connections.write()",
     ),
     mutant(
