@@ -81,7 +81,7 @@ pub enum FormatError {
     Field {
         /// Which structure.
         what: &'static str,
-        /// Which field, as named in `docs/format/`.
+        /// Which field or part, as named in `docs/format/`.
         field: &'static str,
         /// Which rule.
         why: &'static str,

@@ -1,18 +1,19 @@
-//! Every byte of Sawmill that outlives a process: pure encoders and decoders, one module per
-//! structure.
+//! Every byte of Sawmill that outlives a process or crosses a link: pure encoders and decoders, one
+//! module per structure.
 //!
 //! Modules: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share;
 //! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept_block`],
 //! [`map_part`], [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`],
-//! [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD; [`packed_write`]
-//! crosses the link; [`write_log`] is a foreign format. `docs/format/` has one page per structure,
+//! [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD; [`link`] and
+//! [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page per structure,
 //! and a test compares the two. [`disk_image`] looks at the headers of foreign files, and has no
 //! page.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,
-//! and then each field, and reports which of them failed ([`FormatError`]). What an encoder wrote
-//! decodes to the same value, and each value has exactly one encoding.
+//! and then each field, and reports which of them failed ([`FormatError`]). An encoder refuses what
+//! its decoder would refuse. What it wrote decodes to the same value, and each value has exactly one
+//! encoding.
 //!
 //! Not here: I/O, clocks, randomness, policy.
 #![forbid(unsafe_code)]

@@ -33,7 +33,7 @@ pub struct Story {
     /// Bytes and sectors of local disks that rotted.
     pub rots: u64,
     /// Reads of the store alone, by readers.
-    pub looks: u64,
+    pub read_only_opens: u64,
     /// Segments that garbage collection wrote.
     pub moves: u64,
     /// Segments deleted.
@@ -89,7 +89,7 @@ impl Story {
             ("takeovers", self.takeovers),
             ("closes", self.closes),
             ("rots", self.rots),
-            ("looks", self.looks),
+            ("read_only_opens", self.read_only_opens),
             ("moved segments", self.moves),
             ("deleted segments", self.deletes),
             ("snapshots", self.snapshots),
@@ -131,7 +131,7 @@ impl Story {
         self.takeovers += other.takeovers;
         self.closes += other.closes;
         self.rots += other.rots;
-        self.looks += other.looks;
+        self.read_only_opens += other.read_only_opens;
         self.moves += other.moves;
         self.deletes += other.deletes;
         self.snapshots += other.snapshots;

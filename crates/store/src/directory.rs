@@ -188,7 +188,7 @@ impl DirectoryState {
     }
 
     fn create(&self, key: &str, body: &[u8]) -> Result<Creation> {
-        // A root that was unmounted must not be made anew in the file system below it.
+        // A root that was unmounted must not be made again in the file system below it.
         self.root.check()?;
         let path = self.root.path().join(key);
         let folder = path.parent().unwrap_or(self.root.path()).to_owned();

@@ -1,4 +1,4 @@
-//! A store that wraps another and fails as told, for tests of code that must survive it.
+//! A store that wraps another and fails on request, for tests of code that must survive it.
 //!
 //! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper is
 //! dropped, and every other clause is broken only where the script demands it.

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_store_url_is_understood() {
+    fn every_form_of_store_url_parses_to_its_parts() {
         assert_eq!(parse("memory:").unwrap(), Location::Memory { name: None });
         assert_eq!(parse("memory:a").unwrap(), Location::Memory { name: Some("a".to_owned()) });
         assert_eq!(parse("/srv/a?b").unwrap(), Location::Directory { root: "/srv/a?b".into() });

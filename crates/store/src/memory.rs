@@ -17,6 +17,10 @@ use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
 
+/// The stores with a name, for as long as the process runs: several clients of one process, such as
+/// a command and the volume that it opens, must find the same objects.
+///
+/// Bounded by the names that the process's URLs have.
 static NAMED: LazyLock<Mutex<HashMap<String, Objects>>> = LazyLock::new(Mutex::default);
 
 /// Objects in memory.

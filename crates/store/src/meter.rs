@@ -146,7 +146,7 @@ impl Meter {
                 stalls: counters.stalls.load(Relaxed),
                 bytes_in: counters.bytes_in.load(Relaxed),
                 bytes_out: counters.bytes_out.load(Relaxed),
-                latency: std::array::from_fn(|i| counters.latency[i].load(Relaxed)),
+                latency: std::array::from_fn(|index| counters.latency[index].load(Relaxed)),
             }
         };
         let health = self.health.lock();

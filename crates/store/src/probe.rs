@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_doctor_finds_a_good_store_well_and_leaves_nothing() {
+    fn a_conforming_store_passes_the_probe_and_keeps_no_object() {
         let store = memory();
         let results = doctor(&*store);
         assert_eq!(results.len(), 10);

@@ -39,7 +39,7 @@ layout! {
 }
 
 layout! {
-    /// A seek, and its answer, which is followed by the target's name.
+    /// A seek or its answer; a name follows.
     seek_at, "Seek", 32;
     TOKEN: 0, 8, "token";
     INSTANCE: 8, 16, "instance";
@@ -73,7 +73,7 @@ pub struct Hello {
     pub slots: u16,
     /// The bytes of a slot it would like.
     pub slot_bytes: u32,
-    /// The target's name for the connection in what it sends.
+    /// The initiator's number for the connection: packets to the initiator carry it.
     pub connection: u64,
     /// This run of the initiator: a new connection of the same run replaces its old one.
     pub instance: [u8; 16],
@@ -94,7 +94,7 @@ pub struct Welcome {
     pub slots: u16,
     /// Bytes of each.
     pub slot_bytes: u32,
-    /// The initiator's name for the connection in what it sends.
+    /// The target's number for the connection: packets to the target carry it.
     pub connection: u64,
     /// This run of the target.
     pub instance: [u8; 16],

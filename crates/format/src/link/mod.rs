@@ -110,7 +110,7 @@ pub struct Packet {
     pub kind: PacketKind,
     /// Bytes of the whole packet, header and tail included.
     pub length: u32,
-    /// The receiver's name for the connection; zero in a hello.
+    /// The receiver's number for the connection; zero in a hello.
     pub connection: u64,
     /// The link it was sent on, from 0.
     pub link: u8,

@@ -284,7 +284,7 @@ impl Run {
         if disk_bytes < self.size_bytes || disk_bytes > self.requested_bytes {
             let (reported_bytes, requested_bytes) = (self.size_bytes, self.requested_bytes);
             return Err(format!(
-                "the disk has {disk_bytes} bytes; {reported_bytes} were told, {requested_bytes} \
+                "the disk has {disk_bytes} bytes; {reported_bytes} were reported, {requested_bytes} \
                  asked for"
             ));
         }

@@ -189,6 +189,6 @@ impl Run {
                 return self.judge(&name, None, &image);
             }
         }
-        Err(format!("{name} needs its ancestors although all of it was written anew"))
+        Err(format!("{name} needs its ancestors although all of it was written again"))
     }
 }

@@ -318,6 +318,6 @@ impl Run {
     }
 
     fn judge_first_store(&mut self, image: &[u8]) -> Verdict {
-        self.judge(NAME, None, image).map_err(|text| format!("after the way back: {text}"))
+        self.judge(NAME, None, image).map_err(|text| format!("after the fail-back: {text}"))
     }
 }

@@ -1,7 +1,7 @@
 //! Another process opens the volume read-only and reads it some time later: the content is a prefix
 //! with everything that was stored at the open. Also the check of everything that is kept.
 //!
-//! Not here: looks at a replica (`copies`), at snapshots and moments (`past`).
+//! Not here: reads of a replica (`copies`), at snapshots and moments (`past`).
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ impl Run {
     }
 
     fn end_look(&mut self, mut reader: Reader) -> Verdict {
-        self.story.looks += 1;
+        self.story.read_only_opens += 1;
         let mut client = Client::default();
         client.read_whole(reader.stepped.volume());
         for _ in 0..ROUNDS_MAX {

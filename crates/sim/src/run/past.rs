@@ -94,10 +94,12 @@ impl PendingOrder {
 }
 
 impl Run {
-    /// Gives an order about the past, or reads it.
+    /// Orders a snapshot, a deletion, a rollback, a retention or a growth, reads a past state, or
+    /// works on clones.
     pub(super) fn act_on_the_past(&mut self, process: &mut Process) -> Verdict {
         let free = process.order.is_none() && !process.closing;
         let is_first = free && process.replaced_at.is_none();
+        // In fourteenths; what cannot be ordered now leaves its share to the clones.
         match self.dice.below(14) {
             0..3 if free => self.order_snapshot(process),
             3 if is_first => self.order_delete(process),
@@ -275,7 +277,7 @@ impl Run {
                 process.order = Some(ordered);
                 Ok(())
             }
-            Ok(Ok(())) if ordered.stray => Err("a replaced writer's order was told done".into()),
+            Ok(Ok(())) if ordered.stray => Err("a replaced writer's order was reported as done".into()),
             Ok(Ok(())) => self.ordered_is_done(process, ordered.kind),
             Ok(Err(error)) => {
                 self.log("order refused", || format!("  the order was refused: {error}"));

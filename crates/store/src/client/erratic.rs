@@ -161,7 +161,7 @@ impl Backend for Arc<Erratic> {
     }
 }
 
-/// What callers were told.
+/// What callers were answered.
 #[derive(Default)]
 struct ReportedState {
     /// The body that created each key.

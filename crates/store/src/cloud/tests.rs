@@ -76,7 +76,7 @@ fn answer(status: u16, body: impl Into<Vec<u8>>) -> Answer {
 }
 
 fn code(status: u16, code: &str) -> Answer {
-    answer(status, format!("<Error><Code>{code}</Code><Message>as told</Message></Error>"))
+    answer(status, format!("<Error><Code>{code}</Code><Message>scripted</Message></Error>"))
 }
 
 fn receive(world: &Mutex<World>, stream: &TcpStream) -> Option<Request> {
@@ -143,7 +143,7 @@ fn half_deleted(world: &mut World, request: &Request) -> Answer {
             return format!("<Deleted><Key>{key}</Key></Deleted>");
         }
         format!(
-            "<Error><Key>{key}</Key><Code>InternalError</Code><Message>as told</Message></Error>"
+            "<Error><Key>{key}</Key><Code>InternalError</Code><Message>scripted</Message></Error>"
         )
     });
     answer(200, format!("<DeleteResult>{}</DeleteResult>", entries.collect::<String>()))
@@ -307,7 +307,7 @@ fn a_delete_of_many_that_is_half_done_is_done_by_repeating_it() {
 }
 
 const DENIED: &str = "<DeleteResult><Error><Key>some/prefix/k0</Key><Code>AccessDenied</Code>\
-    <Message>as told</Message></Error></DeleteResult>";
+    <Message>scripted</Message></Error></DeleteResult>";
 
 #[test]
 fn an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine() {
@@ -341,7 +341,7 @@ fn the_s3_backend_keeps_the_contract() {
 }
 
 #[test]
-fn a_store_that_looks_first_and_makes_later_is_found_out_in_every_race_of_halves() {
+fn a_store_that_checks_before_the_body_arrives_is_detected() {
     let server = server();
     let client = server.client("bucket", 60);
     let probe = |rounds| probe_conditional_create(&*client, rounds, 8, Bodies::InHalves).unwrap();

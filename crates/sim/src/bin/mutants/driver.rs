@@ -28,7 +28,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        writes.last = 1;\n",
     ),
     mutant(
-        "numbers begin anew when nothing is on its way",
+        "numbers begin again when nothing is in flight",
         "driver/src/batch/areas.rs",
         "        writes.last += 1;\n",
         "        writes.last = if writes.listed.is_empty() { 1 } else { writes.last + 1 };\n",
@@ -82,7 +82,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
     ),
     mutant(
-        "a flush is through when one queue has answered it",
+        "a flush is done when one queue has answered it",
         "driver/src/batch/flush.rs",
         "if flush.left.fetch_sub(1, Ordering::AcqRel) > 1 {",
         "if flush.left.fetch_sub(1, Ordering::AcqRel) > 9 {",

@@ -40,7 +40,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Ok((name, ()))",
     ),
     mutant(
-        "a journal that was made anew is locked by its name alone",
+        "a new journal is locked by its name alone",
         "volume/src/open/attach.rs",
         "true => Box::new((lock, journal::lock_file(options, world.disks())?)),",
         "true => Box::new((lock, is_made)),",

@@ -119,7 +119,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if header.size_bytes > 0 {",
     ),
     caught_by(
-        &engine("fencing::a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from"),
+        &engine("fencing::an_attach_starts_from_a_checkpoint_that_lands_while_it_fences"),
         "an attach that begins again takes itself for the writer before",
         "volume/src/open/attach.rs",
         "        stored.end.epoch_before = before;\n",
@@ -182,7 +182,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     caught_by(
         &lib("sawmill-volume", "no_power_cut_inside_a_write_loses_what_is_rewritten"),
-        "what may have been flushed is written anew with no copy",
+        "what may have been flushed is written again with no copy",
         "volume/src/open/settle.rs",
         "if at < part.end && free < limits::SPAN_BYTES {",
         "if at < part.end && free < u64::MAX {",
@@ -268,8 +268,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("watch::a_writer_that_only_reads_is_fenced_by_a_take_over"),
         "a volume that is only read is not looked after",
         "volume/src/watch.rs",
-        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)",
-        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR) && false",
+        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_TIME_MAX)",
+        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_TIME_MAX) && false",
     ),
     caught_by(
         &engine("watch::a_writer_that_cannot_store_stops_acknowledging_at_the_set_age"),
@@ -436,7 +436,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     caught_by(
         &binary("no_path_is_shown_at_the_loopback_address"),
-        "paths are told to everybody on the machine",
+        "paths are shown to everybody on the machine",
         "sawmill/src/admin/answer.rs",
         "volume.journal_path = None",
         "volume.name.clear()",

@@ -113,7 +113,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let export = command.export;",
     ),
     mutant(
-        "who was cut off takes it back when he connects anew",
+        "an initiator that was fenced takes the export back when it reconnects",
         "link/src/initiator/control/reopen.rs",
         "OpenMode { take_over: false, ..open_export.mode }",
         "OpenMode { take_over: true, ..open_export.mode }",
@@ -174,7 +174,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
          let mut leaving = self.leaving.lock();\n        if self.connections.write()",
     ),
     mutant(
-        "a target that was started anew believes whoever comes first",
+        "a restarted target believes whoever comes first",
         "link/src/target/exports.rs",
         "if state.standing.reservation == reservation {",
         "if state.standing.reservation == reservation || state.users.is_empty() {",
@@ -234,7 +234,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if true || !is_due(1) || !matches!",
     ),
     mutant(
-        "who connects anew has lost his place meanwhile",
+        "an initiator that reconnects has lost its place meanwhile",
         "link/src/target/mod.rs",
         "old.iter().for_each(|served| self.drop_connection(served, true));",
         "old.iter().for_each(|served| self.drop_connection(served, false));",

@@ -58,7 +58,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Some(journal) => wait_for(context, journal.ring.next(), request),",
         "Some(journal) => wait_for(context, journal.logged(), request),",
     ),
-    mutant("FUA is ignored", "volume/src/write/mod.rs", "if job.request.flags.fua {", "if false {"),
+    mutant("FUA is ignored", "volume/src/write/mod.rs", "if partial.request.flags.fua {", "if false {"),
     mutant(
         "a failed sync counts",
         "volume/src/journal/writer.rs",
@@ -85,8 +85,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the intent of one that died is trusted as it is read",
         "volume/src/open/attach.rs",
-        "        superblock.write(|_| ())?;\n        let claim = ",
-        "        let claim = ",
+        "        superblock.write(|_| ())?;\n        let attempt = ",
+        "        let attempt = ",
     ),
     mutant(
         "a failed sync of an attach is forgotten by the next",
@@ -196,8 +196,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "no fence is put",
         "volume/src/open/attach.rs",
-        "    fence_at_end(store, stored, claim, world)?;\n    if let Some((_, before))",
-        "    stored.end.epoch = claim.epoch;\n    if let Some((_, before))",
+        "    fence_at_end(store, stored, attempt, world)?;\n    if let Some((_, before))",
+        "    stored.end.epoch = attempt.epoch;\n    if let Some((_, before))",
     ),
     mutant(
         "a fence takes one name only",
@@ -378,7 +378,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if false {",
     ),
     mutant(
-        "a snapshot is told done before it is stored",
+        "a snapshot is reported as done before it is stored",
         "volume/src/engine/orders.rs",
         "            self.under_way = Some(ordered);\n        }\n    }\n",
         concat!(

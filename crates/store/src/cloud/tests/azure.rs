@@ -5,7 +5,7 @@
 
 use super::*;
 
-const BOUNDARY: &str = "batchresponse_as_told";
+const BOUNDARY: &str = "batchresponse_scripted";
 const ABSENT: &str = "The specified blob does not exist.";
 
 fn perform(world: &mut World, request: &Request) -> Answer {
