@@ -19,6 +19,8 @@ pub mod cache;
 pub mod carrier;
 pub mod clock;
 mod connection;
+#[doc(hidden)]
+pub mod fuzzing;
 mod grains;
 pub mod initiator;
 mod packed_device;
