@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use sawmill_verify::bridge::{FileSystemMount, FusedFile, LoopDevice};
+use sawmill_verify::bridge::{FileSystemMount, NbdFile, LoopDevice};
 
 /// An export shown as a loop device. Taken down when dropped: its fields in this order.
 pub struct Bridge {
     mounted: Option<FileSystemMount>,
     device: LoopDevice,
-    _file: FusedFile,
+    _file: NbdFile,
     folder: tempfile::TempDir,
 }
 
@@ -23,7 +23,7 @@ impl Bridge {
         let folder = tempfile::Builder::new().prefix("sawmill-bridge-").tempdir();
         let folder = folder.expect("a temporary folder");
         let file =
-            FusedFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
+            NbdFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
         let device = LoopDevice::new(file.path()).expect("a loop device");
         Bridge { mounted: None, device, _file: file, folder }
     }

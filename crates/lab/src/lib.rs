@@ -11,6 +11,8 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bench;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod layers;
 #[cfg(feature = "engine")]
 pub mod simulate;

@@ -2,7 +2,7 @@
 //! file system.
 //!
 //! Invariant: each part is taken down when it is dropped, at the latest. Its owner keeps the order:
-//! a [`FileSystemMount`] is dropped before its [`LoopDevice`], and that before its [`FusedFile`].
+//! a [`FileSystemMount`] is dropped before its [`LoopDevice`], and that before its [`NbdFile`].
 //!
 //! Not here: making and checking file systems (`file_system`), starting and ending programs
 //! (`program`).
@@ -16,19 +16,19 @@ use crate::program::{self, Process};
 use crate::{Error, Result};
 
 /// How long a mount may be kept busy by other processes, and the interval of retries.
-const BUSY_MAX: Duration = Duration::from_secs(20);
-const BUSY_LOOK_EVERY: Duration = Duration::from_millis(50);
+const BUSY_TIME_MAX: Duration = Duration::from_secs(20);
+const BUSY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether this machine can show an export as a file.
-pub fn can_fuse() -> Result<()> {
+/// Fails unless this machine can show an export as a file.
+pub fn require_fuse() -> Result<()> {
     program::find("nbdfuse")?;
     program::find("fusermount3")?;
     let advice = "load the fuse module, in a container add --device /dev/fuse, or run as root";
     openable(Path::new("/dev/fuse"), advice)
 }
 
-/// Whether this process can mount file systems.
-pub fn can_mount() -> Result<()> {
+/// Fails unless this process can mount file systems.
+pub fn require_mount() -> Result<()> {
     if !geteuid().is_root() {
         let what = "mounting needs root; run this as root (sudo)".to_owned();
         return Err(Error::Io { what, source: std::io::ErrorKind::PermissionDenied.into() });
@@ -50,25 +50,25 @@ fn openable(path: &Path, advice: &'static str) -> Result<()> {
 
 /// An NBD export shown as a file: a sync of the file is a flush of the export.
 #[derive(Debug)]
-pub struct FusedFile {
+pub struct NbdFile {
     path: PathBuf,
     process: Process,
 }
 
-impl FusedFile {
+impl NbdFile {
     /// Shows the export `uri` as the file `path`.
     pub fn new(uri: &str, path: &Path) -> Result<Self> {
-        can_fuse()?;
+        require_fuse()?;
         // `nbdfuse` mounts itself over a file, which must exist.
         std::fs::write(path, "").map_err(|error| Error::io("cannot make", path, error))?;
         let mut command = program::command("nbdfuse")?;
-        let output_path = path.with_extension("nbdfuse.said");
+        let output_path = path.with_extension("nbdfuse.output");
         let mut process = Process::start(command.arg(path).arg(uri), &output_path)?;
         process.wait_for("the export is to be shown as a file", || {
             // Until the mount is there, the path is the empty file below it.
             std::fs::metadata(path).is_ok_and(|found| found.len() > 0).then_some(())
         })?;
-        Ok(FusedFile { path: path.to_owned(), process })
+        Ok(NbdFile { path: path.to_owned(), process })
     }
 
     /// The file.
@@ -78,7 +78,7 @@ impl FusedFile {
     }
 }
 
-impl Drop for FusedFile {
+impl Drop for NbdFile {
     fn drop(&mut self) {
         if let Ok(mut command) = program::command("fusermount3") {
             // If it is busy or already gone, unmount it lazily.
@@ -101,7 +101,7 @@ pub struct LoopDevice(PathBuf);
 impl LoopDevice {
     /// Makes one over `file`, without the page cache where the file supports that.
     pub fn new(file: &Path) -> Result<Self> {
-        can_mount()?;
+        require_mount()?;
         let losetup = |more: &[&str]| {
             let mut command = program::command("losetup")?;
             program::run(command.args(["--find", "--show"]).args(more).arg(file))
@@ -154,12 +154,12 @@ impl FileSystemMount {
     /// Unmounts it, and returns the error if that fails. Programs that scan every new mount may
     /// keep it busy for a moment, so a busy mount is retried.
     pub fn unmount(mut self) -> Result<()> {
-        let deadline = Instant::now() + BUSY_MAX;
+        let deadline = Instant::now() + BUSY_TIME_MAX;
         loop {
             let mut command = program::command("umount")?;
             match program::run(command.arg(&self.root)) {
                 Err(error) if error.to_string().contains("busy") && Instant::now() < deadline => {
-                    std::thread::sleep(BUSY_LOOK_EVERY);
+                    std::thread::sleep(BUSY_CHECK_INTERVAL);
                 }
                 // What is still mounted is left to `drop`.
                 Err(error) => return Err(error),

@@ -26,11 +26,11 @@ pub struct Campaign<'a> {
 }
 
 impl Campaign<'_> {
-    /// Lets `look` judge what is left after each cut of the plan; its inner `Err` is a finding.
+    /// Lets `cut_check` judge what is left after each cut of the plan; its inner `Err` is a finding.
     pub fn run(
         self,
         mut progress: impl FnMut(usize, usize),
-        mut look: impl FnMut(&Remains<'_>) -> Result<Result<(), String>>,
+        mut check: impl FnMut(&Remains<'_>) -> Result<Result<(), String>>,
     ) -> Result<Report> {
         let plan = plan(self.recording, self.first, &self.budget);
         let mut report = Report::new(self.recording, &plan);
@@ -49,7 +49,7 @@ impl Campaign<'_> {
             let remaining_disk = if stale_of.is_some() { &*stale } else { &disk };
             report.images += 1;
             report.count(mode);
-            if let Err(what) = look(&Remains { cut, disk: remaining_disk, mode })? {
+            if let Err(what) = check(&Remains { cut, disk: remaining_disk, mode })? {
                 report.findings.push(Finding { cut: cut.clone(), mode, stale_of, what });
             }
             // A stale disk comes from a cut some way back.

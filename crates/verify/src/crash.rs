@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 
+use crate::cut_check::Rule;
 use crate::load::{Load, LoadCounts, Mix};
-use crate::look::Rule;
 use crate::program;
 use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
 use crate::{Error, PATIENCE, Result};
@@ -125,7 +125,7 @@ impl Crashes<'_> {
     }
 
     fn crash(&self, folder: &Path) -> Result<()> {
-        let output_path = folder.join("crash.said");
+        let output_path = folder.join("crash.output");
         let failed = |error: std::io::Error| Error::io("cannot write", &output_path, error);
         // Not through a pipe: the server that it starts may keep that open.
         let output = File::create(&output_path).map_err(failed)?;
@@ -291,8 +291,8 @@ mod tests {
     fn every_request_is_whole_blocks_of_the_device() {
         let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(AREA_BYTES).geometry() };
         /// Reports larger blocks than it needs.
-        struct Large(Geometry, FaultyMemory);
-        impl BlockDevice for Large {
+        struct LargeDevice(Geometry, FaultyMemory);
+        impl BlockDevice for LargeDevice {
             fn geometry(&self) -> Geometry {
                 self.0
             }
@@ -301,7 +301,7 @@ mod tests {
             }
         }
         let inner = FaultyMemory { block_bytes: 4096, ..FaultyMemory::new(None) };
-        let device: Arc<dyn BlockDevice> = Arc::new(Large(geometry, inner));
+        let device: Arc<dyn BlockDevice> = Arc::new(LargeDevice(geometry, inner));
         let survey = survey(crashes(), || Ok(Arc::clone(&device))).expect("carried out");
         assert_eq!(survey.found, None);
     }

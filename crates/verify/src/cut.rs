@@ -137,7 +137,9 @@ fn changes(recorded: &RecordedEntry) -> bool {
 pub fn loose(entries: &[RecordedEntry], entry: usize) -> Vec<usize> {
     let from = flushed_before(entries, entry);
     let range = from..entry.min(entries.len());
-    range.filter(|&n| changes(&entries[n]) && !entries[n].entry.flags.has(Flags::FUA)).collect()
+    let is_loose =
+        |index: &usize| changes(&entries[*index]) && !entries[*index].entry.flags.has(Flags::FUA);
+    range.filter(is_loose).collect()
 }
 
 /// Makes images of cuts. Cheapest if they are requested in the order of their entries.

@@ -56,8 +56,8 @@ impl FileSystem {
         }
     }
 
-    /// Whether its programs are installed.
-    pub fn is_here(self) -> Result<()> {
+    /// Fails unless its programs are installed.
+    pub fn require_programs(self) -> Result<()> {
         [self.make_words()[0], self.check_words()[0]]
             .iter()
             .try_for_each(|name| program::find(name).map(drop))
@@ -124,7 +124,7 @@ impl FromStr for FileSystem {
         let known = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
         let found = known.into_iter().find(|kind| kind.name() == text);
         found.ok_or_else(|| {
-            format!("'{text}' is no file system we know; there are ext4, xfs and btrfs")
+            format!("'{text}' is not a known file system; use ext4, xfs or btrfs")
         })
     }
 }

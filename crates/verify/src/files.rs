@@ -52,19 +52,19 @@ impl Files {
 
     /// Makes, replaces and removes files below `root`, in `count` steps.
     pub fn fill(&mut self, root: &Path, count: u64, dice: &mut Dice, clock: &Clock) -> Result<()> {
-        for n in 0..count {
+        for number in 0..count {
             let alive = |record: &&mut FileRecord| record.removed.is_none();
             let mut old: Vec<&mut FileRecord> = self.records.iter_mut().filter(alive).collect();
             let chosen = old.len().checked_sub(1).map(|last| dice.below(last as u64 + 1) as usize);
-            let mut name = format!("file-{n}");
+            let mut name = format!("file-{number}");
             match chosen.map(|chosen| &mut *old[chosen]) {
-                Some(record) if n % 4 == 3 => {
+                Some(record) if number % 4 == 3 => {
                     record.removed = Some(clock.tick());
                     let path = root.join(&record.name);
                     fs::remove_file(&path)
                         .map_err(|error| Error::io("cannot remove", &path, error))?;
                 }
-                Some(record) if n % 5 == 4 => {
+                Some(record) if number % 5 == 4 => {
                     record.removed = Some(clock.tick());
                     name.clone_from(&record.name);
                 }
@@ -76,9 +76,9 @@ impl Files {
                 .map_err(|error| Error::io("cannot make", &path, error))?;
             let durable = clock.tick();
             self.records.push(FileRecord { name, seed, length, durable, removed: None });
-            if n % 3 == 0 {
+            if number % 3 == 0 {
                 // A file that is never synced: it may be missing, or have any content.
-                let path = root.join(format!("loose-{n}"));
+                let path = root.join(format!("loose-{number}"));
                 let bytes = dice.bytes(FILE_BYTES_MAX as usize);
                 fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &path, error))?;
             }
@@ -88,12 +88,12 @@ impl Files {
 
     /// Checks that a crash at `moment` may leave the files below `root` as they are. The error is
     /// the text of a finding.
-    pub fn verify(&self, root: &Path, moment: CutTime) -> Result<(), String> {
+    pub fn verify(&self, root: &Path, cut_time: CutTime) -> Result<(), String> {
         for record in &self.records {
-            let going = record.removed.is_some_and(|removed| removed < moment.visible);
+            let going = record.removed.is_some_and(|removed| removed < cut_time.visible);
             // The strict bounds of both moments: a file whose removal may have begun by then may be
             // there or not.
-            let wanted = record.durable < moment.promised && !going;
+            let wanted = record.durable < cut_time.promised && !going;
             if wanted && read(root, &record.name)? != Some(content(record)) {
                 let synced =
                     "was synced before the power failure, but is missing or has other content";

@@ -8,7 +8,7 @@
 //! them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
 //! `file_system` (made, mounted, checked). A server killed under its users: `crash`. A check of
 //! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
-//! (cut after cut), `look` (one of them), `report`. Tools: `nbd` (the client of
+//! (cut after cut), `cut_check` (one of them), `report`. Tools: `nbd` (the client of
 //! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (third-party
 //! programs).
 //!
@@ -21,13 +21,13 @@ pub mod bridge;
 pub mod campaign;
 pub mod crash;
 pub mod cut;
+pub mod cut_check;
 mod error;
 pub mod faulty;
 pub mod file_system;
 pub mod files;
 pub mod image;
 pub mod load;
-pub mod look;
 pub mod plan;
 pub mod program;
 pub mod recorder;

@@ -5,7 +5,7 @@
 //! order of entries. The plan has the number of candidates, so that a report can state the share
 //! that was checked.
 //!
-//! Not here: the image of a cut (`cut`), and the check of it (`campaign`, `look`).
+//! Not here: the image of a cut (`cut`), and the check of it (`campaign`, `cut_check`).
 
 use std::collections::HashSet;
 

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a program that was started is ended, at the latest when its [`Process`] is dropped.
 //!
-//! Not here: the uses of each program (`bridge`, `file_system`, `look`, `subject`).
+//! Not here: the uses of each program (`bridge`, `file_system`, `cut_check`, `subject`).
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{Error, PATIENCE, Result};
 
 /// The interval of checks of a condition that has no event.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The programs that this crate runs, and the Debian packages that contain them.
 const PACKAGES: [(&str, &str); 12] = [
@@ -141,27 +141,27 @@ impl Process {
 
     /// The end of its output.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         last_lines(&std::fs::read_to_string(&self.output_path).unwrap_or_default())
     }
 
-    /// Calls `ask` repeatedly until it returns an answer; fails when the program ends first or
+    /// Calls `check` repeatedly until it returns an answer; fails when the program ends first or
     /// after [`PATIENCE`].
-    pub fn wait_for<T>(&mut self, what: &str, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
+    pub fn wait_for<T>(&mut self, what: &str, mut check: impl FnMut() -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(answer) = ask() {
+            if let Some(answer) = check() {
                 return Ok(answer);
             }
             // After the question: a program may have done its part and ended.
             let ended = self.ended().map(|status| format!("ended ({status})"));
-            let late = (Instant::now() > deadline)
-                .then(|| format!("waited {} s in vain", PATIENCE.as_secs()));
-            if let Some(why) = ended.or(late) {
-                let (line, output) = (&self.line, self.said());
+            let timed_out =
+                (Instant::now() > deadline).then(|| format!("not after {} s", PATIENCE.as_secs()));
+            if let Some(why) = ended.or(timed_out) {
+                let (line, output) = (&self.line, self.output());
                 return Err(Error::Subject(format!("{what}: `{line}` {why}: {output}")));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
@@ -190,7 +190,7 @@ impl Process {
                 self.ended = Some(status);
                 return status;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 

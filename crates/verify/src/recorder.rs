@@ -40,7 +40,7 @@ pub struct Recorder<D> {
 }
 
 impl<D: BlockDevice> Recorder<D> {
-    /// Records `inner` into `log`. `clock` gives each entry its moment.
+    /// Records `inner` into `log`. `clock` gives each entry its cut_time.
     #[must_use]
     pub fn new(inner: D, log: LogWriter, clock: Clock) -> Self {
         // One connection at a time, so that the order of completions is the order in the log.
@@ -143,8 +143,8 @@ impl State {
             observer(self.log.len());
         }
         // What was requested while the observer ran may be in what it saw.
-        let moment = CutTime { promised, visible: self.clock.tick() };
-        self.log.add(entry, data, moment).map_err(|error| {
+        let cut_time = CutTime { promised, visible: self.clock.tick() };
+        self.log.add(entry, data, cut_time).map_err(|error| {
             let why = error.to_string();
             self.broken = Some(why.clone());
             DeviceError::new(ErrorKind::Unavailable, why).with_source(error)

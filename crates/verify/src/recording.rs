@@ -36,7 +36,7 @@ pub struct RecordedEntry {
     /// Where its data begin in the file.
     pub data_at: u64,
     /// When it was recorded; zeroes if it was not recorded.
-    pub moment: CutTime,
+    pub cut_time: CutTime,
 }
 
 /// A write log to read.
@@ -77,8 +77,8 @@ impl Recording {
                 let text = format!("{}: entry {number} is beyond any disk", path.display());
                 return Err(Error::Log(text));
             }
-            let moment = moments.get(number as usize).copied().unwrap_or_default();
-            entries.push(RecordedEntry { entry, data_at: at + sector_bytes, moment });
+            let cut_time = moments.get(number as usize).copied().unwrap_or_default();
+            entries.push(RecordedEntry { entry, data_at: at + sector_bytes, cut_time });
             let sectors = entry.data_sectors().checked_add(1);
             let next =
                 sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));
@@ -140,11 +140,11 @@ impl Recording {
 /// The moments of a log's entries, if they were recorded.
 fn read_moments(log: &Path) -> Vec<CutTime> {
     let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
-    let moment = |line: &str| {
+    let cut_time = |line: &str| {
         let (promised, visible) = line.split_once(' ')?;
         Some(CutTime { promised: promised.parse().ok()?, visible: visible.parse().ok()? })
     };
-    text.lines().map_while(moment).collect()
+    text.lines().map_while(cut_time).collect()
 }
 
 /// A write log that is being written.
@@ -181,7 +181,7 @@ impl LogWriter {
     }
 
     /// Adds an entry. `data` is as long as the entry says, or empty where they are zeroes.
-    pub fn add(&mut self, entry: Entry, data: &[u8], moment: CutTime) -> Result<()> {
+    pub fn add(&mut self, entry: Entry, data: &[u8], cut_time: CutTime) -> Result<()> {
         debug_assert!(data.is_empty() || data.len() as u64 == entry.sector_count * SECTOR_BYTES);
         let end = self.end + SECTOR_BYTES * (1 + entry.data_sectors());
         let blank = data.iter().all(|&byte| byte == 0);
@@ -194,14 +194,14 @@ impl LogWriter {
         });
         written.map_err(|error| self.failed(error))?;
         self.end = end;
-        self.moments.push(moment);
+        self.moments.push(cut_time);
         Ok(())
     }
 
     /// Completes the log and opens it for reading.
     pub fn finish(&mut self) -> Result<Recording> {
         self.write_superblock().map_err(|error| self.failed(error))?;
-        let line = |moment: &CutTime| format!("{} {}\n", moment.promised, moment.visible);
+        let line = |cut_time: &CutTime| format!("{} {}\n", cut_time.promised, cut_time.visible);
         let moments: String = self.moments.iter().map(line).collect();
         // In a file of their own, because the log's format is that of other programs and has no
         // place for them.

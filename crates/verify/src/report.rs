@@ -52,15 +52,16 @@ impl Report {
     /// A report about a recording of which nothing is checked yet.
     #[must_use]
     pub fn new(recording: &Recording, plan: &Plan) -> Self {
-        let count =
-            |flag: Flags| recording.entries.iter().filter(|e| e.entry.flags.has(flag)).count();
+        let count = |flag: Flags| {
+            recording.entries.iter().filter(|recorded| recorded.entry.flags.has(flag)).count()
+        };
         let is_quiet = |flags: Flags| flags.has(Flags::MARK) || flags.has(Flags::DISCARD);
-        let write = |e: &&crate::recording::RecordedEntry| {
-            e.entry.sector_count > 0 && !is_quiet(e.entry.flags)
+        let is_write = |recorded: &&crate::recording::RecordedEntry| {
+            recorded.entry.sector_count > 0 && !is_quiet(recorded.entry.flags)
         };
         Report {
             entries: recording.entries.len(),
-            writes: recording.entries.iter().filter(write).count(),
+            writes: recording.entries.iter().filter(is_write).count(),
             flushes: count(Flags::FLUSH),
             fua: count(Flags::FUA),
             discards: count(Flags::DISCARD),

@@ -4,7 +4,7 @@
 //! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows
 //! what the workload had been promised at that moment.
 //!
-//! Not here: what is left after a crash (`look`).
+//! Not here: what is left after a crash (`cut_check`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, Stop};
 
-use crate::bridge::{FusedFile, LoopDevice, can_mount};
+use crate::bridge::{LoopDevice, NbdFile, require_mount};
 use crate::file_system::FileSystem;
 use crate::files::Files;
 use crate::image::Image;
@@ -169,12 +169,12 @@ fn on_block_device(
     folder: &Path,
     mut made: impl FnMut() -> Result<usize>,
 ) -> Result<(usize, Knowledge)> {
-    can_mount()?;
-    let file = FusedFile::new(uri, &folder.join("export"))?;
+    require_mount()?;
+    let file = NbdFile::new(uri, &folder.join("export"))?;
     let device = LoopDevice::new(file.path())?;
     match work {
         Work::Files { kind, steps } => {
-            kind.is_here()?;
+            kind.require_programs()?;
             kind.make(device.path())?;
             let mounted = kind.mount(&device, folder)?;
             // A cut before the file system is complete could not be mounted, and that would be

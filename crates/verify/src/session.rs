@@ -79,9 +79,12 @@ impl RecordedSession {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Error::io("cannot read", &path, error))?;
-        let wrong = || Error::Log(format!("{} is not what verify-crash leaves", path.display()));
+        let wrong = || Error::Log(format!("{} was not written by verify-crash", path.display()));
         let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
-        let first = first.strip_prefix("first ").and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
+        let first = first
+            .strip_prefix("first ")
+            .and_then(|number| number.parse().ok())
+            .ok_or_else(wrong)?;
         let mut settled = Vec::new();
         while let Some((line, remainder)) =
             rest.strip_prefix("settled ").and_then(|text| text.split_once('\n'))
@@ -127,10 +130,10 @@ impl RecordedSession {
         Ok(())
     }
 
-    /// The moment at which a cut strikes.
+    /// The cut_time at which a cut strikes.
     #[must_use]
-    pub fn moment(&self, cut: &Cut) -> CutTime {
-        self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.moment)
+    pub fn cut_time(&self, cut: &Cut) -> CutTime {
+        self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.cut_time)
     }
 
     /// A replay of this recording.

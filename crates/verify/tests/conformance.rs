@@ -81,7 +81,7 @@ fn modest(folder: &Path) -> (Process, NbdTarget) {
         .arg(SIZE_BYTES.to_string())
         .args(["blocksize-maximum=64K", "blocksize-error-policy=error"])
         .arg(format!("logfile={}", at("log")));
-    let mut process = Process::start(&mut kit, &folder.join("said")).unwrap();
+    let mut process = Process::start(&mut kit, &folder.join("output")).unwrap();
     let uri = format!("nbd+unix:///?socket={}", at("socket"));
     let target = process.wait_for("nbdkit serves", || NbdTarget::connect(&uri).ok()).unwrap();
     (process, target)

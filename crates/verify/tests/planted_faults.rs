@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use sawmill_verify::cut_check::{CutCheck, Judge, Rule};
 use sawmill_verify::faulty::{Fault, Faulty};
-use sawmill_verify::look::{Judge, Look, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::report::Report;
 use sawmill_verify::run::{self, Work};
@@ -24,9 +24,9 @@ fn check(fault: Fault, rule: Rule, images_max: usize) -> Report {
     let recorded = RecordedSession::open(folder.path()).unwrap();
     let budget = Budget { images_max, tear_bytes: Some(512), seed: 1 };
     let (subject, judge) = (Some(&subject as &dyn Subject), &Judge::Workload);
-    let look = Look { recorded: &recorded, subject, rule, judge, folder: folder.path() };
+    let cut_check = CutCheck { recorded: &recorded, subject, rule, judge, folder: folder.path() };
     let campaign = recorded.campaign(&[RecoveryMode::DiskKept], budget);
-    let report = campaign.run(|_, _| (), |remains| look.check(remains)).unwrap();
+    let report = campaign.run(|_, _| (), |remains| cut_check.check(remains)).unwrap();
     println!(
         "{fault}: {} entries, {} legal cuts, {} points, {} images, {} findings; the first: {:?}",
         report.entries,

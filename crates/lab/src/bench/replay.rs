@@ -194,18 +194,18 @@ fn open(arguments: &Arguments) -> Result<Trace> {
     Trace::open(&arguments.trace, options)
 }
 
-/// Calls `each` for the requests of a trace, as many as wanted.
-fn each(
+/// Calls `action` for the requests of a trace, as many as the user wants.
+fn for_each_request(
     trace: &mut Trace,
     arguments: &Arguments,
-    mut each: impl FnMut(&mut Trace, Request) -> Result<()>,
+    mut action: impl FnMut(&mut Trace, Request) -> Result<()>,
 ) -> Result<()> {
     let mut requests_left = arguments.requests.unwrap_or(u64::MAX);
     while requests_left > 0
         && let Some(request) = trace.next()?
     {
         requests_left -= 1;
-        each(trace, request)?;
+        action(trace, request)?;
     }
     Ok(())
 }
@@ -215,7 +215,7 @@ impl Layout {
         let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
         let mut bytes = 0;
         let mut bar = Bar::new(format!("reading {}", arguments.trace.display()));
-        each(&mut open(arguments)?, arguments, |trace, request| {
+        for_each_request(&mut open(arguments)?, arguments, |trace, request| {
             let (read, whole) = trace.progress();
             bar.show(read, whole);
             let end = ends.entry(request.device).or_default();
@@ -241,7 +241,7 @@ impl Replay<'_> {
     fn carry_out(&mut self, trace: &mut Trace, layout: &Layout, bar: &mut Bar) -> Result<()> {
         let (arguments, began) = (self.arguments, Instant::now());
         let mut done_bytes = 0;
-        each(trace, arguments, |_, request| {
+        for_each_request(trace, arguments, |_, request| {
             self.wait_until_due(began, request.at_ns);
             let base = layout.bases.get(&request.device).copied().unwrap_or_default();
             let request = Request { address: base + request.address, ..request };

@@ -156,14 +156,14 @@ fn named<T: Copy>(table: &[(&str, T)], name: &str, what: &str) -> Result<T, Stri
 }
 
 /// A rule that is active.
-struct Active {
+struct ActiveRule {
     rule: Rule,
     seed: u64,
     matched: AtomicU64,
     hits: AtomicU64,
 }
 
-impl Active {
+impl ActiveRule {
     /// Whether the rule matches this request; if so, a random number for it.
     fn hit(&self, request: &Request) -> Option<u64> {
         if !self.rule.matches(request) {
@@ -186,7 +186,7 @@ impl Active {
 /// A device with the faults and delays of some rules.
 pub(super) struct InjectLayer {
     inner: Arc<dyn BlockDevice>,
-    rules: Vec<Active>,
+    rules: Vec<ActiveRule>,
     late: Arc<DelayQueue>,
     sender: Option<JoinHandle<()>>,
 }
@@ -214,7 +214,7 @@ struct Entry {
 impl InjectLayer {
     pub(super) fn start(inner: Arc<dyn BlockDevice>, rules: Vec<Rule>, seed: u64) -> Result<Self> {
         let late = Arc::new(DelayQueue { state: Mutex::default(), changed: Condvar::new() });
-        let active = |(number, rule)| Active {
+        let active = |(number, rule)| ActiveRule {
             rule,
             seed: Dice::new(seed.wrapping_add(number as u64)).word(),
             matched: AtomicU64::new(0),

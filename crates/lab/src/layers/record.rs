@@ -7,7 +7,7 @@
 //! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them.
 //! Nothing is lost silently: when the thread is far behind, or the disk is full, requests are
 //! counted instead; the end of the file, the log, or both say how many are missing. Lines wait for
-//! the answers of their requests, at most [`OPEN_MAX`] of them: then the oldest is written as
+//! the answers of their requests, at most [`REQUESTS_OPEN_MAX`] of them: then the oldest is written as
 //! `unanswered`, and a line `# answered` follows later. Not here: payloads.
 
 use std::collections::VecDeque;
@@ -25,9 +25,9 @@ use sawmill_console::exit::{Failure, Result};
 
 const HEADER: &str = "time_ns,operation,address_bytes,length_bytes,flags,latency_ns,outcome";
 /// Events that the thread has not taken yet: about 50 MiB.
-const BEHIND_MAX: usize = 1 << 20;
+const EVENTS_BEHIND_MAX: usize = 1 << 20;
 /// Requests whose lines wait for their answers.
-const OPEN_MAX: usize = 1 << 16;
+const REQUESTS_OPEN_MAX: usize = 1 << 16;
 /// The thread looks this often, or when this many events wait.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 const EVENTS_AT_ONCE_MAX: usize = 4096;
@@ -58,7 +58,7 @@ enum Event {
 
 #[derive(Default)]
 struct EventBuffer {
-    /// Bounded by [`BEHIND_MAX`] and the requests in flight.
+    /// Bounded by [`EVENTS_BEHIND_MAX`] and the requests in flight.
     events: Vec<Event>,
     /// Requests recorded so far; also the number of the next one.
     request_count: u64,
@@ -158,7 +158,7 @@ impl EventLog {
     fn note_request(&self, request: &Request) -> Option<u64> {
         let mut pending = self.pending.lock();
         // Reserves room for the answers of all recorded requests too.
-        if pending.events.len() >= BEHIND_MAX {
+        if pending.events.len() >= EVENTS_BEHIND_MAX {
             pending.missing += 1;
             return None;
         }
@@ -219,7 +219,7 @@ struct Lines<W: Write> {
     unwritten: u64,
     /// The number of the first line that waits.
     first: u64,
-    /// Bounded by [`OPEN_MAX`].
+    /// Bounded by [`REQUESTS_OPEN_MAX`].
     open: VecDeque<(RequestFacts, Option<(u64, &'static str)>)>,
 }
 
@@ -247,7 +247,7 @@ impl<W: Write> Lines<W> {
             .front()
             // In the order of submission, as traces are read. One request without an answer must
             // not hold the others back forever.
-            .is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX)
+            .is_some_and(|(_, answer)| answer.is_some() || self.open.len() > REQUESTS_OPEN_MAX)
         {
             self.put_first();
         }

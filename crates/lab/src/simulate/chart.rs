@@ -19,10 +19,10 @@ const TICKS: u32 = 4;
 const COLORS: [&str; 2] = ["#1f77b4", "#d62728"];
 
 /// A line of a panel: its name, and its value at a sample.
-type Line = (&'static str, fn(&Sample) -> f64);
+type ChartLine = (&'static str, fn(&Sample) -> f64);
 
 /// A panel: its title, the unit of its values, its lines.
-const PANELS: [(&str, &str, &[Line]); 4] = [
+const PANELS: [(&str, &str, &[ChartLine]); 4] = [
     (
         "in the store",
         "MiB",
@@ -70,7 +70,12 @@ fn draw_samples(traces: &[(String, &[Sample])]) -> String {
     svg
 }
 
-fn draw_panel(svg: &mut String, at: (f64, f64), panel: &(&str, &str, &[Line]), samples: &[Sample]) {
+fn draw_panel(
+    svg: &mut String,
+    at: (f64, f64),
+    panel: &(&str, &str, &[ChartLine]),
+    samples: &[Sample],
+) {
     let (title, unit, lines) = panel;
     let [margin_left, margin_right, margin_top, margin_bottom] = MARGINS;
     let (left, right) = (at.0 + margin_left, at.0 + PANEL_WIDTH - margin_right);
@@ -80,15 +85,15 @@ fn draw_panel(svg: &mut String, at: (f64, f64), panel: &(&str, &str, &[Line]), s
     let time_max = ceiling(span_s / second);
     let values = lines.iter().flat_map(|(_, value)| samples.iter().map(value));
     let value_max = ceiling(values.fold(0.0, f64::max));
-    let x = |seconds: f64| left + (right - left) * (seconds / second / time_max);
-    let y = |value: f64| bottom - (bottom - top) * (value / value_max);
+    let x_of = |seconds: f64| left + (right - left) * (seconds / second / time_max);
+    let y_of = |value: f64| bottom - (bottom - top) * (value / value_max);
 
     let unit_suffix = if unit.is_empty() { String::new() } else { format!(", {unit}") };
     text(svg, (left, top - 12.0), "start", 13, &format!("{title}{unit_suffix}"));
     text(svg, ((left + right) / 2.0, bottom + 32.0), "middle", 12, &format!("time, {time_unit}"));
     for tick in 0..=TICKS {
         let part = f64::from(tick) / f64::from(TICKS);
-        let (at_y, at_x) = (y(part * value_max), left + (right - left) * part);
+        let (at_y, at_x) = (y_of(part * value_max), left + (right - left) * part);
         line(svg, (left, at_y), (right, at_y), "#dddddd");
         text(svg, (left - 6.0, at_y + 4.0), "end", 11, &number(part * value_max));
         text(svg, (at_x, bottom + 16.0), "middle", 11, &number(part * time_max));
@@ -97,7 +102,8 @@ fn draw_panel(svg: &mut String, at: (f64, f64), panel: &(&str, &str, &[Line]), s
     line(svg, (left, top), (left, bottom), "#444444");
     for (index, (name, value)) in lines.iter().enumerate() {
         let color = COLORS[index % COLORS.len()];
-        let points = samples.iter().map(|sample| (x(sample.at.as_secs_f64()), y(value(sample))));
+        let points =
+            samples.iter().map(|sample| (x_of(sample.at.as_secs_f64()), y_of(value(sample))));
         let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let points = points.join(" ");
         let _ = writeln!(
@@ -132,14 +138,14 @@ fn text(svg: &mut String, at: (f64, f64), anchor: &str, size: u32, content: &str
 /// Escapes a text for XML; control characters, most of which XML forbids, become question marks.
 fn escaped(content: &str) -> String {
     let mut escaped = String::new();
-    for c in content.chars() {
-        match c {
+    for character in content.chars() {
+        match character {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             // The title is the name of a file, which may contain anything.
-            c if c.is_control() => escaped.push('?'),
-            c => escaped.push(c),
+            _ if character.is_control() => escaped.push('?'),
+            _ => escaped.push(character),
         }
     }
     escaped

@@ -20,8 +20,8 @@ use super::survey::Busiest;
 use sawmill_console::exit::{Failure, Result};
 
 /// The prices in use unless the user gives others.
-const DEFAULT: &str = include_str!("prices.toml");
-const DEFAULT_NAME: &str = "the built-in price file";
+const TEXT_DEFAULT: &str = include_str!("prices.toml");
+const NAME_DEFAULT: &str = "the built-in price file";
 /// A month as vendors count it: 730 hours.
 const MONTH_S: f64 = 730.0 * 3600.0;
 const GIB: f64 = (1u64 << 30) as f64;
@@ -61,7 +61,7 @@ pub(super) struct Prices {
 impl Prices {
     /// The file at `path`, or the built-in one.
     pub(super) fn load(path: Option<&Path>) -> Result<Prices> {
-        let Some(path) = path else { return Prices::parse(DEFAULT, DEFAULT_NAME) };
+        let Some(path) = path else { return Prices::parse(TEXT_DEFAULT, NAME_DEFAULT) };
         let text = std::fs::read_to_string(path).map_err(|error| {
             Failure::io(format!("cannot read prices {}", path.display()), &error)
         })?;
@@ -177,9 +177,9 @@ impl<'a> Entries<'a> {
 /// The line up to a `#` that is not inside a text.
 fn without_comment(line: &str) -> &str {
     let mut quoted = false;
-    let comment = line.find(|c| {
-        quoted ^= c == '"';
-        c == '#' && !quoted
+    let comment = line.find(|character| {
+        quoted ^= character == '"';
+        character == '#' && !quoted
     });
     comment.map_or(line, |at| &line[..at])
 }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_money_is_what_a_person_reckons_with_a_pencil() {
+    fn the_cost_equals_a_sum_computed_by_hand() {
         let prices = Prices::load(None).unwrap();
         // A day's trace on a disk of 100 GiB: 10 GiB live, 12 GiB in the store.
         let report = Report {
@@ -314,17 +314,23 @@ mod tests {
             let error = Prices::parse(text, "mine.toml").err().unwrap().to_string();
             assert!(error.contains("mine.toml") && error.contains(words), "{error}");
         };
-        assert!(Prices::parse(DEFAULT, "mine.toml").is_ok());
-        refused(&DEFAULT.replace("put_per_1000 = 0.005\n", ""), "store.put_per_1000 is missing");
+        assert!(Prices::parse(TEXT_DEFAULT, "mine.toml").is_ok());
         refused(
-            &format!("{DEFAULT}discount = 1\n"),
-            &format!("line {}: block.discount is not a known price", DEFAULT.lines().count() + 1),
+            &TEXT_DEFAULT.replace("put_per_1000 = 0.005\n", ""),
+            "store.put_per_1000 is missing",
         );
-        refused(&format!("{DEFAULT}gib_month = 1\n"), "block.gib_month is set twice");
-        refused(&DEFAULT.replace("0.023", "cheap"), "store.gib_month: expected a number");
-        refused(&DEFAULT.replace("0.023", "-1"), "expected a number that is not negative");
         refused(
-            &DEFAULT.replace("\"2025-11-01\"", "2025-11-01"),
+            &format!("{TEXT_DEFAULT}discount = 1\n"),
+            &format!(
+                "line {}: block.discount is not a known price",
+                TEXT_DEFAULT.lines().count() + 1
+            ),
+        );
+        refused(&format!("{TEXT_DEFAULT}gib_month = 1\n"), "block.gib_month is set twice");
+        refused(&TEXT_DEFAULT.replace("0.023", "cheap"), "store.gib_month: expected a number");
+        refused(&TEXT_DEFAULT.replace("0.023", "-1"), "expected a number that is not negative");
+        refused(
+            &TEXT_DEFAULT.replace("\"2025-11-01\"", "2025-11-01"),
             "date: expected a text in quotes",
         );
         refused("just words\n", "line 1: expected 'key = value'");

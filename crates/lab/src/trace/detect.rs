@@ -24,7 +24,7 @@ const LINES: [Format; 8] = [
     Format::AsciiMs,
 ];
 /// Maximum of lines and records to look at.
-const LOOKS_MAX: usize = 1000;
+const CHECKS_MAX: usize = 1000;
 
 /// The format of the file at `path` that begins with `sample`.
 pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
@@ -49,7 +49,7 @@ pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
     if text.lines().find(|line| !is_comment(line)).is_some_and(csv::is_header) {
         return Ok(Format::Csv);
     }
-    let lines: Vec<&str> = text.lines().take(LOOKS_MAX).collect();
+    let lines: Vec<&str> = text.lines().take(CHECKS_MAX).collect();
     let readable = |format: Format| {
         let mut reader = LineReader::new(format, &text);
         let readable = lines.iter().filter(|line| matches!(reader.read(line), Ok(Some(_)))).count();
@@ -73,7 +73,7 @@ pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
 }
 
 fn is_records(sample: &[u8]) -> bool {
-    let mut records = sample.chunks_exact(VSCSI_RECORD_BYTES).take(LOOKS_MAX).peekable();
+    let mut records = sample.chunks_exact(VSCSI_RECORD_BYTES).take(CHECKS_MAX).peekable();
     records.peek().is_some() && records.all(is_vscsi)
 }
 

@@ -13,7 +13,7 @@ use super::{Format, Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 /// The content of a line; the error only means that it is invalid.
-pub(super) type Line = Result<Option<Request>, ()>;
+pub(super) type LineContent = Result<Option<Request>, ()>;
 
 /// The events of a blkparse text that count: each request occurs several times.
 const ACTIONS: [&str; 3] = ["D", "Q", "C"];
@@ -103,7 +103,7 @@ impl LineReader {
         }
     }
 
-    pub(super) fn read(&mut self, text: &str) -> Line {
+    pub(super) fn read(&mut self, text: &str) -> LineContent {
         self.lines += 1;
         if text.trim().is_empty() || text.starts_with('#') {
             return Ok(None);
@@ -125,7 +125,7 @@ impl LineReader {
         line
     }
 
-    fn blkparse(&mut self, text: &str) -> Line {
+    fn blkparse(&mut self, text: &str) -> LineContent {
         // The text ends with sums per CPU and in total.
         self.in_summary |= text.starts_with("CPU") || text.starts_with("Total (");
         if self.in_summary {
@@ -161,7 +161,7 @@ impl LineReader {
         Ok(Some(Request { at_ns, operation, device, address, length }))
     }
 
-    fn blkreplay(&self, text: &str) -> Line {
+    fn blkreplay(&self, text: &str) -> LineContent {
         let mut fields = text.split(';').map(str::trim);
         let mut request = || {
             let at_ns = nanoseconds(fields.next()?, 9)?;
@@ -188,7 +188,7 @@ impl LineReader {
         }
     }
 
-    fn systor(&self, text: &str) -> Line {
+    fn systor(&self, text: &str) -> LineContent {
         let fields: Vec<&str> = text.split(',').collect();
         let [time, _, operation, device, address, length] = fields[..] else { return Err(()) };
         // The header; according to the format's page, an empty type is invalid data.

@@ -38,7 +38,7 @@ const REQUEST_BYTES_MAX: u64 = 1 << 30;
 /// one of years.
 const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
 /// Larger addresses and lengths exist on no disk.
-const END_MAX: u64 = i64::MAX as u64;
+const END_BYTES_MAX: u64 = i64::MAX as u64;
 /// How much of a bad line an error shows.
 const SHOWN_CHARS_MAX: usize = 60;
 
@@ -235,7 +235,7 @@ impl Trace {
 
     fn what_is_wrong(&self, request: &Request) -> Option<&'static str> {
         let end = request.address.checked_add(request.length);
-        if end.is_none_or(|end| end > END_MAX) {
+        if end.is_none_or(|end| end > END_BYTES_MAX) {
             return Some("an address and a length within 8 EiB");
         }
         let moves_data = matches!(request.operation, Operation::Read | Operation::Write);
@@ -253,7 +253,8 @@ impl Trace {
             return Ok(());
         }
         // A foreign file must not write control characters to a terminal.
-        let printable = found.chars().map(|c| if c.is_control() { '?' } else { c });
+        let printable =
+            found.chars().map(|character| if character.is_control() { '?' } else { character });
         let mut excerpt: String = printable.take(SHOWN_CHARS_MAX).collect();
         if found.chars().count() > SHOWN_CHARS_MAX {
             excerpt.push_str("...");

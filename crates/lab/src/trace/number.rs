@@ -8,7 +8,9 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 pub(super) fn whole(text: &str) -> Option<u64> {
     let text = text.trim();
     // `parse` would accept a plus sign.
-    text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    text.starts_with(|character: char| character.is_ascii_digit())
+        .then(|| text.parse().ok())
+        .flatten()
 }
 
 /// Sectors as bytes.

@@ -17,6 +17,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 const SAMPLE_BYTES: u64 = 256 << 10;
 /// Longer lines are in no format.
 const LINE_BYTES_MAX: u64 = 64 << 10;
+/// A longer text in front of records is in no format.
+const HEADER_BYTES_MAX: u64 = 1 << 20;
 
 /// Magic numbers of compressed files, and the program that decompresses them.
 const PACKERS: [(&[u8], &str); 4] = [
@@ -170,11 +172,13 @@ impl Source {
         Ok(all)
     }
 
-    /// Skips bytes up to and including `end`; skipped bytes belong to no record.
+    /// Skips a text header up to and including `end`; its bytes belong to no record. False if it
+    /// does not end.
     pub(super) fn skip_past(&mut self, end: u8) -> Result<bool> {
         let mut passed = Vec::new();
         let Some(reader) = &mut self.reader else { return Ok(false) };
-        let read = reader.read_until(end, &mut passed);
+        // A file without this byte must not be read into memory as one header.
+        let read = reader.take(HEADER_BYTES_MAX).read_until(end, &mut passed);
         read.map_err(|error| self.cannot(&error))?;
         Ok(passed.last() == Some(&end))
     }

@@ -47,7 +47,7 @@ pub(super) fn run(
         return Err(Failure::usage(text));
     }
     // Before anything is opened.
-    arguments.may_overwrite(target)?;
+    arguments.require_overwrite(target)?;
     // Otherwise a file system that is mounted on it would be overwritten.
     let _held = if is_uri(target) { None } else { Some(hold(target)?) };
     let folder =

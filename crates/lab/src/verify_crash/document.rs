@@ -16,7 +16,7 @@ use sawmill_console::output;
 use sawmill_console::units::human_count;
 
 /// Findings that are printed in full. The others are counted; the JSON has all.
-const SHOWN_MAX: usize = 10;
+const FINDINGS_SHOWN_MAX: usize = 10;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -120,11 +120,11 @@ impl Document {
         if let Some(wrong) = &self.target {
             output::line(&format!("\nthe target itself answered wrongly: {wrong}"))?;
         }
-        for finding in self.findings.iter().take(SHOWN_MAX) {
+        for finding in self.findings.iter().take(FINDINGS_SHOWN_MAX) {
             output::line(&format!("\nat {}, disk {}: {}", finding.cut, finding.way, finding.what))?;
             output::line(&format!("  again: {}", finding.repeat))?;
         }
-        let unlisted_count = self.findings.len().saturating_sub(SHOWN_MAX);
+        let unlisted_count = self.findings.len().saturating_sub(FINDINGS_SHOWN_MAX);
         if unlisted_count > 0 {
             output::line(&format!("\nand {unlisted_count} more; --json lists all"))?;
         }
@@ -177,8 +177,9 @@ fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> Stri
 
 /// A text quoted as one word for a shell.
 fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
+    let is_plain =
+        |character: char| character.is_ascii_alphanumeric() || "/._-:=,@".contains(character);
+    if !text.is_empty() && text.chars().all(is_plain) {
         return text.to_owned();
     }
     format!("'{}'", text.replace('\'', "'\\''"))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use sawmill_device::BlockDevice;
 use sawmill_verify::cut::Cut;
-use sawmill_verify::look::Look;
+use sawmill_verify::cut_check::CutCheck;
 use sawmill_verify::run;
 use sawmill_verify::session::RecordedSession;
 use sawmill_verify::subject::{RecoveryMode, Subject};
@@ -72,8 +72,8 @@ pub struct Arguments {
     cut: Option<Cut>,
 
     /// With --cut: how the journal comes back: kept, lost, stale or elsewhere.
-    #[arg(long, value_name = "WAY", requires = "cut", default_value = "kept")]
-    way: RecoveryMode,
+    #[arg(long = "way", value_name = "WAY", requires = "cut", default_value = "kept")]
+    mode: RecoveryMode,
 
     /// With --way stale: the entry before which the stale disk was saved.
     #[arg(long, value_name = "ENTRY", requires = "cut")]
@@ -222,18 +222,18 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     }
     let rule = arguments.rule();
     let folder = place.path();
-    let look =
-        Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
+    let cut_check =
+        CutCheck { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
     // A single cut needs no plan and no report: it is how a finding is repeated.
     if let Some(cut) = &arguments.cut {
-        return check_again(console, &look, cut, arguments);
+        return check_again(console, &cut_check, cut, arguments);
     }
-    let modes = look.modes();
+    let modes = cut_check.modes();
     let mut progress = Progress::new("images checked");
     let campaign = recorded.campaign(&modes, arguments.budget());
     let report = campaign.run(
         |done, total| progress.show(done as u64, total as u64),
-        |remains| look.check(remains),
+        |remains| cut_check.check(remains),
     )?;
     drop(progress);
     let found = wrong.is_some() || !report.findings.is_empty();
@@ -273,7 +273,7 @@ fn obtain(
         ));
     };
     // Before the target is opened for writing.
-    arguments.may_overwrite(target)?;
+    arguments.require_overwrite(target)?;
     let device: Arc<dyn BlockDevice> = if is_uri(target) {
         Arc::new(NbdTarget::connect(target)?)
     } else {
@@ -290,11 +290,11 @@ fn is_uri(target: &str) -> bool {
 /// Checks one cut of an existing recording.
 fn check_again(
     console: &Console,
-    look: &Look<'_>,
+    cut_check: &CutCheck<'_>,
     cut: &Cut,
     arguments: &Arguments,
 ) -> Result<Exit> {
-    let verdict = look.at(cut, arguments.way, arguments.stale_of)?;
+    let verdict = cut_check.at(cut, arguments.mode, arguments.stale_of)?;
     let found = verdict.as_ref().err();
     if console.json {
         let ok = found.is_none();

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
+use sawmill_verify::cut_check::{Judge, Rule};
 use sawmill_verify::file_system::FileSystem;
-use sawmill_verify::look::{Judge, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::run::Work;
 use sawmill_verify::subject::{CommandLine, Sawmill, Subject};
@@ -108,7 +108,7 @@ impl Arguments {
     }
 
     /// Returns `Refused` unless the user allowed the target to be overwritten.
-    pub(super) fn may_overwrite(&self, target: &str) -> Result<()> {
+    pub(super) fn require_overwrite(&self, target: &str) -> Result<()> {
         if self.subject.overwrite {
             return Ok(());
         }

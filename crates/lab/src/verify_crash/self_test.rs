@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use sawmill_verify::cut_check::{CutCheck, Judge, Rule};
 use sawmill_verify::faulty::{Fault, Faulty};
-use sawmill_verify::look::{Judge, Look, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::report::Report;
 use sawmill_verify::run::{self, Work};
@@ -70,7 +70,7 @@ fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
     let work =
         Work::Stamps { area_bytes: STAMPED_BYTES, requests: arguments.work.requests, trim: true };
     let recorded = run::below(&subject, DISK_BYTES, &work, arguments.seed, folder.path())?;
-    let look = Look {
+    let cut_check = CutCheck {
         recorded: &recorded,
         subject: Some(&subject as &dyn Subject),
         // A plain disk promises no more, and the planted faults break even that.
@@ -84,5 +84,5 @@ fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
         seed: arguments.seed,
     };
     let campaign = recorded.campaign(&[RecoveryMode::DiskKept], budget);
-    Ok(campaign.run(|_, _| (), |remains| look.check(remains))?)
+    Ok(campaign.run(|_, _| (), |remains| cut_check.check(remains))?)
 }

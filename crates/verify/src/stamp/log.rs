@@ -182,20 +182,20 @@ impl Log {
         self.base.resize(sectors as usize, None);
     }
 
-    /// The log as of `moment`: operations submitted by then, completed only if they were by then.
+    /// The log as of `cut_time`: operations submitted by then, completed only if they were by then.
     #[must_use]
-    pub fn as_of(&self, moment: CutTime) -> Self {
-        let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
+    pub fn as_of(&self, cut_time: CutTime) -> Self {
+        let done = |completed: Option<u64>| completed.filter(|&done| done < cut_time.promised);
         let mut log = Log { clock: Clock::default(), by_id: HashMap::new(), ..self.clone() };
         log.writes.clear();
         // A write that was submitted later cannot be in the image, and one that is found there
         // nevertheless is reported as never made.
-        for write in self.writes.iter().filter(|write| write.submitted < moment.visible) {
+        for write in self.writes.iter().filter(|write| write.submitted < cut_time.visible) {
             log.add(Write { completed: done(write.completed), ..*write });
         }
         log.flushes.retain_mut(|flush| {
             flush.completed = done(flush.completed);
-            flush.submitted < moment.visible
+            flush.submitted < cut_time.visible
         });
         log
     }

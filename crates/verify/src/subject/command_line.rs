@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use super::{RecordedDisk, RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
-use crate::bridge::FusedFile;
+use crate::bridge::NbdFile;
 use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::program::{self, Process};
@@ -53,7 +53,7 @@ impl CommandLine {
         let mut command = program::command("sh")?;
         // With `exec`, signals reach the server and not a shell around it.
         command.args(["-c", &format!("exec {line}")]).current_dir(folder);
-        let process = Process::start(&mut command, &folder.join("device.said"))?;
+        let process = Process::start(&mut command, &folder.join("device.output"))?;
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         Server::connect(process, uri)
     }
@@ -91,10 +91,10 @@ impl Server {
             Ok(first) => {
                 Ok(RestartResult::Serving(Box::new(Server { process, uri, first: Some(first) })))
             }
-            // Only this exit code: to refuse a disk that is too old is legal (`look`), and to crash
+            // Only this exit code: to refuse a disk that is too old is legal (`cut_check`), and to crash
             // is not.
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
-                Ok(RestartResult::Refused(process.said()))
+                Ok(RestartResult::Refused(process.output()))
             }
             Err(error) => Err(error),
         }
@@ -126,7 +126,7 @@ impl RunningDevice for Server {
 
 /// A recording disk shown as a file.
 pub(super) struct ShownDisk {
-    file: FusedFile,
+    file: NbdFile,
     // Dropped after the file: it answers its last requests.
     _server: NbdServer,
 }
@@ -140,7 +140,7 @@ impl ShownDisk {
             description: String::new(),
             device: disk,
         })?;
-        let file = FusedFile::new(&server.uri(""), &folder.join("backing"))?;
+        let file = NbdFile::new(&server.uri(""), &folder.join("backing"))?;
         Ok(ShownDisk { file, _server: server })
     }
 

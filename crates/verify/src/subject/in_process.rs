@@ -13,17 +13,17 @@ use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::{Error, Result};
 
-/// Makes the device under test of its disk.
+/// Makes the device under test from its disk.
 pub type DeviceFactory = Box<dyn Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> + Send + Sync>;
 
-/// A device that is made by a function of its disk.
+/// A device that a function makes from its disk.
 pub struct InProcess {
     name: String,
     factory: DeviceFactory,
 }
 
 impl InProcess {
-    /// The device that `make` makes of a disk.
+    /// The device that `device_factory` makes from a disk.
     #[must_use]
     pub fn new(name: &str, device_factory: DeviceFactory) -> Self {
         InProcess { name: name.to_owned(), factory: device_factory }

@@ -10,7 +10,7 @@
 //! files of its folder store, and on nothing inside.
 //!
 //! Not here: the server's process and the recorded disk (`command_line`), where power fails
-//! (`plan`, `cut`), the judging (`look`).
+//! (`plan`, `cut`), the judging (`cut_check`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,7 +75,7 @@ impl Sawmill {
             .arg(&staging)
             .arg("--nbd")
             .arg(format!("unix:{}", socket.display()));
-        Process::start(&mut command, &folder.join("device.said"))
+        Process::start(&mut command, &folder.join("device.output"))
     }
 }
 
@@ -218,7 +218,7 @@ fn stop(process: &mut Process) -> Result<()> {
     if status.success() {
         return Ok(());
     }
-    Err(Error::Subject(format!("sawmill serve did not end well ({status}): {}", process.said())))
+    Err(Error::Subject(format!("sawmill serve failed at its end ({status}): {}", process.output())))
 }
 
 /// A server while it is recorded. Fields are dropped in their order.

@@ -9,7 +9,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::bridge::FusedFile;
+use crate::bridge::NbdFile;
 use crate::cut::{Cut, Replay};
 use crate::file_system::FileSystem;
 use crate::program;
@@ -24,7 +24,7 @@ pub enum Rule {
     /// Each sector has the content of the last flush or of one of the writes since: the promise of
     /// a plain disk with a cache.
     Sector,
-    /// The device is as after all writes up to some moment, each whole.
+    /// The device is as after all writes up to some cut_time, each whole.
     Prefix,
 }
 
@@ -40,7 +40,7 @@ pub enum Judge {
 }
 
 /// The parameters of a check.
-pub struct Look<'a> {
+pub struct CutCheck<'a> {
     /// The run.
     pub recorded: &'a RecordedSession,
     /// The device to start again; with `None`, the images themselves are judged.
@@ -55,8 +55,8 @@ pub struct Look<'a> {
 
 type Verdict = Result<(), String>;
 
-impl Look<'_> {
-    /// The ways in which the device can come back and be judged.
+impl CutCheck<'_> {
+    /// The modes in which the device can come back and be judged.
     #[must_use]
     pub fn modes(&self) -> Vec<RecoveryMode> {
         let mut modes = self.subject.map_or(&[RecoveryMode::DiskKept][..], Subject::modes).to_vec();
@@ -78,14 +78,14 @@ impl Look<'_> {
 
     /// Checks the remains of one crash.
     pub fn check(&self, remains: &Remains<'_>) -> Result<Verdict> {
-        let moment = self.recorded.moment(remains.cut);
+        let cut_time = self.recorded.cut_time(remains.cut);
         let Some(subject) = self.subject else {
             let path = self.folder.join("image");
             remains
                 .disk
                 .write_file(&path)
                 .map_err(|error| Error::io("cannot make", &path, error))?;
-            return self.judge_file(&path, moment);
+            return self.judge_file(&path, cut_time);
         };
         let mut running = match subject.revive(remains, self.folder) {
             Ok(RestartResult::Serving(running)) => running,
@@ -114,26 +114,26 @@ impl Look<'_> {
         }
         // The file below connects by itself, and some servers accept one connection only.
         drop(client);
-        // Without its disk, a device has promised only an earlier state, and any moment is early
+        // Without its disk, a device has promised only an earlier state, and any cut_time is early
         // enough.
         let whole = remains.mode == RecoveryMode::DiskKept || subject.flushes_survive_its_disk();
-        self.judge_export(&*running, if whole { moment } else { CutTime::default() })
+        self.judge_export(&*running, if whole { cut_time } else { CutTime::default() })
     }
 
-    fn judge_export(&self, device: &dyn RunningDevice, moment: CutTime) -> Result<Verdict> {
+    fn judge_export(&self, device: &dyn RunningDevice, cut_time: CutTime) -> Result<Verdict> {
         let path: PathBuf = self.folder.join("shown");
-        let file = match FusedFile::new(device.uri(), &path) {
+        let file = match NbdFile::new(device.uri(), &path) {
             Err(why @ (Error::Subject(_) | Error::Device(_))) => {
                 return Ok(Err(format!("it cannot be used: {why}")));
             }
             file => file?,
         };
-        self.judge_file(file.path(), moment)
+        self.judge_file(file.path(), cut_time)
     }
 
-    /// Judges a file. Everything promised before `moment` must be there; the default moment accepts
+    /// Judges a file. Everything promised before `cut_time` must be there; the default cut_time accepts
     /// any earlier state.
-    fn judge_file(&self, path: &Path, moment: CutTime) -> Result<Verdict> {
+    fn judge_file(&self, path: &Path, cut_time: CutTime) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {
                 let line = line.replace("{image}", &path.display().to_string());
@@ -145,16 +145,16 @@ impl Look<'_> {
                 Ok(Err(format!("the check says ({status}): {output}")))
             }
             (Judge::FileSystem(kind), Knowledge::Files(files)) if files.kind == *kind => {
-                kind.inspect(path, self.folder, |root| files.verify(root, moment))
+                kind.inspect(path, self.folder, |root| files.verify(root, cut_time))
             }
             (Judge::FileSystem(kind), _) => kind.inspect(path, self.folder, |_| Ok(())),
             (Judge::Workload, Knowledge::Files(files)) => {
-                files.kind.inspect(path, self.folder, |root| files.verify(root, moment))
+                files.kind.inspect(path, self.folder, |root| files.verify(root, cut_time))
             }
             (Judge::Workload, Knowledge::Stamps { log, .. }) => {
                 let image =
                     std::fs::read(path).map_err(|error| Error::io("cannot read", path, error))?;
-                let log = log.as_of(moment);
+                let log = log.as_of(cut_time);
                 let area = &image[..(log.base.len() * SECTOR_BYTES).min(image.len())];
                 Ok(stamp::check_sectors(&log, area).map(drop).map_err(|violation| violation.0))
             }
@@ -173,8 +173,8 @@ impl Look<'_> {
         remains: &Remains<'_>,
         image: &[u8],
     ) -> Result<(), Violation> {
-        let moment = self.recorded.moment(remains.cut);
-        let log = log.as_of(moment);
+        let cut_time = self.recorded.cut_time(remains.cut);
+        let log = log.as_of(cut_time);
         let judged = match (remains.mode, self.rule) {
             (RecoveryMode::DiskKept, Rule::Sector) => stamp::check_sectors(&log, image),
             (RecoveryMode::DiskKept, Rule::Prefix) => stamp::check_flushed_kept(&log, image),
@@ -182,7 +182,7 @@ impl Look<'_> {
                 stamp::check_flushed_kept(&log, image)
             }
             _ => {
-                let settled = settled.iter().filter(|(_, after)| *after < moment.promised);
+                let settled = settled.iter().filter(|(_, after)| *after < cut_time.promised);
                 // The last settling that had ended by then. One that was under way has promised
                 // nothing yet.
                 let safe = settled.map(|(before, _)| *before).max().unwrap_or(0);
