@@ -1,5 +1,6 @@
 //! The contract of a block device, numbered. Each clause has a test in `conformance`. Not here:
 //! what a flush survives (D4) and what a restart finds (D8); each durable device tests that itself.
+//! That `submit` never blocks on I/O (D1) and that `geometry` is cheap (D10) no suite can show.
 
 use crate::{Geometry, Request};
 

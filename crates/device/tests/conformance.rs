@@ -15,7 +15,7 @@ fn a_memory_device_keeps_the_contract() {
 }
 
 #[test]
-fn the_smallest_size_and_an_odd_size_will_do() {
+fn a_device_of_the_smallest_and_of_an_odd_size_keeps_the_contract() {
     conformance::all(&|| Arc::new(MemoryDevice::new(conformance::SIZE_BYTES_MIN)));
     conformance::all(&|| Arc::new(MemoryDevice::new(conformance::SIZE_BYTES_MIN + 12_345)));
 }

@@ -47,7 +47,7 @@ impl Settings {
         }
         if histories {
             // Snapshots and clones are checked against a single history.
-            (self.past_odds, self.copy_odds, self.look_odds, self.jump_odds) = (0, 0, 0, 0);
+            (self.past_odds, self.copy_odds, self.reader_odds, self.jump_odds) = (0, 0, 0, 0);
             self.first_bytes = self.size_bytes;
         }
         if deletes_half {

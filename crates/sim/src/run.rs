@@ -268,7 +268,7 @@ impl Run {
             if self.settings.edges != Edges::default() {
                 self.meet_edges()?;
             }
-            if self.dice.one_in(self.settings.look_odds) {
+            if self.dice.one_in(self.settings.reader_odds) {
                 self.use_reader()?;
             }
             if self.dice.one_in(self.settings.rot_odds) {

@@ -84,7 +84,7 @@ pub struct Settings {
     /// At one step in so many a local disk rots.
     pub rot_odds: u64,
     /// At one step in so many a reader opens the volume, or reads it.
-    pub look_odds: u64,
+    pub reader_odds: u64,
     /// At one step in so many a copier does a round to a second store.
     pub copy_odds: u64,
     /// When garbage is collected.
@@ -129,7 +129,7 @@ impl Settings {
             staging_bytes: STAGING_BYTES_MIN,
             cache_bytes: 0,
             rot_odds: 0,
-            look_odds: 0,
+            reader_odds: 0,
             copy_odds: 0,
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
             gc_request_odds: 0,
@@ -188,7 +188,7 @@ impl Settings {
             staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 2, 4]),
             cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
             rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
-            look_odds: *dice.pick(&[0, 0, 0, 40]),
+            reader_odds: *dice.pick(&[0, 0, 0, 40]),
             gc: GcPolicy {
                 start: *dice.pick(&[0.0, 0.7, 0.9]),
                 stop: *dice.pick(&[0.9, 0.95]),

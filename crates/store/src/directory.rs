@@ -273,7 +273,7 @@ impl DirectoryState {
             _ => self.root.make()?,
         }
         // The lock is held through the sync: another first put must not be answered before it has
-        // ended.
+        // ended. Gets, lists and deletes do not take it.
         let mut durable = self.durable.lock();
         if !durable.file_system {
             rustix::fs::syncfs(File::open(folder)?)?;

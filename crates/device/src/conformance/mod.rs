@@ -9,7 +9,8 @@
 //! `ALL`.
 //!
 //! Not here: what survives a crash or a restart (the durable half of D4, D8 after a restart). A
-//! device that stores data tests that itself.
+//! device that stores data tests that itself. Nor that `submit` never blocks on I/O (D1) and that
+//! `geometry` is cheap (D10): how long a device may take, a suite for all devices cannot say.
 
 mod probe;
 mod zeroes;
@@ -170,7 +171,7 @@ pub fn d3_reads_return_the_newest_completed_write(device: Device) {
     let last = device.geometry().size_bytes - 5000;
     for place in [0, address, last] {
         assert!(
-            zero(&read(&device, place, 5000)),
+            is_zero(&read(&device, place, 5000)),
             "D3: a byte never written reads as zero, at {place}"
         );
     }
@@ -384,9 +385,9 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
         expect_refusal(Operation::Read, 0, longest + 1);
         expect_refusal(Operation::Write, 0, longest + 1);
     }
-    assert!(zero(&read(&device, 0, 8192)), "D6: a refused request changed bytes");
+    assert!(is_zero(&read(&device, 0, 8192)), "D6: a refused request changed bytes");
     assert!(
-        zero(&read(&device, size - 8192, 8192)),
+        is_zero(&read(&device, size - 8192, 8192)),
         "D6: a refused request changed the last bytes"
     );
 }
@@ -528,7 +529,7 @@ fn write(device: &Device, address: u64, bytes: &[u8]) {
     }
 }
 
-fn zero(bytes: &[u8]) -> bool {
+fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Not here: that a discard inside a long series of requests keeps the contract (`super`, D3).
 
-use super::{Device, expect, read, write, zero};
+use super::{Device, expect, is_zero, read, write};
 use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation};
 
 /// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbors stay; long
@@ -36,8 +36,11 @@ pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
     }
     if geometry.operations.write_zeroes {
         expect(device.write_zeroes(0, geometry.size_bytes), "D9: write-zeroes of the whole device");
-        assert!(zero(&read(&device, 0, 300_000)), "D9: the whole device is zero");
-        assert!(zero(&read(&device, geometry.size_bytes - 10, 10)), "D9: the whole device is zero");
+        assert!(is_zero(&read(&device, 0, 300_000)), "D9: the whole device is zero");
+        assert!(
+            is_zero(&read(&device, geometry.size_bytes - 10, 10)),
+            "D9: the whole device is zero"
+        );
     }
 }
 
@@ -72,7 +75,7 @@ fn check_runs(device: &Device, address: u64, length: u64, runs: &[Allocation]) {
             for place in [at, at + run.length.saturating_sub(100_000)] {
                 let bytes = read(device, place, run.length.min(100_000) as usize);
                 assert!(
-                    zero(&bytes),
+                    is_zero(&bytes),
                     "D11: a hole of {} bytes at {at} reads as zeroes",
                     run.length
                 );

@@ -30,6 +30,7 @@ pub enum Decision {
 pub struct Fault<D, F> {
     inner: D,
     decide: F,
+    /// Bounded by the requests that the test in front has in flight.
     held_requests: Mutex<Vec<Request>>,
 }
 

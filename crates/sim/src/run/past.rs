@@ -277,7 +277,9 @@ impl Run {
                 process.order = Some(ordered);
                 Ok(())
             }
-            Ok(Ok(())) if ordered.stray => Err("a replaced writer's order was reported as done".into()),
+            Ok(Ok(())) if ordered.stray => {
+                Err("a replaced writer's order was reported as done".into())
+            }
             Ok(Ok(())) => self.ordered_is_done(process, ordered.kind),
             Ok(Err(error)) => {
                 self.log("order refused", || format!("  the order was refused: {error}"));
