@@ -12,7 +12,7 @@ use crate::machine::{repository, run, sawmill_binary};
 ///
 /// # Errors
 /// What is missing.
-pub fn has_compiler() -> Result<(), String> {
+pub fn require_compiler() -> Result<(), String> {
     for compiler in ["cc", "c++"] {
         if let Err(error) = Command::new(compiler).arg("--version").output() {
             return Err(format!("no {compiler}: {error}"));

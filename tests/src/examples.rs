@@ -35,7 +35,7 @@ pub fn text(path: &Path) -> &str {
 ///
 /// # Panics
 /// When it does not behave as a disk.
-pub fn is_a_disk(place: &Place, device: &DrivenDevice) {
+pub fn assert_is_disk(place: &Place, device: &DrivenDevice) {
     let common = ["--size=16M", "--do_verify=1"];
     let jobs: [&[&str]; 3] = [
         &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
@@ -60,11 +60,11 @@ pub fn ram_and_file(place: &Place, example: Example<'_>) {
     let batch = &["--option", "mode=batch", "--option", "hw_queues=2"];
     for options in [&[][..], &batch[..2], batch, &["--option", "hw_queues=3"]] {
         let device = DrivenDevice::start(place, "ram", options, &example("ram", &["16M"]));
-        is_a_disk(place, &device);
+        assert_is_disk(place, &device);
         device.end(place, "ram");
         let device =
             DrivenDevice::start(place, "file", options, &example("file", &[text(&image), "16M"]));
-        is_a_disk(place, &device);
+        assert_is_disk(place, &device);
         let content = device.connect().read_all().expect("readable");
         device.end(place, "file");
         assert!(
@@ -88,7 +88,7 @@ pub fn mirror(place: &Place, example: Example<'_>) {
         &[],
         &example("mirror", &[text(&sides[0]), text(&sides[1])]),
     );
-    is_a_disk(place, &device);
+    assert_is_disk(place, &device);
     let mut side = std::fs::read(&sides[1]).expect("a side");
     side[8192] ^= 1;
     std::fs::write(&sides[1], side).expect("a side");
@@ -139,7 +139,7 @@ pub fn lazy_of(
     assert!(client.read_all().expect("readable") == expected, "the source with news in it");
     end_source();
     assert!(client.read_all().expect("readable") == expected, "and again without a source");
-    is_a_disk(place, &device);
+    assert_is_disk(place, &device);
     device.end(place, "lazy");
 }
 
@@ -199,7 +199,7 @@ pub fn longest_request(
         }
         is_over.store(true, Ordering::SeqCst);
     });
-    is_a_disk(place, device);
+    assert_is_disk(place, device);
     Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
 }
 

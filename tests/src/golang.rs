@@ -11,7 +11,7 @@ use crate::machine::{repository, run};
 ///
 /// # Errors
 /// The reason why not.
-pub fn has_go() -> Result<(), String> {
+pub fn require_go() -> Result<(), String> {
     let outcome =
         Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
     let version = outcome.map_err(|error| format!("no go: {error}"))?.stdout;

@@ -97,7 +97,7 @@ pub fn output_text(output: &Output) -> String {
 pub use sawmill_testkit::{skip, wait_for};
 
 /// Whether file systems can be mounted here through FUSE and a loop device.
-pub fn can_mount() -> Result<(), String> {
+pub fn require_mount() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("mounting needs root".to_owned());
     }

@@ -178,11 +178,11 @@ impl Ledger {
         let mut orders = psql.stdin.take().expect("a pipe was asked for");
         let answers = BufReader::new(psql.stdout.take().expect("a pipe was asked for"));
         let (acknowledged, enough) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (newest, is_over) = (Arc::clone(&acknowledged), Arc::clone(&enough));
+        let (newest_commit, end_flag) = (Arc::clone(&acknowledged), Arc::clone(&enough));
         let client = std::thread::spawn(move || {
             let mut answers = answers.lines().map_while(Result::ok);
             for number in 1_u64.. {
-                if is_over.load(Ordering::SeqCst) {
+                if end_flag.load(Ordering::SeqCst) {
                     break;
                 }
                 // The line comes back once the commit is acknowledged, and never after an error.
@@ -193,7 +193,7 @@ impl Ledger {
                     Some(number.to_string()),
                     "psql commits what it is told to"
                 );
-                newest.store(number, Ordering::SeqCst);
+                newest_commit.store(number, Ordering::SeqCst);
             }
             drop(orders);
             let _ = psql.wait();

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sawmill_tests::machine::{can_mount, command, run, wait_for};
+use sawmill_tests::machine::{command, require_mount, run, wait_for};
 use sawmill_tests::place::Place;
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
 use sawmill_tests::requires;
@@ -134,7 +134,7 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
 
 #[test]
 fn a_database_meets_no_error_while_its_server_is_killed_and_started_again() {
-    requires!(can_mount());
+    requires!(require_mount());
     survives(|disk, server| {
         server.kill();
         disk.serve()
@@ -143,7 +143,7 @@ fn a_database_meets_no_error_while_its_server_is_killed_and_started_again() {
 
 #[test]
 fn a_database_meets_no_error_while_one_server_hands_over_to_the_next() {
-    requires!(can_mount());
+    requires!(require_mount());
     survives(|disk, mut server| {
         let _ = server.hand_off(&disk.place, "disk");
         server

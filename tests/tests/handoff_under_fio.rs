@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sawmill_tests::machine::{can_mount, command};
+use sawmill_tests::machine::{command, require_mount};
 use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
@@ -53,8 +53,8 @@ impl FioFiles {
         self.place.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(options).start()
     }
 
-    /// Hands over under fio's eyes; `disk` is how fio reaches it.
-    fn is_handed_over(&self, server: &mut Server, disk: &[&str]) {
+    /// Hands over several times while fio writes and verifies; `disk` is how fio reaches it.
+    fn hand_over_under_fio(&self, server: &mut Server, disk: &[&str]) {
         let fio = |job: &[&str]| {
             let mut fio = command("fio");
             fio.current_dir(self.place.path("")).args([
@@ -80,7 +80,7 @@ impl FioFiles {
                 }
             });
             for number in 0..hand_offs() {
-                // A load that has failed tells so when it is joined.
+                // A load that has failed reports it when it is joined.
                 if load.is_finished() {
                     break;
                 }
@@ -100,7 +100,7 @@ impl FioFiles {
         let (median, worst) = (stalls_ms[stalls_ms.len() / 2], stalls_ms[stalls_ms.len() - 1]);
         let (count, disk) = (stalls_ms.len(), disk.join(" "));
         println!("{disk}: {count} hand-offs, stall: median {median} ms, worst {worst} ms");
-        // Where it lies the loopback does not tell: that it is there, and used.
+        // The status does not show where the cache is: check that it is there, and used.
         let slots = server.status()["cache"]["slots"].as_u64();
         assert!(slots.is_some_and(|slots| slots > 0), "it has its cache: {}", server.status());
         assert!(!server.stderr().contains("without the read cache"), "{}", server.stderr());
@@ -108,7 +108,7 @@ impl FioFiles {
 }
 
 impl Drop for FioFiles {
-    /// Whoever waits for a server that does not come would wait forever, and the test with it.
+    /// A process that waits for a dead server would hang the test.
     fn drop(&mut self) {
         let _ = command("umount").args(["-f", "-l"]).arg(&self.mountpoint).output();
     }
@@ -119,7 +119,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_nbd() {
     let named = FioFiles::new();
     let mut server = named.serve(&["--admin", "127.0.0.1:0"]);
     let uri = format!("--uri={}", server.uri());
-    named.is_handed_over(&mut server, &["--ioengine=nbd", &uri]);
+    named.hand_over_under_fio(&mut server, &["--ioengine=nbd", &uri]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let _ = named.place.sawmill(&["check", "disk"]).ok();
@@ -127,7 +127,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_nbd() {
 
 #[test]
 fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device() {
-    requires!(can_mount());
+    requires!(require_mount());
     let named = FioFiles::new();
     let mountpoint = named.mountpoint.to_str().expect("UTF-8");
     let mut server = named.serve(&["--admin", "127.0.0.1:0", "--fuse", mountpoint, "--loop"]);
@@ -139,7 +139,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device(
         .find(|address| address.starts_with("/dev/loop"))
         .expect("a loop device");
     let file = format!("--filename={node}");
-    named.is_handed_over(&mut server, &["--ioengine=libaio", "--direct=1", &file]);
+    named.hand_over_under_fio(&mut server, &["--ioengine=libaio", "--direct=1", &file]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let _ = named.place.sawmill(&["check", "disk"]).ok();

@@ -9,7 +9,7 @@ use sawmill_tests::torture::Torture;
 #[test]
 fn forty_seconds_of_torture_breaks_no_promise() {
     let mut torture = Torture::new(Dice::seeded("torture").word());
-    // Its first two volumes meet each kind of deed once, however long that takes.
+    // Its first two volumes meet each kind of action once, however long that takes.
     torture.run(Duration::from_secs(40), |_| ());
     println!("{}", torture.report);
     let report = &torture.report;

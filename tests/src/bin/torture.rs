@@ -3,7 +3,7 @@
 //! First the controls: planted losses must be found. Then lives and deaths until the time is over.
 //! Prints a report each minute and at the end; exit code 0 only when no promise was broken.
 //!
-//! Not here: the deeds, and what must hold after them (`sawmill_tests::torture`).
+//! Not here: the actions, and what must hold after them (`sawmill_tests::torture`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

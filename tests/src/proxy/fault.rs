@@ -1,6 +1,6 @@
 //! The faults of a request, when they occur, and how often they did.
 //!
-//! A [`Rule`] strikes the requests it names, from the n-th on, a number of times. [`Weather`]
+//! A [`Rule`] strikes the requests it names, from the n-th on, a number of times. [`FaultRates`]
 //! strikes by seeded chance. A fault counts only if it was really done: one that does not fit the
 //! answer (no other object is known yet, say) leaves the request alone.
 
@@ -50,7 +50,7 @@ pub enum Fault {
     /// A put is done twice in a row, and answered with the second outcome.
     PutTwice,
     /// The connection is reset; the put reaches the store later ([`super::Proxy::deliver_late`], or
-    /// by chance in bad weather).
+    /// by chance, under [`FaultRates`]).
     PutLate,
     /// The `ETag` of the answer is wrong.
     WrongEtag,
@@ -128,14 +128,14 @@ impl Rule {
 
 /// Faults by chance.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct FaultRates {
     /// The source of chance.
     pub dice: Dice,
     /// One request in this many is struck.
     pub fault_once_in: u64,
 }
 
-impl Weather {
+impl FaultRates {
     fn choose(&mut self, verb: Verb) -> Option<Fault> {
         if !self.dice.one_in(self.fault_once_in) {
             return None;
@@ -174,18 +174,18 @@ impl Weather {
     }
 }
 
-/// The rules and the weather that decide about each request.
+/// The rules and the rates that decide about each request.
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub(super) rules: Vec<Rule>,
-    pub(super) weather: Option<Weather>,
+    pub(super) rates: Option<FaultRates>,
 }
 
 impl Script {
     pub(super) fn choose(&mut self, verb: Verb, key: &str) -> Option<Fault> {
         let ruled =
             self.rules.iter_mut().find_map(|rule| rule.strikes(verb, key).then_some(rule.fault));
-        ruled.or_else(|| self.weather.as_mut().and_then(|weather| weather.choose(verb)))
+        ruled.or_else(|| self.rates.as_mut().and_then(|rates| rates.choose(verb)))
     }
 }
 

@@ -21,12 +21,12 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-pub use fault::{Counts, Fault, Rule, Verb, Weather};
+pub use fault::{Counts, Fault, FaultRates, Rule, Verb};
 
 use crate::machine::PATIENCE;
 use crate::store::{Minio, ReservedAddress, StoreUnderTest};
 use fault::Script;
-use relay::{Door, LateRequest, Memory};
+use relay::{ClientSocket, LateRequest, Memory};
 
 /// A proxy in front of a MinIO.
 pub struct Proxy {
@@ -100,12 +100,12 @@ impl Proxy {
     }
 
     /// Faults by chance from now on.
-    pub fn storm(&self, weather: Weather) {
-        lock(&self.shared.script).weather = Some(weather);
+    pub fn inject_by_chance(&self, rates: FaultRates) {
+        lock(&self.shared.script).rates = Some(rates);
     }
 
-    /// No more faults: no rules, good weather. Held answers are released; late puts stay late.
-    pub fn calm(&self) {
+    /// No more faults: no rules, none by chance. Held answers are released; late puts stay late.
+    pub fn stop_faults(&self) {
         *lock(&self.shared.script) = Script::default();
         self.release();
     }
@@ -115,7 +115,7 @@ impl Proxy {
         self.shared.release_turn.send_modify(|turn| *turn += 1);
     }
 
-    /// Closes the door: connections are reset, new ones are refused by the kernel.
+    /// Stops listening: connections are reset, new ones are refused by the kernel.
     pub fn shut(&self) {
         if let Some(accepting) = lock(&self.accepting).take() {
             accepting.abort();
@@ -190,7 +190,9 @@ async fn accept(listener: TcpListener, shared: Arc<ProxyState>) {
     let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        let (Ok(()), Ok(door)) = (stream.set_nodelay(true), Door::of(&stream)) else { continue };
+        let (Ok(()), Ok(door)) = (stream.set_nodelay(true), ClientSocket::of(&stream)) else {
+            continue;
+        };
         let (shared, door) = (Arc::clone(&shared), Arc::new(door));
         let service = service_fn(move |request| {
             relay::relay(Arc::clone(&shared), Arc::clone(&door), request)

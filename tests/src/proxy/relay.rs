@@ -33,11 +33,11 @@ const LATE_ONCE_IN: u64 = 6;
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// The socket of a connection, to reset it.
-pub(super) struct Door(OwnedFd);
+pub(super) struct ClientSocket(OwnedFd);
 
-impl Door {
+impl ClientSocket {
     pub(super) fn of(stream: &TcpStream) -> io::Result<Self> {
-        Ok(Door(stream.as_fd().try_clone_to_owned()?))
+        Ok(ClientSocket(stream.as_fd().try_clone_to_owned()?))
     }
 
     /// From now on, closing the connection resets it.
@@ -102,7 +102,7 @@ impl ProxyRequest {
 /// Applies the script to a request.
 pub(super) async fn relay(
     shared: Arc<ProxyState>,
-    door: Arc<Door>,
+    door: Arc<ClientSocket>,
     request: Request<Incoming>,
 ) -> io::Result<Response<Body>> {
     let request = ProxyRequest::receive(request).await?;
@@ -149,7 +149,7 @@ pub(super) async fn relay(
 /// Applies the script to an answer.
 async fn spoil(
     shared: &Arc<ProxyState>,
-    door: &Door,
+    door: &ClientSocket,
     request: &ProxyRequest,
     mut answer: Answer,
     fault: Fault,
@@ -247,15 +247,15 @@ async fn forward(upstream: SocketAddr, request: &ProxyRequest) -> io::Result<Ans
     Ok(Answer { parts, body })
 }
 
-/// In bad weather, some later requests trigger the delivery of a late put.
+/// While faults come by chance, some later requests trigger the delivery of a late put.
 fn bring_late(shared: &Arc<ProxyState>) {
     let mut script = lock(&shared.script);
-    let Some(weather) = script.weather.as_mut() else { return };
+    let Some(rates) = script.rates.as_mut() else { return };
     let mut late_requests = lock(&shared.late_requests);
-    if late_requests.is_empty() || !weather.dice.one_in(LATE_ONCE_IN) {
+    if late_requests.is_empty() || !rates.dice.one_in(LATE_ONCE_IN) {
         return;
     }
-    let chosen = weather.dice.below(late_requests.len() as u64) as usize;
+    let chosen = rates.dice.below(late_requests.len() as u64) as usize;
     let (request, shared) = (late_requests.swap_remove(chosen), Arc::clone(shared));
     tokio::spawn(async move { deliver(&shared, request).await });
 }

@@ -39,7 +39,7 @@ impl Torture {
     /// The clock is correct again; the server with the wrong one is dead.
     pub(super) fn after_a_wrong_clock(&mut self, volume: &mut Volume) {
         forget_leavings();
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let options = self.attach_options(volume).unwrap_or_default();
         let Some(server) = self.start(volume, &options) else { return };
         let client = server.connect();

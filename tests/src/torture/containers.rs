@@ -28,7 +28,7 @@ impl Torture {
             return None;
         }
         // A start that gives up removes its memory.
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let mut through = vec!["unshare", "--mount", "--propagation", "private"];
         let mut staging = None;
         match self.dice.below(3) {
@@ -47,7 +47,7 @@ impl Torture {
         let is_hidden = volume.memories().iter().any(|memory| memory.starts_with("/dev/shm"));
         if volume.loss == Loss::Nothing && is_hidden {
             // The previous life was outside a container.
-            volume.is_lost(Loss::Memory, !volume.may_be_clean);
+            volume.note_lost(Loss::Memory, !volume.may_be_clean);
         }
         let through = through.into_iter().map(str::to_owned).collect();
         Some(AttachOptions { through, staging, ..AttachOptions::default() })
@@ -104,7 +104,7 @@ impl Torture {
             self.report.did("container left its memory beside the journal");
         } else {
             self.report.did("container took its memory with it");
-            volume.is_lost(Loss::Memory, is_needed);
+            volume.note_lost(Loss::Memory, is_needed);
         }
     }
 }

@@ -34,7 +34,7 @@ impl Torture {
 
     /// Copies the state folder of a running server, and starts another one on the copy.
     pub(super) fn state_copied(&mut self, volume: &mut Volume) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let elsewhere = volume.place.neighbor();
         copy_folder(&volume.place.path("state"), &elsewhere.path("state"));
         let mut serve = volume.serve_elsewhere(&elsewhere);
@@ -69,7 +69,7 @@ impl Torture {
         volume.commits.log = volume.branch_of(&backup.log);
         volume.stored = backup.stored;
         volume.past.truncate(backup.past);
-        volume.is_lost(Loss::Journal, true);
+        volume.note_lost(Loss::Journal, true);
         volume.was_put_back = true;
     }
 

@@ -1,17 +1,17 @@
 //! One life of a volume: a start, perhaps after one that died, a check of every byte, a load, a
-//! deed, a death.
+//! action, a death.
 //!
-//! Invariants: in good weather a start succeeds or is refused, with its exit code, exactly as it
+//! Invariants: without faults a start succeeds or is refused, with its exit code, exactly as it
 //! must. After each check the log has the volume's content, and the loss is settled.
 
 use rustix::process::Signal;
 
 use super::commits::{LoadCounts, SESSIONS_MAX};
 use super::volume::{AttachOptions, Loss, Volume, digest};
-use super::{Deed, Torture};
+use super::{Action, Torture};
 use crate::nbd::{Client, Failure};
 use crate::place::CommandOutput;
-use crate::proxy::Weather;
+use crate::proxy::FaultRates;
 use crate::server::Server;
 use crate::stamp::Verdict;
 use sawmill_testkit::Dice;
@@ -20,16 +20,16 @@ use sawmill_testkit::Dice;
 pub(super) const REFUSED: i32 = 5;
 
 impl Torture {
-    pub(super) fn life(&mut self, volume: &mut Volume, deed: Deed) {
-        self.choose_weather();
-        let options = match deed {
-            Deed::Contained => self.contained(volume),
-            Deed::WrongClock => self.wrong_clock(volume),
-            Deed::StateCopied => self.copied_options(volume),
+    pub(super) fn life(&mut self, volume: &mut Volume, action: Action) {
+        self.choose_faults();
+        let options = match action {
+            Action::Contained => self.contained(volume),
+            Action::WrongClock => self.wrong_clock(volume),
+            Action::StateCopied => self.copied_options(volume),
             _ => self.attach_options(volume),
         };
         let Some(options) = options else { return };
-        if deed != Deed::Contained && self.dice.one_in(5) {
+        if action != Action::Contained && self.dice.one_in(5) {
             volume.serve_as_it_is(&options).die_while_starting(&mut self.dice);
             self.report.kills += 1;
             // The attach may have continued with the loss.
@@ -48,33 +48,33 @@ impl Torture {
             self.keep_a_moment(volume, &clients[0]);
         }
         self.outage(volume, &clients);
-        match deed {
-            Deed::HandOff => self.hand_off(volume, &mut server, &clients),
-            Deed::OneJournal => self.one_journal(volume),
-            Deed::StateCopied => self.state_copied(volume),
-            Deed::Rival => return self.rival(volume, server, &clients),
-            Deed::Contained => return self.end_contained(volume, server, &clients),
+        match action {
+            Action::HandOff => self.hand_off(volume, &mut server, &clients),
+            Action::OneJournal => self.one_journal(volume),
+            Action::StateCopied => self.state_copied(volume),
+            Action::Rival => return self.rival(volume, server, &clients),
+            Action::Contained => return self.end_contained(volume, server, &clients),
             _ => {}
         }
-        // The checks after these deeds require a volume that was not closed.
-        let is_open = [Deed::MemoryLost, Deed::StoreCopied].contains(&deed);
+        // The checks after these actions require a volume that was not closed.
+        let is_open = [Action::MemoryLost, Action::StoreCopied].contains(&action);
         volume.may_be_clean = !is_open && self.dice.one_in(6);
         self.load_and_kill(volume, server, &clients);
         drop(clients);
         if self.report.violations.is_empty() {
-            self.between(volume, deed);
+            self.between(volume, action);
         }
     }
 
-    /// Does a deed while no process serves the volume.
-    fn between(&mut self, volume: &mut Volume, deed: Deed) {
-        match deed {
-            Deed::JournalLost => self.lose_the_journal(volume),
-            Deed::MemoryLost => self.lose_memory(volume),
-            Deed::AtRest => self.commands_at_rest(volume),
-            Deed::StoreCopied => self.store_copied(volume),
-            Deed::StorePutBack => self.store_put_back(volume),
-            Deed::WrongClock => self.after_a_wrong_clock(volume),
+    /// Does an action while no process serves the volume.
+    fn between(&mut self, volume: &mut Volume, action: Action) {
+        match action {
+            Action::JournalLost => self.lose_the_journal(volume),
+            Action::MemoryLost => self.lose_memory(volume),
+            Action::AtRest => self.commands_at_rest(volume),
+            Action::StoreCopied => self.store_copied(volume),
+            Action::StorePutBack => self.store_put_back(volume),
+            Action::WrongClock => self.after_a_wrong_clock(volume),
             _ => {}
         }
         if self.dice.one_in(3) && self.report.violations.is_empty() {
@@ -83,12 +83,13 @@ impl Torture {
         }
     }
 
-    fn choose_weather(&mut self) {
+    fn choose_faults(&mut self) {
         if self.dice.one_in(4) {
-            self.proxy.calm();
+            self.proxy.stop_faults();
         } else {
             let fault_once_in = 3 + self.dice.below(30);
-            self.proxy.storm(Weather { dice: Dice::new(self.dice.word()), fault_once_in });
+            self.proxy
+                .inject_by_chance(FaultRates { dice: Dice::new(self.dice.word()), fault_once_in });
         }
     }
 
@@ -98,7 +99,7 @@ impl Torture {
         Some(AttachOptions { staging, ..AttachOptions::default() })
     }
 
-    /// In bad weather a start may give up; in good weather it must not.
+    /// With faults of the store a start may give up; without it must not.
     pub(super) fn start(&mut self, volume: &mut Volume, options: &AttachOptions) -> Option<Server> {
         if volume.must_refuse && !self.is_refused(volume, options) {
             return None;
@@ -107,7 +108,7 @@ impl Torture {
             Ok(server) => return Some(server),
             Err(refused) => self.refused_start(&refused),
         }
-        self.proxy.calm();
+        self.proxy.stop_faults();
         match volume.serve_as_it_is(options).attempt() {
             Ok(server) => Some(server),
             Err(ended) => {
@@ -135,9 +136,9 @@ impl Torture {
         } else {
             "--accept-journal-loss"
         };
-        for is_calm in [false, true] {
-            if is_calm {
-                self.proxy.calm();
+        for is_faultless in [false, true] {
+            if is_faultless {
+                self.proxy.stop_faults();
             }
             match volume.serve(options).attempt() {
                 Ok(server) => {
@@ -156,7 +157,7 @@ impl Torture {
                     });
                     return true;
                 }
-                Err(ended) if !is_calm => self.refused_start(&ended),
+                Err(ended) if !is_faultless => self.refused_start(&ended),
                 Err(ended) => self.violation(
                     volume,
                     &format!("{flag} was to be asked for: {:?}: {}", ended.code, ended.stderr),
@@ -171,7 +172,7 @@ impl Torture {
         let mut image = client.read_all();
         if let Err(Failure::Errno(_)) = image {
             self.report.counts.read_errors += 1;
-            self.proxy.calm();
+            self.proxy.stop_faults();
             image = client.read_all();
         }
         let Ok(image) = image else {
@@ -192,7 +193,7 @@ impl Torture {
         }
         if volume.loss == Loss::Memory {
             // From here on the current content counts as stored: the store must have it.
-            self.proxy.calm();
+            self.proxy.stop_faults();
             self.wait_stored(volume);
         }
         // Without its journal, a volume has only what the store has.
@@ -246,7 +247,7 @@ impl Torture {
         });
         self.report.kills += 1;
         if may_be_clean {
-            self.report.did("told to stop, and killed at once");
+            self.report.did("stopped, and killed at once");
         }
         self.note(volume, counts);
         if let Some(message) = ended {
@@ -255,7 +256,7 @@ impl Torture {
     }
 
     fn lose_the_journal(&mut self, volume: &mut Volume) {
-        volume.is_lost(Loss::Journal, false);
+        volume.note_lost(Loss::Journal, false);
         match self.dice.below(3) {
             0 => {
                 volume.lose_state();
@@ -274,7 +275,7 @@ impl Torture {
 
     /// A clean end: another machine finds every byte in the store.
     pub(super) fn end(&mut self, volume: &mut Volume) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let options = self.attach_options(volume).unwrap_or_default();
         let Some(server) = self.start(volume, &options) else { return };
         let client = server.connect();

@@ -4,7 +4,8 @@
 //! What must hold: an attach without it is refused until its loss is accepted, and then has
 //! everything flushed and everything that an earlier attach found; moved memory is found.
 //!
-//! Not here: memory that is lost with a container (`containers`), or before a hand-off (`rest`).
+//! Not here: memory that is lost with a container (`containers`), or before a hand-off
+//! (`commands`).
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -55,7 +56,7 @@ impl Torture {
                     .expect("a file of ours"),
             }
         }
-        volume.is_lost(Loss::Memory, true);
+        volume.note_lost(Loss::Memory, true);
     }
 
     /// Its folder is mounted elsewhere: nothing is lost.
@@ -70,7 +71,7 @@ impl Torture {
         }
         let options =
             AttachOptions { staging: Some(volume.text("moved")), ..AttachOptions::default() };
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let Some(server) = self.start(volume, &options) else { return };
         self.check_content(volume, &server.connect());
         server.kill();

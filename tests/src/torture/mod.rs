@@ -3,23 +3,23 @@
 //! lost, stores copied and restored, clocks that jump, containers, rivals, commands between lives.
 //! After each life every byte is judged.
 //!
-//! What must hold are the promises after each deed (`volume`), and every refusal has its exit code.
-//! Chance is seeded; real time and threads are not, so a seed gives a run like the one before, not
-//! the same. The first two volumes meet every kind of deed in a fixed order; after them chance
-//! chooses. Modules: `volume` (what is known of a volume, and the demands), `life` (start, load,
-//! look, death), `commits` (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest`
-//! (the kinds of deeds), `report`.
+//! What must hold are the promises after each action (`volume`), and every refusal has its exit
+//! code. Chance is seeded; real time and threads are not, so a seed gives a run like the one
+//! before, not the same. The first two volumes meet every kind of action in a fixed order; after
+//! them chance chooses. Modules: `volume` (what is known of a volume, and the demands), `life`
+//! (start, load, look, death), `commits` (the load), `copies`, `clocks`, `memory`, `containers`,
+//! `rivals`, `commands` (the kinds of actions), `report`.
 //!
 //! Not here: the command line (`bin/torture`), faults of the store (`proxy`).
 
 mod clocks;
+mod commands;
 mod commits;
 mod containers;
 mod copies;
 mod life;
 mod memory;
 mod report;
-mod rest;
 mod rivals;
 mod volume;
 
@@ -38,9 +38,9 @@ use volume::{AttachOptions, Loss, Volume};
 /// Lives of one volume, before a new one begins.
 const LIVES_MAX: u64 = 16;
 
-/// A deed: something done to a volume besides load, kills and faults.
+/// An action: something done to a volume besides load, kills and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum Action {
     Nothing,
     JournalLost,
     MemoryLost,
@@ -55,27 +55,27 @@ enum Deed {
     StorePutBack,
 }
 
-/// The deeds for a volume in a bucket, in the order of the first volume.
-const IN_A_BUCKET: [Deed; 10] = [
-    Deed::HandOff,
-    Deed::MemoryLost,
-    Deed::Contained,
-    Deed::Contained,
-    Deed::AtRest,
-    Deed::OneJournal,
-    Deed::StateCopied,
-    Deed::Rival,
-    Deed::MemoryLost,
-    Deed::JournalLost,
+/// The actions for a volume in a bucket, in the order of the first volume.
+const IN_A_BUCKET: [Action; 10] = [
+    Action::HandOff,
+    Action::MemoryLost,
+    Action::Contained,
+    Action::Contained,
+    Action::AtRest,
+    Action::OneJournal,
+    Action::StateCopied,
+    Action::Rival,
+    Action::MemoryLost,
+    Action::JournalLost,
 ];
 /// The same for a volume in a folder; only the second `StorePutBack` has a backup to restore.
-const IN_A_FOLDER: [Deed; 6] = [
-    Deed::WrongClock,
-    Deed::StorePutBack,
-    Deed::Contained,
-    Deed::StorePutBack,
-    Deed::StoreCopied,
-    Deed::WrongClock,
+const IN_A_FOLDER: [Action; 6] = [
+    Action::WrongClock,
+    Action::StorePutBack,
+    Action::Contained,
+    Action::StorePutBack,
+    Action::StoreCopied,
+    Action::WrongClock,
 ];
 
 /// One run.
@@ -95,12 +95,13 @@ impl Torture {
         Torture { seed, dice: Dice::new(seed), proxy, report: Report::default() }
     }
 
-    /// Runs for this long, and until each kind of deed occurred; calls `callback` after each life.
+    /// Runs for this long, and until each kind of action occurred; calls `callback` after each
+    /// life.
     /// Ends early if a promise is broken.
     pub fn run(&mut self, time: Duration, mut callback: impl FnMut(&Report)) {
         let deadline = Instant::now() + time;
         for is_folder in [false, true] {
-            let ordered: &[Deed] = if is_folder { &IN_A_FOLDER } else { &IN_A_BUCKET };
+            let ordered: &[Action] = if is_folder { &IN_A_FOLDER } else { &IN_A_BUCKET };
             let mut ordered = ordered.iter();
             self.lives(is_folder, &mut callback, |_| ordered.next().copied());
         }
@@ -114,21 +115,21 @@ impl Torture {
         }
     }
 
-    /// A volume, with a life for each deed that `next` gives.
+    /// A volume, with a life for each action that `next` gives.
     fn lives(
         &mut self,
         is_folder: bool,
         callback: &mut impl FnMut(&Report),
-        mut next: impl FnMut(&mut Dice) -> Option<Deed>,
+        mut next: impl FnMut(&mut Dice) -> Option<Action>,
     ) {
         if !self.report.violations.is_empty() {
             return;
         }
         let flush = if self.dice.one_in(2) { "logged" } else { "stored" };
         let mut volume = self.begin(is_folder, flush);
-        while let Some(deed) = next(&mut self.dice) {
+        while let Some(action) = next(&mut self.dice) {
             let began = Instant::now();
-            self.life(&mut volume, deed);
+            self.life(&mut volume, action);
             self.report.slowest_life = self.report.slowest_life.max(began.elapsed());
             self.report.faults = self.proxy.counts();
             callback(&self.report);
@@ -140,7 +141,7 @@ impl Torture {
     }
 
     fn begin(&mut self, is_folder: bool, flush: &'static str) -> Volume {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         self.report.volumes += 1;
         let dice = Dice::new(self.dice.word());
         match is_folder {
@@ -182,12 +183,12 @@ impl Torture {
     }
 }
 
-/// Chooses a deed for such a volume.
-fn choose(dice: &mut Dice, is_folder: bool) -> Deed {
+/// Chooses an action for such a volume.
+fn choose(dice: &mut Dice, is_folder: bool) -> Action {
     if dice.one_in(4) {
-        return if dice.one_in(2) { Deed::Nothing } else { Deed::JournalLost };
+        return if dice.one_in(2) { Action::Nothing } else { Action::JournalLost };
     }
-    let extra_deeds: &[Deed] = if is_folder { &IN_A_FOLDER } else { &[] };
+    let extra_deeds: &[Action] = if is_folder { &IN_A_FOLDER } else { &[] };
     let chosen = dice.below((IN_A_BUCKET.len() + extra_deeds.len()) as u64) as usize;
-    *IN_A_BUCKET.iter().chain(extra_deeds).nth(chosen).unwrap_or(&Deed::Nothing)
+    *IN_A_BUCKET.iter().chain(extra_deeds).nth(chosen).unwrap_or(&Action::Nothing)
 }

@@ -19,9 +19,9 @@ pub struct Report {
     pub lives: u64,
     /// `kill -9`s, also of servers that were still starting.
     pub kills: u64,
-    /// Other deeds to the volumes and around them, by name.
-    pub deeds: BTreeMap<&'static str, u64>,
-    /// Starts that gave up in bad weather, by exit code; each was tried again in good weather.
+    /// Other actions to the volumes and around them, by name.
+    pub actions: BTreeMap<&'static str, u64>,
+    /// Starts that gave up during faults, by exit code; each was tried again without.
     pub refused_starts: BTreeMap<i32, u64>,
     /// The output of starts that were refused, not only failed: a user would ask why.
     pub refusals: Vec<String>,
@@ -38,21 +38,25 @@ pub struct Report {
 }
 
 impl Report {
-    /// Counts a deed.
+    /// Counts an action.
     pub(super) fn did(&mut self, name: &'static str) {
-        *self.deeds.entry(name).or_default() += 1;
+        *self.actions.entry(name).or_default() += 1;
     }
 
-    /// The number of times a deed was done.
+    /// The number of times an action was done.
     #[must_use]
     pub fn times(&self, name: &str) -> u64 {
-        self.deeds.get(name).copied().unwrap_or(0)
+        self.actions.get(name).copied().unwrap_or(0)
     }
 
-    /// The number of deeds whose name begins with `begin`.
+    /// The number of actions whose name begins with `begin`.
     #[must_use]
     pub fn times_of_all(&self, begin: &str) -> u64 {
-        self.deeds.iter().filter(|(name, _)| name.starts_with(begin)).map(|(_, times)| times).sum()
+        self.actions
+            .iter()
+            .filter(|(name, _)| name.starts_with(begin))
+            .map(|(_, times)| times)
+            .sum()
     }
 }
 
@@ -65,9 +69,9 @@ impl fmt::Display for Report {
              exit code {refused_starts:?}",
             self.slowest_life.as_secs()
         )?;
-        let deeds: Vec<String> =
-            self.deeds.iter().map(|(name, times)| format!("{name} {times}")).collect();
-        writeln!(f, "{}", deeds.join(", "))?;
+        let actions: Vec<String> =
+            self.actions.iter().map(|(name, times)| format!("{name} {times}")).collect();
+        writeln!(f, "{}", actions.join(", "))?;
         writeln!(
             f,
             "{} writes, {} flushes and FUA, {} reads, {} read errors, {} refused to who was \
@@ -83,7 +87,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "{}", self.faults)?;
         for refusal in &self.refusals {
-            writeln!(f, "refused in bad weather: {refusal}")?;
+            writeln!(f, "refused during faults: {refusal}")?;
         }
         write!(f, "{} violations", self.violations.len())?;
         for violation in &self.violations {

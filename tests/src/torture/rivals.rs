@@ -6,8 +6,8 @@
 //! fence, fails its door, and exits with that code. Of two servers on one journal the second is
 //! refused.
 //!
-//! Not here: a hand-off, which the first server agrees to (`rest`); a second server on a copy of
-//! the state (`copies`).
+//! Not here: a hand-off, which the first server agrees to (`commands`); a second server on a copy
+//! of the state (`copies`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -29,11 +29,11 @@ const IN_USE: i32 = 11;
 /// A flush submitted this long after its server could reach its store again must not succeed: an
 /// ownership check is valid for five seconds, a flush waits one second for a newer one, and this
 /// machine may be busy.
-const KNOWS_WITHIN: Duration = Duration::from_secs(9);
+const NOTICE_TIME_MAX: Duration = Duration::from_secs(9);
 /// The same for a server that was cut off from its store, which has to try again first.
-const KNOWS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
+const NOTICE_AGAIN_TIME_MAX: Duration = Duration::from_secs(20);
 /// By then its door must have failed.
-const FAILS_WITHIN: Duration = Duration::from_secs(50);
+const FAIL_TIME_MAX: Duration = Duration::from_secs(50);
 
 /// What happens to the first server during the takeover.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ enum RivalFate {
 impl Torture {
     /// Ends the life of `first`.
     pub(super) fn rival(&mut self, volume: &mut Volume, first: Server, clients: &[Client]) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let (rival_store, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
             true => (
                 store::folder(),
@@ -88,7 +88,7 @@ impl Torture {
         }
         self.leave_the_winner(volume, second, &image);
         // The first place has a journal of an older epoch.
-        volume.is_lost(Loss::Journal, true);
+        volume.note_lost(Loss::Journal, true);
     }
 
     /// Another place takes the volume over with requests in flight at the first. Returns when the
@@ -127,8 +127,8 @@ impl Torture {
         });
         volume.commits.may_be_refused = false;
         let since = match meanwhile {
-            RivalFate::CutOff => Instant::now() + KNOWS_AGAIN_WITHIN,
-            _ => Instant::now() + KNOWS_WITHIN,
+            RivalFate::CutOff => Instant::now() + NOTICE_AGAIN_TIME_MAX,
+            _ => Instant::now() + NOTICE_TIME_MAX,
         };
         self.note(volume, counts);
         let (second, image) = match (second, image) {
@@ -136,7 +136,7 @@ impl Torture {
             (Some(Err(ended)), _) => {
                 self.violation(
                     volume,
-                    &format!("no take-over: {:?}: {}", ended.code, ended.stderr),
+                    &format!("no takeover: {:?}: {}", ended.code, ended.stderr),
                 );
                 return None;
             }
@@ -146,7 +146,7 @@ impl Torture {
             }
         };
         if let Err(violation) = volume.judge_stored(&image) {
-            self.violation(volume, &format!("at the take-over: {violation}"));
+            self.violation(volume, &format!("at the takeover: {violation}"));
             return None;
         }
         volume.commits.observe(&image, true);
@@ -168,7 +168,7 @@ impl Torture {
         clients: &[Client],
         knows: Instant,
     ) {
-        let deadline = Instant::now() + FAILS_WITHIN;
+        let deadline = Instant::now() + FAIL_TIME_MAX;
         stale.may_be_refused = true;
         loop {
             let counts = stale.drive(clients, 5, || ());
@@ -209,7 +209,7 @@ impl Torture {
 
     /// Starts a second server on the journal of a running one.
     pub(super) fn one_journal(&mut self, volume: &mut Volume) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let journal = volume.journal();
         let elsewhere = volume.place.neighbor();
         let (name, path) = match self.dice.below(4) {

@@ -1,7 +1,7 @@
 //! One volume of the torture: its place, what is known of it, what may be lost at the next check.
 //!
-//! Invariants: the demands on an image are the strictest promises after the deeds. With journal and
-//! memory, nothing accepted is lost; without memory, nothing flushed and nothing that an attach
+//! Invariants: the demands on an image are the strictest promises after the actions. With journal
+//! and memory, nothing accepted is lost; without memory, nothing flushed and nothing that an attach
 //! found; without the journal, the image is a cut with everything stored.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -193,7 +193,7 @@ impl Volume {
     }
 
     /// The journal or its memory is lost or foreign.
-    pub(super) fn is_lost(&mut self, loss: Loss, must_refuse: bool) {
+    pub(super) fn note_lost(&mut self, loss: Loss, must_refuse: bool) {
         (self.loss, self.must_refuse) = (loss, must_refuse);
         let number = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.ino());
         self.orphans =

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sawmill_testkit::Dice;
 use sawmill_tests::bad_disk::{BadDisk, DiskRequest, Trouble};
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::machine::{self, can_mount, command, run, wait_for};
+use sawmill_tests::machine::{self, command, require_mount, run, wait_for};
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::Proxy;
@@ -56,7 +56,7 @@ impl Scene {
 
     fn start(&self) -> Server {
         let serve = serve(&self.place, &self.journal);
-        // These machines never start anew, so whoever lost power has to say so.
+        // The machine does not reboot, so the test declares the power loss.
         if self.has_lost_memory {
             serve.with(&["--accept-memory-loss"]).start()
         } else {
@@ -132,7 +132,7 @@ fn after_a_failed_sync() -> (Scene, Server) {
 
 #[test]
 fn after_a_failed_sync_no_flush_succeeds_and_a_restart_loses_nothing() {
-    requires!(can_mount());
+    requires!(require_mount());
     let (mut scene, server) = after_a_failed_sync();
     server.kill();
     scene.proxy.open();
@@ -152,7 +152,7 @@ fn after_a_failed_sync_no_flush_succeeds_and_a_restart_loses_nothing() {
 
 #[test]
 fn a_power_cut_after_a_failed_sync_takes_nothing_that_was_flushed() {
-    requires!(can_mount());
+    requires!(require_mount());
     let (mut scene, server) = after_a_failed_sync();
     server.kill();
     scene.lose_power();
@@ -164,7 +164,7 @@ fn a_power_cut_after_a_failed_sync_takes_nothing_that_was_flushed() {
 
 #[test]
 fn after_a_failed_sync_what_was_accepted_still_goes_to_the_store() {
-    requires!(can_mount());
+    requires!(require_mount());
     let (mut scene, server) = after_a_failed_sync();
     scene.proxy.open();
     let _ = server.stop();
@@ -176,7 +176,7 @@ fn after_a_failed_sync_what_was_accepted_still_goes_to_the_store() {
 
 #[test]
 fn a_write_to_the_journal_that_fails_loses_nothing() {
-    requires!(can_mount());
+    requires!(require_mount());
     let mut scene = Scene::new();
     for skip in [0, 1, 7, 40] {
         let server = scene.start();
@@ -200,7 +200,7 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
 
 #[test]
 fn a_slow_journal_disk_is_waited_for() {
-    requires!(can_mount());
+    requires!(require_mount());
     let mut scene = Scene::new();
     let mut server = scene.start();
     scene.disk.trouble(DiskRequest::Sync, 0, u64::MAX, Trouble::Drags(Duration::from_millis(60)));
@@ -217,7 +217,7 @@ fn a_slow_journal_disk_is_waited_for() {
 
 #[test]
 fn a_flush_is_not_answered_before_the_disk_has_synced() {
-    requires!(can_mount());
+    requires!(require_mount());
     let scene = Scene::new();
     let server = scene.start();
     let (client, other) = (server.connect(), server.connect());
@@ -266,7 +266,7 @@ impl Drop for Tmpfs {
 
 #[test]
 fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("8m");
@@ -284,7 +284,7 @@ fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
 
 #[test]
 fn the_volumes_of_one_command_share_a_small_disk() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     for name in ["oak", "ash"] {
         place.create(name, "8M", &["--segment-bytes", "256K"]);
@@ -317,7 +317,7 @@ fn the_volumes_of_one_command_share_a_small_disk() {
 
 #[test]
 fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("40m");
@@ -327,7 +327,7 @@ fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
     let server = serve(&place, &journal).with(&options).start();
     small.fill();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
-    // The journal has all its blocks, and goes round; the cache, which is sparse, does without.
+    // The journal has all its blocks and wraps around; the cache, which is sparse, is not used.
     load.run(&[server.connect()], 3000);
     server.kill();
     let server = serve(&place, &journal).with(&options).start();
@@ -345,7 +345,7 @@ fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
 
 #[test]
 fn staging_memory_that_is_not_there_is_refused_before_anybody_relies_on_it() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("8m");

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::machine::{can_mount, command, run, sawmill_binary};
+use sawmill_tests::machine::{command, require_mount, run, sawmill_binary};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::requires;
@@ -130,7 +130,7 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
         .args(["--journal-bytes", JOURNAL_BYTES])
         .stdin(Stdio::null());
     serve.arg("--journal").arg(&journal).arg("--staging").arg(folder.join("memory"));
-    // The power is said to have gone, and this machine was not started anew.
+    // The machine does not reboot, so the test declares the power loss.
     serve.arg("--accept-memory-loss");
     serve.arg("--nbd").arg(format!("unix:{}", socket.display()));
     serve.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
@@ -169,7 +169,7 @@ fn kept_after(cut: &Cut, recorded_log: &RecordedLog, found: Result<Vec<u8>, Stri
 
 #[test]
 fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "2M", &["--segment-bytes", "32M"]);
     let room =
@@ -198,7 +198,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
         fs::remove_file(entry.path()).expect("a staging file can be removed");
     }
     check_nothing_new(live, &store);
-    assert!(daemon.stop().success(), "qemu-storage-daemon ends in order: {}", daemon.said());
+    assert!(daemon.stop().success(), "qemu-storage-daemon ends in order: {}", daemon.output());
 
     let recording = Recording::open(&log).expect("QEMU's log can be read");
     let images_max = std::env::var("SAWMILL_CRASH_IMAGES").ok().and_then(|text| text.parse().ok());

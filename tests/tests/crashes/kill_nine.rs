@@ -26,8 +26,8 @@ const VOLUME_BYTES: u64 = 16 << 20;
 
 type Check = fn(&Log, &[u8]) -> Result<Verdict, Violation>;
 
-/// One sort of disaster, again and again on one volume.
-struct Disaster {
+/// One kind of crash, again and again on one volume.
+struct CrashCase {
     name: &'static str,
     flush: &'static str,
     lose_journal: bool,
@@ -40,19 +40,19 @@ struct Disaster {
 fn accepted_writes_survive_kill_nine(store: &StoreUnderTest) {
     let check = check_nothing_accepted_lost;
     let name = "journal kept";
-    Disaster { name, flush: "logged", lose_journal: false, check, share: (30, 15) }.strike(store);
+    CrashCase { name, flush: "logged", lose_journal: false, check, share: (30, 15) }.strike(store);
 }
 
 fn a_lost_journal_leaves_exactly_a_cut(store: &StoreUnderTest) {
     let name = "journal lost";
-    Disaster { name, flush: "logged", lose_journal: true, check: check_cut, share: (20, 10) }
+    CrashCase { name, flush: "logged", lose_journal: true, check: check_cut, share: (20, 10) }
         .strike(store);
 }
 
 fn completed_flushes_survive_a_lost_journal_when_flush_is_stored(store: &StoreUnderTest) {
     let check = check_flushed_kept;
     let name = "journal lost, flush = stored";
-    Disaster { name, flush: "stored", lose_journal: true, check, share: (15, 10) }.strike(store);
+    CrashCase { name, flush: "stored", lose_journal: true, check, share: (15, 10) }.strike(store);
 }
 
 /// The proof that the judge has teeth: what a lost journal costs is seen as a loss.
@@ -73,7 +73,7 @@ fn a_lost_journal_does_not_pass_for_a_kept_one() {
     assert!(check_cut(&load.log, &image).is_ok());
 }
 
-impl Disaster {
+impl CrashCase {
     fn strike(&self, store: &StoreUnderTest) {
         let in_all =
             std::env::var("SAWMILL_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
@@ -100,7 +100,7 @@ impl Disaster {
         self.check_content(kills, &mut load, &server.connect(), &mut sum);
         let _ = server.stop().ok();
         let _ = place.sawmill(&["check", "disk"]).ok();
-        let Disaster { name, .. } = self;
+        let CrashCase { name, .. } = self;
         println!(
             "{kills} kills, {name}: {} writes kept, {} lost, {} demanded",
             sum.kept, sum.lost, sum.demanded

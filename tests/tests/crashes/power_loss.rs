@@ -108,7 +108,7 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("power_loss"), mix);
     let (mut kept_count, mut lost_count) = (0, 0);
     for round in 0..ROUNDS {
-        // The machine never starts anew, so whoever lost power has to say so.
+        // The machine does not reboot, so the test declares the power loss.
         let flags: &[&str] = if round > 0 { &["--accept-memory-loss"] } else { &[] };
         let server = place.serve("disk").with(&options).with(flags).start();
         let client = server.connect();

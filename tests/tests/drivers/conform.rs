@@ -143,9 +143,9 @@ fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
     assert_eq!(failed.to_string(), "error 28");
     assert_eq!(client.read(2 << 20, 512).expect("past the range"), [0; 512]);
     drop(client);
-    kill_process(Pid::from_child(&host), Signal::TERM).expect("told");
+    kill_process(Pid::from_child(&host), Signal::TERM).expect("the host runs");
     assert!(host.wait().expect("ended").success());
-    assert_eq!(events.last().expect("told")["event"], "ended");
+    assert_eq!(events.last().expect("an event")["event"], "ended");
     let text = std::fs::read_to_string(&trace).expect("a record");
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[1].contains(",write,1048576,4096,") && lines[1].ends_with(",done"), "{text}");

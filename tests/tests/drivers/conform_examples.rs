@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use sawmill_tests::compiled::{self, c_example, rust_example};
 use sawmill_tests::examples::Source;
-use sawmill_tests::golang::{go_example, has_go};
+use sawmill_tests::golang::{go_example, require_go};
 use sawmill_tests::machine::repository;
 use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
@@ -31,8 +31,8 @@ fn python_example(name: &str, arguments: &[&str]) -> Command {
 fn languages() -> [Language; 4] {
     [
         ("Rust", rust_example, Ok(())),
-        ("C", c_example, compiled::has_compiler()),
-        ("Go", go_example, has_go()),
+        ("C", c_example, compiled::require_compiler()),
+        ("Go", go_example, require_go()),
         ("Python", python_example, Ok(())),
     ]
 }

@@ -108,7 +108,7 @@ impl Ram {
 
 #[test]
 fn abort_ends_the_device_with_a_message() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     for callback in ["initialize", "on_device_available"] {
         let message = world.refused(&["foreground", &format!("fail={callback}:abort")]);
@@ -124,7 +124,7 @@ fn abort_ends_the_device_with_a_message() {
 
 #[test]
 fn a_callback_that_fails_says_which_and_why() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let message = world.refused(&["foreground", "fail=initialize:28"]);
     assert!(message.contains("errno 28: Callback initialize() failed"), "{message}");
@@ -135,7 +135,7 @@ fn a_callback_that_fails_says_which_and_why() {
 
 #[test]
 fn errors_reach_users_as_they_are_or_as_eio() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     for (errno, expected) in [(28, "28"), (110, "5"), (67, "5"), (1, "5"), (95, "5"), (1000, "5")] {
         let ram = world.starts(&[&format!("fail=write:{errno}")]);
@@ -152,7 +152,7 @@ fn errors_reach_users_as_they_are_or_as_eio() {
 
 #[test]
 fn a_daemon_serves_when_the_program_has_ended() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let image = format!("file={}", world.place.path("image").display());
     let output = world.runs(&[&image]);
@@ -170,7 +170,7 @@ fn a_daemon_serves_when_the_program_has_ended() {
 
 #[test]
 fn ids_are_never_used_again() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let mut ids = Vec::new();
     for _ in 0..3 {
@@ -187,7 +187,7 @@ fn ids_are_never_used_again() {
 
 #[test]
 fn retry_request_a_request_waits_for_the_next_driver() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let image = format!("file={}", world.place.path("image").display());
     let mut first = world.starts(&["recoverable", &image]);
@@ -205,7 +205,7 @@ fn retry_request_a_request_waits_for_the_next_driver() {
 
 #[test]
 fn a_device_that_is_not_recoverable_goes_with_its_driver() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let mut ram = world.starts(&[]);
     ram.kill();
@@ -215,7 +215,7 @@ fn a_device_that_is_not_recoverable_goes_with_its_driver() {
 
 #[test]
 fn fail_while_replacing_leaves_the_old_driver_or_none() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let image = format!("file={}", world.place.path("image").display());
     let old = world.starts(&[&image]);
@@ -239,7 +239,7 @@ fn fail_while_replacing_leaves_the_old_driver_or_none() {
 
 #[test]
 fn fio_verify_while_drivers_are_replaced_and_killed() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let rounds: usize =
         std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
@@ -279,7 +279,7 @@ fn fio_verify_while_drivers_are_replaced_and_killed() {
 
 #[test]
 fn drop_privileges_the_host_keeps_them() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     requires!(match rustix::process::geteuid().is_root() {
         true => Ok(()),
         false => Err("only root can drop its rights".to_owned()),
@@ -298,7 +298,7 @@ fn drop_privileges_the_host_keeps_them() {
 
 #[test]
 fn logs_are_those_of_a_driver_that_asked_for_them() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let ram = world.starts(&["log"]);
     ram.connect().write(8192, &[3; 512]).expect("accepted");
@@ -316,7 +316,7 @@ fn logs_are_those_of_a_driver_that_asked_for_them() {
 
 #[test]
 fn version_coherence_all_parts_are_of_one_version() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let world = World::new();
     let output_of = |words: &[&str]| output_text(&world.bdus(words)).trim().to_owned();
     for part in ["--cmdbdus", "--libbdus", "--kbdus"] {
@@ -328,7 +328,7 @@ fn version_coherence_all_parts_are_of_one_version() {
 
 #[test]
 fn require_version_refuses_what_the_header_does_not_serve() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("a.c");
     std::fs::write(&source, "#include <bdus.h>\nint main(void) { return 0; }\n").expect("a source");
@@ -360,7 +360,7 @@ fn require_version_refuses_what_the_header_does_not_serve() {
 
 #[test]
 fn compile_examples_also_for_programs_of_the_first_version() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let folder = tempfile::tempdir().expect("a folder");
     let source = repository().join("sdk/c/tests/bdus/first.c");
     let program = folder.path().join("first");
@@ -374,7 +374,7 @@ fn compile_examples_also_for_programs_of_the_first_version() {
 
 #[test]
 fn what_no_device_carries_is_refused_when_there_is_nothing_else() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("first");
     compiled::c(&repository().join("sdk/c/tests/bdus/first.c"), &program, &["-std=c99"]);

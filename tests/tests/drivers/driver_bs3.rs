@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_testkit::Dice;
-use sawmill_tests::golang::{go, has_go};
+use sawmill_tests::golang::{go, require_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
@@ -22,7 +22,7 @@ const COMMIT: &str = "f1a0c34";
 
 /// Where its source is, or why not.
 fn source() -> Result<PathBuf, String> {
-    has_go()?;
+    require_go()?;
     if let Some(folder) = std::env::var_os("SAWMILL_BS3") {
         return Ok(folder.into());
     }

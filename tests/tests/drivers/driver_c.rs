@@ -18,7 +18,7 @@ type Language = (&'static str, fn(&str, &[&str]) -> Command);
 /// The languages that this machine can build.
 fn languages() -> Vec<Language> {
     let mut languages: Vec<Language> = vec![("Rust", rust_example)];
-    match compiled::has_compiler() {
+    match compiled::require_compiler() {
         Ok(()) => languages.push(("C", c_example)),
         Err(why) => println!("skipped for C: {why}"),
     }
@@ -52,14 +52,14 @@ fn header_is_taken(header: &str) {
 
 #[test]
 fn the_headers_are_c99_and_cpp_without_a_warning() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     header_is_taken("sawmill.h");
     header_is_taken("bdus.h");
 }
 
 #[test]
 fn structures_of_the_header_are_those_of_the_library() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let folder = tempfile::tempdir().expect("a folder");
     let source = repository().join("sdk/c/tests/layout.c");
     let program = folder.path().join("layout");
@@ -86,7 +86,7 @@ fn ram_and_file_are_disks_request_by_request_and_in_batches() {
 }
 
 #[test]
-fn mirror_is_a_disk_and_says_when_its_sides_differ() {
+fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
     for (_, example) in languages() {
         examples::mirror(&Place::new(&store::folder()), &example);
     }
@@ -127,7 +127,7 @@ fn a_driver_is_replaced_under_load_and_no_client_notices() {
 
 #[test]
 fn a_driver_is_a_class_of_cpp() {
-    requires!(compiled::has_compiler());
+    requires!(compiled::require_compiler());
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("fibonacci");
     compiled::cpp(&repository().join("sdk/c/examples/fibonacci.cpp"), &program);
@@ -168,8 +168,8 @@ fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Pa
 }
 
 #[test]
-fn the_guide_for_c_works_as_it_stands() {
-    requires!(compiled::has_compiler());
+fn the_program_in_the_guide_for_c_serves_a_disk() {
+    requires!(compiled::require_compiler());
     let place = Place::new(&store::folder());
     let (source, socket): (PathBuf, PathBuf) = (place.path("ram.c"), place.path("ram.sock"));
     let [text] = &blocks("docs/guide/driver-c.md", "c")[..] else {
@@ -185,7 +185,7 @@ fn the_guide_for_c_works_as_it_stands() {
 }
 
 #[test]
-fn the_guide_for_rust_works_as_it_stands() {
+fn the_program_in_the_guide_for_rust_serves_a_disk() {
     let text = std::fs::read_to_string(repository().join("crates/driver/examples/quick_start.rs"));
     assert_eq!(
         blocks("docs/guide/driver-rust.md", "rust"),

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use sawmill_testkit::Dice;
 use sawmill_tests::driven::{DrivenDevice, saying_into};
 use sawmill_tests::examples::{self, SIZE_BYTES, text};
-use sawmill_tests::golang::{go, has_go};
+use sawmill_tests::golang::{go, require_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
@@ -38,7 +38,7 @@ fn driver(name: &str, arguments: &[&str]) -> Command {
 
 #[test]
 fn the_modules_keep_their_own_tests() {
-    requires!(has_go());
+    requires!(require_go());
     for module in ["sdk/go/sawmill", "sdk/go/buse", "sdk/go/examples"] {
         run(go(module).args(["vet", "./..."]));
         // A result that Go remembers would hide a change of the golden packets: they lie outside of
@@ -52,21 +52,21 @@ fn the_modules_keep_their_own_tests() {
 
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     examples::ram_and_file(&place, &driver);
 }
 
 #[test]
-fn mirror_is_a_disk_and_says_when_its_sides_differ() {
-    requires!(has_go());
+fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
+    requires!(require_go());
     let place = Place::new(&store::folder());
     examples::mirror(&place, &driver);
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     examples::null(&place, &driver);
 }
@@ -93,7 +93,7 @@ impl Drop for Web {
 
 #[test]
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     let source = place.path("source");
     let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
@@ -105,7 +105,7 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 
 #[test]
 fn an_error_or_a_panic_is_of_one_request() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     let log_path = place.path("said");
     let mut device =
@@ -127,14 +127,14 @@ fn an_error_or_a_panic_is_of_one_request() {
 
 #[test]
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     examples::undisturbed(&place, &driver, "kills", |_, device| device.kill_driver());
 }
 
 #[test]
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     let replace = |place: &Place, device: &mut DrivenDevice| device.replace_driver(place, "disk");
     examples::undisturbed(&place, &driver, "replacements", replace);
@@ -150,8 +150,8 @@ fn quick_start() -> String {
 }
 
 #[test]
-fn the_guide_works_as_it_stands() {
-    requires!(has_go());
+fn the_program_in_the_guide_compiles_and_serves_a_disk() {
+    requires!(require_go());
     let place = Place::new(&store::folder());
     let folder = place.path("mydisk");
     std::fs::create_dir(&folder).expect("a folder");
@@ -184,7 +184,7 @@ fn the_guide_works_as_it_stands() {
 
 #[test]
 fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
-    requires!(has_go());
+    requires!(require_go());
     let place = Place::new(&store::folder());
     let (image, socket) = (place.path("image"), place.path("disk.sock"));
     std::fs::write(&image, vec![0; SIZE_BYTES as usize]).expect("an image");

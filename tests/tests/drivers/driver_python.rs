@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use sawmill_testkit::Dice;
 use sawmill_tests::driven::{DrivenDevice, saying_into};
-use sawmill_tests::examples::{self, SIZE_BYTES, is_a_disk, rounds, text};
+use sawmill_tests::examples::{self, SIZE_BYTES, assert_is_disk, rounds, text};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
 /// Whether there is a Python that the library is for.
-fn has_python() -> Result<(), String> {
+fn require_python() -> Result<(), String> {
     let mut version_check = Command::new("python3");
     let new_enough =
         version_check.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
@@ -47,7 +47,7 @@ fn example(name: &str, arguments: &[&str]) -> Command {
 
 #[test]
 fn the_library_keeps_its_own_tests() {
-    requires!(has_python());
+    requires!(require_python());
     let tests = repository().join("sdk/python/tests");
     run(python()
         .args(["-X", "dev", "-m", "unittest", "discover", "-s"])
@@ -59,21 +59,21 @@ fn the_library_keeps_its_own_tests() {
 
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     examples::ram_and_file(&place, &example);
 }
 
 #[test]
-fn mirror_is_a_disk_and_says_when_its_sides_differ() {
-    requires!(has_python());
+fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
+    requires!(require_python());
     let place = Place::new(&store::folder());
     examples::mirror(&place, &example);
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     examples::null(&place, &example);
 }
@@ -101,7 +101,7 @@ impl Drop for Web {
 
 #[test]
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     let source = place.path("source");
     let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
@@ -113,7 +113,7 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 
 #[test]
 fn an_exception_is_the_error_of_one_request() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     let log_path = place.path("said");
     let faulty =
@@ -154,7 +154,7 @@ fn undisturbed(
 
 #[test]
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
-    requires!(has_python());
+    requires!(require_python());
     for options in [&[][..], &["--option", "mode=batch"]] {
         let place = Place::new(&store::folder());
         let file = || example("file", &[text(&place.path("image")), "16M"]);
@@ -167,7 +167,7 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 
 #[test]
 fn a_driver_that_is_killed_under_load_is_started_again() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     let file = example("file", &[text(&place.path("image")), "16M"]);
     let device = DrivenDevice::start(&place, "disk", &[], &file);
@@ -178,7 +178,7 @@ fn a_driver_that_is_killed_under_load_is_started_again() {
 
 #[test]
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
-    requires!(has_python());
+    requires!(require_python());
     for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
         let place = Place::new(&store::folder());
         let file = example("file", &[text(&place.path("image")), "16M"]);
@@ -191,12 +191,12 @@ fn a_driver_is_replaced_under_load_and_no_client_notices() {
 
 #[test]
 fn coroutines_serve_a_disk_request_by_request_and_in_chunks_of_several_queues() {
-    requires!(has_python());
+    requires!(require_python());
     let place = Place::new(&store::folder());
     for arguments in [&[][..], &["batch"]] {
         let coroutines = driver("tests/tests/drivers/driver_python/coroutines.py", arguments);
         let device = DrivenDevice::start(&place, "coroutines", &[], &coroutines);
-        is_a_disk(&place, &device);
+        assert_is_disk(&place, &device);
         device.end(&place, "coroutines");
     }
 }
@@ -212,8 +212,8 @@ fn quick_start(socket: &str) -> String {
 }
 
 #[test]
-fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
-    requires!(has_python());
+fn the_program_in_the_guide_serves_a_disk_and_another_driver_takes_over() {
+    requires!(require_python());
     let place = Place::new(&store::folder());
     let (program, socket) = (place.path("ram.py"), place.path("ram.sock"));
     std::fs::write(&program, quick_start(text(&socket))).expect("a program");

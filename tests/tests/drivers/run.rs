@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::DrivenDevice;
-use sawmill_tests::machine::{can_mount, command, repository, run, wait_for};
+use sawmill_tests::machine::{command, repository, require_mount, run, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
@@ -207,7 +207,7 @@ fn a_device_outlives_the_reader_of_its_events() {
         attached = listed[0]["driver_pid"].as_u64().expect("a driver") as i32;
     }
     assert_eq!(host.try_wait().expect("asked"), None, "the host is there");
-    kill_process(Pid::from_child(&host), Signal::TERM).expect("told");
+    kill_process(Pid::from_child(&host), Signal::TERM).expect("the host runs");
     assert!(host.wait().expect("ended").success());
 }
 
@@ -215,7 +215,7 @@ fn a_device_outlives_the_reader_of_its_events() {
 /// would go on without it, and nobody would know.
 #[test]
 fn a_mount_in_batch_mode_ends_with_its_host() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     let folder = place.path("mount").display().to_string();
     let driven = DrivenDevice::start(

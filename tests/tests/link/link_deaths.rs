@@ -144,7 +144,7 @@ fn memory_that_a_dead_target_kept_is_missed_by_the_next_flush_and_by_no_other() 
 }
 
 #[test]
-fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
+fn a_second_signal_while_the_target_is_away_ends_it_and_fails_requests() {
     let scene = Scene::new();
     let target = scene.target();
     let mut attached = scene.attach("disk", &[]);

@@ -4,8 +4,8 @@
 //! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
 //! programs of their own).
 
-mod link;
+mod attach;
 mod link_deaths;
 mod link_keys;
 mod link_machine;
-mod link_told;
+mod link_reported;

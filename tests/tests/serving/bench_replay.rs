@@ -87,7 +87,7 @@ impl Drop for Kit {
 }
 
 #[test]
-fn a_disk_that_loses_data_is_found_out_with_the_address() {
+fn a_disk_that_loses_data_is_found_with_the_address() {
     let place = Place::new(&store::folder());
     let trace = trace(&place, 300);
     let honest = Kit::start(&place, &["memory", "16M"]);

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use sawmill_tests::bridge::Bridge;
 use sawmill_tests::follower::Follower;
-use sawmill_tests::machine::{can_mount, command, run, wait_for};
+use sawmill_tests::machine::{command, require_mount, run, wait_for};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
@@ -24,7 +24,7 @@ use serde_json::Value;
 on_each_store!(a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback);
 
 fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store: &StoreUnderTest) {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(store);
     place.create("disk", "1G", &["--retention", "1h"]);
     let database = Database::make(&place, "disk");
@@ -39,7 +39,7 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
         let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
         moment = run(command("date").args(["--utc", "+%Y-%m-%dT%H:%M:%S.%3NZ"])).trim().to_owned();
     });
-    // The moment lies in the past when it is asked for, and everything was written anew meanwhile.
+    // The moment lies in the past when it is asked for, and everything was overwritten meanwhile.
     load.resume();
     let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");

@@ -2,7 +2,7 @@
 //! discarded reads as zeroes, now and after a crash.
 
 use sawmill_tests::bridge::Bridge;
-use sawmill_tests::machine::{can_mount, command, run};
+use sawmill_tests::machine::{command, require_mount, run};
 use sawmill_tests::nbd::{Client, Command, Extent, Style};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
@@ -39,7 +39,7 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
         }
         let answer = client
             .call(&Command::BlockStatus { offset: 0, length: 2 * TIB })
-            .expect("allocation is told");
+            .expect("allocation is reported");
         assert_eq!(answer.extents[0], Extent { length: 2 * TIB, flags: 3 }, "all of it is a hole");
     };
     zeroes(&client);
@@ -87,7 +87,7 @@ fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
 
 #[test]
 fn a_file_system_on_two_tebibytes_is_made_with_a_full_discard() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "2T", &[]);
     let server = place.serve("disk").with(&["--journal-bytes", "512M"]).start();

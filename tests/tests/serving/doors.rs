@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use sawmill_tests::machine::can_mount;
+use sawmill_tests::machine::require_mount;
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
@@ -103,7 +103,7 @@ fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
 
 #[test]
 fn a_file_that_was_added_survives_a_crash_under_its_users() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let server = place.serve("disk").start();
@@ -163,7 +163,7 @@ fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
 
 #[test]
 fn a_mount_has_one_server_at_a_time() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let mount = place.path("mount").display().to_string();

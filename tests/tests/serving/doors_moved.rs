@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use sawmill_tests::machine::can_mount;
+use sawmill_tests::machine::require_mount;
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn kinds(place: &Place) -> Vec<String> {
 
 #[test]
 fn a_mount_that_its_user_has_ended_is_left_behind() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let mut server = place.serve("disk").start();
@@ -40,7 +40,7 @@ fn a_mount_that_its_user_has_ended_is_left_behind() {
 
 #[test]
 fn a_mount_that_cannot_be_taken_over_is_named_and_holds_up_no_other_door() {
-    requires!(can_mount());
+    requires!(require_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let mut server = place.serve("disk").start();
@@ -52,7 +52,7 @@ fn a_mount_that_cannot_be_taken_over_is_named_and_holds_up_no_other_door() {
     let file =
         OpenOptions::new().read(true).write(true).open(format!("{mount}/disk")).expect("served");
     file.write_all_at(b"through the file", 0).expect("accepted");
-    // The mountpoint is elsewhere now: who comes next looks for it in vain.
+    // The mountpoint is elsewhere now: the next server does not find it.
     std::fs::rename(&folder, &moved).expect("a mount goes with the folder around it");
     let output = place.sawmill(&["handoff", "disk", "--json"]);
     assert_eq!(output.code, Some(1), "a lost door is no success: {}", output.stderr);

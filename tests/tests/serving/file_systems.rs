@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sawmill_testkit::Dice;
 use sawmill_tests::bridge::Bridge;
-use sawmill_tests::machine::{can_mount, command, run};
+use sawmill_tests::machine::{command, require_mount, run};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;
 use sawmill_tests::requires;
@@ -96,7 +96,7 @@ fn verify(root: &Path, files: &Files) {
 }
 
 fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
-    requires!(can_mount());
+    requires!(require_mount());
     let mut dice = Dice::seeded("file_systems");
     let place = Place::new(store);
     place.create("disk", "512M", &[]);
@@ -128,7 +128,7 @@ fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
 }
 
 fn kill_in_the_middle(store: &StoreUnderTest, file_system: &FileSystem) {
-    requires!(can_mount());
+    requires!(require_mount());
     let mut dice = Dice::seeded("file_systems");
     let place = Place::new(store);
     place.create("disk", "512M", &["--segment-bytes", "1M"]);

@@ -253,9 +253,9 @@ fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_the_serving_
 }
 
 /// A client that has sent half of a write; `finish` sends the other half and waits for the answer.
-struct HalfAWrite(UnixStream);
+struct PartialWrite(UnixStream);
 
-impl HalfAWrite {
+impl PartialWrite {
     const BYTES: usize = 4 << 20;
 
     fn send(socket: &std::path::Path, export: &str) -> Self {
@@ -275,7 +275,7 @@ impl HalfAWrite {
         request.extend(u32::try_from(Self::BYTES).expect("short").to_be_bytes());
         stream.write_all(&request).expect("asked");
         stream.write_all(&vec![9; Self::BYTES / 2]).expect("the server reads");
-        HalfAWrite(stream)
+        PartialWrite(stream)
     }
 
     fn finish(mut self) {
@@ -291,7 +291,7 @@ fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
     let place = Place::new(&store::folder());
     let (mut server, oak, _ash) = two_volumes(&place);
     // More than a socket holds goes over with this connection.
-    let half = HalfAWrite::send(&place.path("nbd.sock"), "oak");
+    let half = PartialWrite::send(&place.path("nbd.sock"), "oak");
     let deaf = impostor(
         &place,
         "say(word='hello', conversation=1, version='9.9')\nsay(word='prepared')\nsignal.pause()",
@@ -301,7 +301,7 @@ fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
     refused.refused(7, &["still serves", "could not be sent", "in time"]);
     half.finish();
     assert_eq!(oak.read(0, 512), Ok(vec![9; 512]));
-    let half = HalfAWrite::send(&place.path("nbd.sock"), "oak");
+    let half = PartialWrite::send(&place.path("nbd.sock"), "oak");
     server.hand_off(&place, "oak");
     half.finish();
 }
@@ -417,7 +417,7 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
     // A hand-off that is taken back is nothing to tell of.
     hand_off_to(&place, "disk", &impostor(&place, TAKES_ALL)).refused(7, &["still serves"]);
     manager.set_nonblocking(true).expect("our own socket");
-    assert!(manager.recv(&mut [0; 256]).is_err(), "something was told");
+    assert!(manager.recv(&mut [0; 256]).is_err(), "a notification was sent");
     manager.set_nonblocking(false).expect("our own socket");
     // A manager that is busy: nobody can tell it anything.
     let busy = UnixDatagram::unbound().expect("a socket");

@@ -84,7 +84,7 @@ fn an_error_of_the_server_is_reported_with_its_number_and_the_connection_lives_o
 }
 
 #[test]
-fn a_dead_server_leaves_every_request_in_flight_unanswered_and_said_so() {
+fn a_dead_server_fails_every_request_in_flight() {
     let mut kit = nbdkit(&["--filter=delay", "memory", "1M", "delay-write=60"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     let stuck: Vec<_> = (0..8_u64)

@@ -11,7 +11,7 @@ use sawmill_tests::store::StoreUnderTest;
 
 on_each_store!(
     nbdinfo_sees_size_blocks_and_abilities,
-    nbdcopy_brings_back_what_it_took_there,
+    nbdcopy_reads_back_what_it_wrote,
     qemu_img_converts_and_finds_both_images_identical,
     fio_verifies_writes_of_every_size_at_any_byte,
     overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart,
@@ -57,7 +57,7 @@ fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
     let _ = server.stop().ok();
 }
 
-fn nbdcopy_brings_back_what_it_took_there(store: &StoreUnderTest) {
+fn nbdcopy_reads_back_what_it_wrote(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "24M", &["--segment-bytes", "1M"]);
     let (there, back) = (place.path("there.img"), place.path("back.img"));

@@ -13,7 +13,7 @@ on_each_store!(
     a_served_volume_is_renamed_and_goes_on,
 );
 
-/// What a command that attaches is told, so that nothing of a test stays in this machine's memory.
+/// Options for a command that attaches, so that its staging file is in the test's folder.
 fn attaching(place: &Place, arguments: &[&str]) -> CommandOutput {
     let staging = place.memory().display().to_string();
     place.sawmill(&[arguments, &["--journal-bytes", "64M", "--staging", &staging]].concat())
@@ -42,7 +42,10 @@ fn a_volume_grows_under_its_clients_and_they_see_it_when_they_reconnect(store: &
         (Some(64 * MIB), Some(40 * GIB))
     );
     assert_eq!(size(&place, "disk"), 40 * GIB);
-    assert!(old.write(64 * MIB, &[2; 512]).is_err(), "a connection keeps the size it was told");
+    assert!(
+        old.write(64 * MIB, &[2; 512]).is_err(),
+        "a connection keeps the size it was opened with"
+    );
     assert_eq!(old.read(5000, 5000), Ok(vec![1; 5000]), "and goes on");
     let new = server.connect();
     assert_eq!(new.export().size_bytes, 40 * GIB);
@@ -76,7 +79,7 @@ fn a_shrunk_volume_has_lost_what_lay_beyond_for_good(store: &StoreUnderTest) {
     let client = server.connect();
     client.write(8 * MIB - 4096, &[1; 8192]).expect("accepted");
     client.write(60 * MIB, &[2; 4096]).expect("accepted");
-    // What only the journal has is of the disk too.
+    // Writes that are only in the journal count too.
     server.kill();
     attaching(&place, &["resize", "disk", "8M"]).refused(5, &["--yes-lose-data"]);
     assert_eq!(size(&place, "disk"), 64 * MIB);

@@ -8,7 +8,7 @@ use sawmill_tests::place::Place;
 use sawmill_tests::store;
 use serde_json::Value;
 
-/// 900 requests, 15 MB written: a hot set, a log that goes round, and scattered writes.
+/// 900 requests, 15 MB written: a hot set, a log that wraps around, and scattered writes.
 fn synthetic() -> PathBuf {
     repository().join("tests/tests/serving/simulate/synthetic.ascii")
 }
@@ -134,7 +134,7 @@ fn each_trace_is_a_row_and_one_alone_is_reported_in_full() {
 }
 
 #[test]
-fn a_packed_trace_and_one_of_our_own_format_say_the_same() {
+fn a_packed_trace_and_one_of_our_own_format_give_the_same_figures() {
     let place = place();
     let lines = std::fs::read_to_string(synthetic()).expect("the trace");
     let mut csv = String::from("time_ns,device,address_sectors,length_sectors,operation\n");
@@ -174,7 +174,7 @@ fn a_chart_is_drawn_for_each_trace() {
 }
 
 #[test]
-fn prices_of_a_file_are_reckoned_with_and_a_wrong_file_is_refused() {
+fn prices_of_a_file_are_used_and_a_wrong_file_is_refused() {
     let place = place();
     let (trace, prices) = (synthetic(), place.path("mine.toml"));
     let built_in = repository().join("crates/lab/src/simulate/prices.toml");

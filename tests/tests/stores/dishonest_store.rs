@@ -25,7 +25,7 @@ fn failed_checks(place: &Place, code: i32) -> Vec<(String, String)> {
 }
 
 #[test]
-fn doctor_finds_a_store_that_looks_first_and_makes_later_in_every_run() {
+fn doctor_refuses_a_store_that_checks_before_the_body_arrives_in_every_run() {
     let place = Place::new(&store::dishonest());
     for _ in 0..RUNS {
         let failed = failed_checks(&place, 1);
@@ -48,7 +48,7 @@ fn doctor_never_accuses_an_honest_store() {
 }
 
 #[test]
-fn create_and_serve_refuse_a_store_that_lets_two_win_and_name_the_way_on() {
+fn create_and_serve_refuse_a_store_that_lets_two_creates_win_and_say_what_to_do() {
     let place = Place::new(&store::dishonest());
     let words =
         ["cannot fence a second writer", "several winners", "sawmill doctor", "--no-fencing"];

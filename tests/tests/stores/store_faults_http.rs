@@ -10,7 +10,7 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Failure;
 use sawmill_tests::place::{Place, field};
-use sawmill_tests::proxy::{Fault, Proxy, Rule, Verb, Weather};
+use sawmill_tests::proxy::{Fault, FaultRates, Proxy, Rule, Verb};
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::shared_minio;
@@ -116,7 +116,7 @@ fn reads_go_on(fault: Fault, times: u64) {
 fn attaches_go_on(verb: Verb, fault: Fault) {
     let scene = Scene::filled();
     for skip in 0..4 {
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
         let before = scene.proxy.counts().of(fault.name());
         scene.proxy.rule(Rule { skip, ..Rule::first(verb, "", 1, fault) });
         let elsewhere = scene.place.neighbor();
@@ -129,12 +129,12 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
                     "request {skip}: {code}: {}",
                     refused.stderr
                 );
-                scene.proxy.calm();
+                scene.proxy.stop_faults();
                 elsewhere.serve("disk").start()
             }
         };
         let hit = scene.proxy.counts().of(fault.name()) - before;
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
         scene.judge(&server.connect().read_all().expect("readable"));
         let _ = server.stop().ok();
         if hit == 0 {
@@ -168,7 +168,7 @@ fn wrong_bodies_are_errors(fault: Fault) {
     assert!(refused > 0, "every body was wrong, and every read succeeded");
     scene.happened(fault, refused);
     assert!(server.stderr().contains(SEGMENTS), "the object is not named: {}", server.stderr());
-    scene.proxy.calm();
+    scene.proxy.stop_faults();
     assert!(client.read_all().expect("readable again") == right, "the reads are other ones now");
 }
 
@@ -277,7 +277,7 @@ fn credentials_refused_for_a_while_are_reported_and_end_as_an_outage() {
     let health = field(&status, "health").map(ToString::to_string).unwrap_or_default();
     assert!(health.contains("AccessDenied"), "the reason is not told: {health}");
     scene.load.run(&clients, 200);
-    scene.proxy.calm();
+    scene.proxy.stop_faults();
     scene.wait_stored();
     scene.happened(Fault::Status(403), 4);
     server.wait_for("the server is well again", |status| {
@@ -354,7 +354,7 @@ fn shortened_bodies_are_never_returned() {
     let image = std::thread::scope(|scope| {
         let reading = scope.spawn(|| client.read_all());
         scene.proxy.wait_for(Fault::Shortened.name(), 20);
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
         reading.join().expect("the reader does not panic")
     });
     scene.judge(&image.expect("readable"));
@@ -385,7 +385,7 @@ fn a_list_that_lags_hides_nothing() {
         scene.wait_stored();
         server.kill();
         scene.judge_store();
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
         scene.place.lose_state();
         let server =
             scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
@@ -413,7 +413,7 @@ fn a_list_that_lacks_keys_never_rolls_back() {
                 assert!(refused.stderr.contains("list"), "round {round}: {}", refused.stderr)
             }
         }
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
     }
     scene.happened(Fault::ListLacking, 2);
     let server = scene.serve();
@@ -440,7 +440,7 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
     scene.load.run(&clients, 600);
     scene.proxy.wait_for(Fault::PutLate.name(), 6);
     server.kill();
-    scene.proxy.calm();
+    scene.proxy.stop_faults();
     let elsewhere = scene.place.neighbor();
     let second = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = second.connect().read_all().expect("readable");
@@ -466,8 +466,8 @@ fn a_load_goes_through_every_fault_by_chance() {
     for round in 0..2 {
         let server = scene.serve();
         let clients = [server.connect(), server.connect()];
-        let weather = Weather { dice: Dice::new(scene.load.dice.word()), fault_once_in: 3 };
-        scene.proxy.storm(weather);
+        let rates = FaultRates { dice: Dice::new(scene.load.dice.word()), fault_once_in: 3 };
+        scene.proxy.inject_by_chance(rates);
         for _ in 0..4 {
             scene.load.run(&clients, 250);
             // Flushes that were acknowledged and writes that were accepted can be read.
@@ -479,7 +479,7 @@ fn a_load_goes_through_every_fault_by_chance() {
         scene.proxy.shut();
         scene.load.run(&clients, 100);
         scene.proxy.open();
-        scene.proxy.calm();
+        scene.proxy.stop_faults();
         scene.wait_stored();
         scene.judge(&clients[0].read_all().expect("readable when the store is well again"));
         server.kill();

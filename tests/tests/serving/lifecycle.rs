@@ -188,7 +188,7 @@ fn the_service_manager_is_notified_of_readiness() {
         Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Style::Simple);
     child.kill().expect("the server runs");
     child.wait().expect("the server ends");
-    let length = outcome.expect("the server tells the service manager");
+    let length = outcome.expect("the server notifies the service manager");
     assert!(String::from_utf8_lossy(&message[..length]).contains("READY=1"));
-    assert!(ready.is_ok(), "it was told before the door was open");
+    assert!(ready.is_ok(), "it was notified before the door was open");
 }

@@ -1,5 +1,4 @@
-//! What both ends of a link say of themselves: metrics, status, readiness; and which bytes a cache
-//! saved.
+//! What both ends of a link report: metrics, status, readiness; and which bytes a cache saved.
 
 use std::collections::BTreeMap;
 
@@ -163,7 +162,7 @@ fn a_link_is_reported_down_while_its_target_is_away_and_up_when_it_returns() {
     target.kill();
     let up = |end: &End| by_link(&metrics(end), "sawmill_link_up");
     wait_for("all links are down", || (sum(&up(&attached)) == 0.0).then_some(()));
-    assert_eq!(up(&attached).len(), 2, "links that are down are told of");
+    assert_eq!(up(&attached).len(), 2, "links that are down are listed");
     let status =
         |scene: &Scene| scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
     let link = &status(&scene)[0]["connections"][0]["links"][0];
@@ -249,7 +248,7 @@ fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
     socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let notification = || {
         let mut message = [0; 256];
-        let length = socket.recv(&mut message).expect("it tells the service manager");
+        let length = socket.recv(&mut message).expect("it notifies the service manager");
         String::from_utf8_lossy(&message[..length]).into_owned()
     };
     let start = |words: &[&str]| {
@@ -260,7 +259,7 @@ fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
     let words = scene.attach_words();
     let attached = start(&words.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(notification().contains("READY=1"));
-    Client::connect(&attached.uri(), Style::Simple).expect("it was told when the door was open");
+    Client::connect(&attached.uri(), Style::Simple).expect("the door was open by then");
     let _ = attached.stop().ok();
     assert!(notification().contains("STOPPING=1"));
     let _ = target.stop().ok();

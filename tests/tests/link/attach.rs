@@ -2,7 +2,7 @@
 //! a time.
 
 use sawmill_tests::linked::{End, addresses, key};
-use sawmill_tests::machine::{can_mount, command, run, skip};
+use sawmill_tests::machine::{command, require_mount, run, skip};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
@@ -86,7 +86,7 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
 }
 
 #[test]
-fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
+fn exports_are_listed_a_target_is_found_and_links_report_their_state() {
     let scene = TargetScene::start(
         Place::new(&store::folder()),
         &["a=memory:1M", "b=null:1G"],
@@ -237,7 +237,7 @@ fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
 
 #[test]
 fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
-    requires!(can_mount());
+    requires!(require_mount());
     let scene = memory(&["udp", "tcp"]);
     let folder = scene.place.path("mount").display().to_string();
     let attached =

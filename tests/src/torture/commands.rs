@@ -16,11 +16,11 @@ use crate::server::Server;
 /// The volume grows by a mebibyte at a time up to this size.
 const GROWN_BYTES_MAX: u64 = VOLUME_BYTES + (8 << 20);
 /// A command is killed within this.
-const KILLED_WITHIN_US: u64 = 150_000;
+const KILL_DELAY_US_MAX: u64 = 150_000;
 
 impl Torture {
     pub(super) fn commands_at_rest(&mut self, volume: &mut Volume) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         for _ in 0..=self.dice.below(3) {
             if !self.report.violations.is_empty() {
                 return;
@@ -71,7 +71,7 @@ impl Torture {
                 "resize" => killed = ["gc", "disk", "--threshold", "1"].to_vec(),
                 _ => {}
             }
-            let within = self.dice.below(KILLED_WITHIN_US);
+            let within = self.dice.below(KILL_DELAY_US_MAX);
             machine::kill_after(
                 volume.place.command(&killed),
                 std::time::Duration::from_micros(within),
@@ -99,7 +99,7 @@ impl Torture {
 
     /// Nothing was damaged.
     pub(super) fn check(&mut self, volume: &Volume) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let done = volume.place.sawmill(&["check", "disk"]);
         self.report.did("check");
         if done.code != Some(0) {
@@ -133,7 +133,7 @@ impl Torture {
                 return;
             }
             let moment = &moments[self.dice.below(moments.len() as u64) as usize];
-            self.proxy.calm();
+            self.proxy.stop_faults();
             let name = format!("disk@{}", moment.state);
             match volume.serve_beside(&name).with(&["--read-only"]).attempt() {
                 Ok(server) => {
@@ -166,7 +166,7 @@ impl Torture {
         server: &mut Server,
         clients: &[Client],
     ) {
-        self.proxy.calm();
+        self.proxy.stop_faults();
         let is_memory_gone = self.dice.one_in(3);
         for _ in 0..=self.dice.below(2) {
             if is_memory_gone {
