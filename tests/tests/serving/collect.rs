@@ -2,6 +2,7 @@
 //! by signal.
 
 use rustix::process::Signal;
+use sawmill_tests::nbd::Command;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
@@ -9,7 +10,8 @@ use sawmill_tests::store::StoreUnderTest;
 
 on_each_store!(
     a_served_volume_gives_back_what_was_overwritten,
-    collecting_by_hand_moves_what_a_dry_run_said,
+    a_served_volume_gives_back_what_was_discarded,
+    collecting_by_hand_moves_what_a_dry_run_reported,
     a_signal_collects,
     a_volume_at_rest_is_collected_and_let_go,
     what_cannot_be_collected_is_refused_with_a_reason,
@@ -40,7 +42,7 @@ fn halve(place: &Place, server: &Server) {
     }
 }
 
-fn is_halved(server: &Server) {
+fn assert_halved(server: &Server) {
     let client = server.connect();
     for number in 0..SEGMENTS {
         let bytes = client.read((number * SEGMENT) as u64, SEGMENT as u32).expect("read");
@@ -65,11 +67,40 @@ fn a_served_volume_gives_back_what_was_overwritten(store: &StoreUnderTest) {
             <= number(status, "live_bytes") as f64 / 0.70 * 1.05
     });
     assert!(number(&status, "segments_moved") > 0, "{status}");
-    is_halved(&server);
+    assert_halved(&server);
     let _ = server.stop().ok();
 }
 
-fn collecting_by_hand_moves_what_a_dry_run_said(store: &StoreUnderTest) {
+fn a_served_volume_gives_back_what_was_discarded(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    let client = server.connect();
+    let halves = |number: usize| ((number * SEGMENT) as u64, (SEGMENT / 2) as u64);
+    for number in 0..SEGMENTS {
+        client.write(halves(number).0, &vec![1 + number as u8; SEGMENT]).expect("accepted");
+    }
+    all_stored(&place);
+    for (offset, length) in (0..SEGMENTS).map(halves) {
+        client.call(&Command::Trim { offset, length, fua: false }).expect("discarded");
+    }
+    all_stored(&place);
+    let live = (SEGMENTS * SEGMENT / 2) as u64;
+    let status = server.wait_for("the store holds no more than live/0.70 + 5 %", |status| {
+        number(status, "live_bytes") == live
+            && number(status, "segment_object_bytes") as f64 <= live as f64 / 0.70 * 1.05
+    });
+    assert!(number(&status, "segments_moved") > 0, "{status}");
+    for number in 0..SEGMENTS {
+        let bytes = client.read(halves(number).0, SEGMENT as u32).expect("read");
+        let (gone, kept) = bytes.split_at(SEGMENT / 2);
+        assert!(gone.iter().all(|byte| *byte == 0), "segment {number}");
+        assert!(kept.iter().all(|byte| *byte == 1 + number as u8), "segment {number}");
+    }
+    let _ = server.stop().ok();
+}
+
+fn collecting_by_hand_moves_what_a_dry_run_reported(store: &StoreUnderTest) {
     let place = Place::new(store);
     create(&place);
     let server = place.serve("disk").with(&BY_HAND).start();
@@ -82,7 +113,7 @@ fn collecting_by_hand_moves_what_a_dry_run_said(store: &StoreUnderTest) {
     assert_eq!(number(&did, "moved_bytes"), live);
     let status = server.status();
     assert_eq!(number(&status, "segment_data_bytes"), live, "nothing but live data is left");
-    is_halved(&server);
+    assert_halved(&server);
     let text = place.sawmill(&["gc", "disk"]).ok();
     assert!(text.contains("moved 0 B"), "{text}");
     let _ = server.stop().ok();
@@ -98,7 +129,7 @@ fn a_signal_collects(store: &StoreUnderTest) {
     halve(&place, &server);
     server.signal(Signal::USR1);
     server.wait_for("garbage is collected", |status| number(status, "collections") > 0);
-    is_halved(&server);
+    assert_halved(&server);
     let _ = server.stop().ok();
 }
 
@@ -125,7 +156,7 @@ fn a_volume_at_rest_is_collected_and_let_go(store: &StoreUnderTest) {
     assert_eq!(number(&did, "moved_bytes"), live);
     assert_eq!(number(&place.info("disk"), "data_bytes"), live, "nothing but live data is left");
     let server = place.serve("disk").start();
-    is_halved(&server);
+    assert_halved(&server);
     let _ = server.stop().ok();
 }
 

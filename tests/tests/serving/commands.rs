@@ -1,6 +1,9 @@
 //! The command line as its users meet it: what each command prints, what each refusal says, and
 //! that every refusal is one line with the exit code of the documented table.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
@@ -10,11 +13,11 @@ on_each_store!(
     a_volume_is_created_listed_shown_checked_and_deleted,
     deleting_a_volume_leaves_its_neighbor_whole_and_its_name_to_an_empty_disk,
     a_name_taken_is_refused_and_a_name_missing_is_not_found,
-    info_tells_positions_while_served_and_at_rest,
+    info_shows_positions_while_served_and_at_rest,
     wait_returns_when_everything_is_stored,
     inspect_reads_segments_checkpoints_journal_and_recovery,
     check_lists_damage_and_changes_nothing,
-    doctor_finds_a_good_store_good,
+    doctor_passes_a_store_that_keeps_the_contract,
     a_served_volume_is_not_deleted_under_its_users,
 );
 
@@ -48,6 +51,26 @@ mod code {
     pub(crate) const UNAVAILABLE: i32 = 7;
     pub(crate) const DENIED: i32 = 8;
     pub(crate) const IN_USE: i32 = 11;
+}
+
+/// All files below a folder, with their bytes; sockets without.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut folders = vec![folder.to_owned()];
+    let mut files = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            let (path, kind) = (entry.path(), entry.file_type().expect("an entry has a type"));
+            if kind.is_dir() {
+                folders.push(path);
+            } else if kind.is_file() {
+                let bytes = std::fs::read(&path).expect("a file can be read");
+                files.insert(path, bytes);
+            } else {
+                files.insert(path, Vec::new());
+            }
+        }
+    }
+    files
 }
 
 fn unsigned(document: &Value, name: &str) -> u64 {
@@ -128,7 +151,7 @@ fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTes
     place.sawmill(&["wait", "disk", "--stored"]).refused(code::NOT_FOUND, &["serve"]);
 }
 
-fn info_tells_positions_while_served_and_at_rest(store: &StoreUnderTest) {
+fn info_shows_positions_while_served_and_at_rest(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "64M", &[]);
     let server = place.serve("disk").start();
@@ -232,23 +255,56 @@ fn check_lists_damage_and_changes_nothing(store: &StoreUnderTest) {
     );
 }
 
-fn biggest_file(folder: &std::path::Path) -> std::path::PathBuf {
-    let mut folders = vec![folder.to_owned()];
-    let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder of the store").flatten() {
-            let meta = entry.metadata().expect("an entry has metadata");
-            if meta.is_dir() {
-                folders.push(entry.path());
-            } else {
-                files.push((meta.len(), entry.path()));
-            }
-        }
-    }
-    files.into_iter().max().expect("the store has objects").1
+fn biggest_file(folder: &Path) -> PathBuf {
+    let lengths = files(folder).into_iter().map(|(path, bytes)| (bytes.len(), path));
+    lengths.max().expect("the store has objects").1
 }
 
-fn doctor_finds_a_good_store_good(store: &StoreUnderTest) {
+#[test]
+fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &["--segment-bytes", "256K", "--retention", "1h"]);
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[7; 1 << 20]).expect("accepted");
+    let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
+    // Killed, so that there is a journal to replay, which only serving may do.
+    server.connect().write(4096, &[8; 4096]).expect("accepted");
+    server.kill();
+    let journal = place.journals().pop().expect("a journal").display().to_string();
+    let commands: [(&[&str], i32); 9] = [
+        (&["info", "disk"], 0),
+        (&["list"], 0),
+        (&["log", "disk"], 0),
+        (&["snapshot", "list", "disk"], 0),
+        (&["check", "disk"], code::NEGATIVE),
+        (&["inspect", "checkpoint", "disk"], 0),
+        (&["inspect", "recovery", "disk"], 0),
+        (&["inspect", "journal", &journal], 0),
+        (&["inspect", "segment", "disk", "1"], 0),
+    ];
+    for damage in [false, true] {
+        if damage {
+            let object = biggest_file(&place.path("store"));
+            let mut bytes = std::fs::read(&object).expect("an object");
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&object, bytes).expect("an object can be damaged");
+        }
+        for (words, code_with_damage) in commands {
+            let before = files(&place.path(""));
+            let output = place.sawmill(words);
+            let expected = if damage { code_with_damage } else { 0 };
+            assert_eq!(output.code, Some(expected), "{words:?}: {}", output.stderr);
+            let after = files(&place.path(""));
+            let changed: Vec<_> = before.keys().chain(after.keys()).collect();
+            let changed: BTreeSet<_> =
+                changed.into_iter().filter(|path| before.get(*path) != after.get(*path)).collect();
+            assert!(changed.is_empty(), "{words:?} changed {changed:?}");
+        }
+    }
+}
+
+fn doctor_passes_a_store_that_keeps_the_contract(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "1M", &[]);
     let output = place.sawmill(&["doctor", "--json"]);
@@ -370,6 +426,33 @@ fn wrong_credentials_and_a_missing_bucket_say_so() {
         .expect("it starts");
     let away = sawmill_tests::place::CommandOutput::new("sawmill list".into(), &away);
     away.refused(code::UNAVAILABLE, &[nobody.as_str()]);
+}
+
+#[test]
+fn an_endpoint_beyond_this_machine_without_encryption_is_warned_of() {
+    let store = store::minio();
+    let place = Place::new(&store);
+    let run = |arguments: &[&str], host: &str| {
+        let mut command = place.command(arguments);
+        for (name, value) in store.environment() {
+            // The server listens here; only the address looks like another machine's.
+            command.env(name, value.replace("127.0.0.1", host));
+        }
+        command.output().expect("it starts")
+    };
+    let log = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let checks = |output: &std::process::Output| {
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let checks = report["machine_checks"].as_array().expect("a list").clone();
+        checks.into_iter().filter(|check| check["ok"] == false).map(|check| check.to_string())
+    };
+    let (listed, doctor) = (run(&["list"], "0.0.0.0"), run(&["doctor", "--json"], "0.0.0.0"));
+    assert!(listed.status.success(), "{}", log(&listed));
+    assert!(log(&listed).contains("without encryption"), "{}", log(&listed));
+    assert!(checks(&doctor).any(|check| check.contains("without encryption")));
+    let (listed, doctor) = (run(&["list"], "127.0.0.1"), run(&["doctor", "--json"], "127.0.0.1"));
+    assert_eq!(log(&listed), "", "on this machine nobody is on the way");
+    assert!(!checks(&doctor).any(|check| check.contains("without encryption")));
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! The past of a volume as its users meet it: snapshots, times, positions, rollbacks and clones,
 //! through the real binary, served and at rest.
 
+use std::path::{Path, PathBuf};
+
+use sawmill_tests::machine::wait_for;
+use sawmill_tests::nbd::Client;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
-use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::store::{self, StoreUnderTest};
 use serde_json::Value;
 
 on_each_store!(
@@ -16,6 +20,7 @@ on_each_store!(
 );
 
 mod code {
+    pub(crate) const NEGATIVE: i32 = 1;
     pub(crate) const USAGE: i32 = 2;
     pub(crate) const NOT_FOUND: i32 = 3;
     pub(crate) const EXISTS: i32 = 4;
@@ -192,5 +197,116 @@ fn what_cannot_be_had_is_refused_with_its_own_exit_code(store: &StoreUnderTest) 
     elsewhere.sawmill(&["snapshot", "create", "disk", "two"]).refused(code::REFUSED, &["there"]);
     server.connect().write(0, &[3; 4096]).expect("still the writer");
     let _ = place.sawmill(&["snapshot", "create", "disk", "two"]).ok();
+    let _ = server.stop().ok();
+}
+
+/// The objects of a folder store below a folder of this name, the oldest first.
+fn objects(place: &Place, kind: &str) -> Vec<PathBuf> {
+    let mut folders = vec![place.store_folder().expect("a folder").to_owned()];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(&folder).expect("a folder").flatten().map(|it| it.path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if folder.components().any(|part| part.as_os_str() == kind) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A check of the volume finds this object damaged, and nothing else. Returns what that costs.
+fn assert_damaged(place: &Place, volume: &str, object: &Path) -> String {
+    let checked = place.sawmill(&["check", volume, "--json"]);
+    assert_eq!(checked.code, Some(code::NEGATIVE), "{}{}", checked.stdout, checked.stderr);
+    let report: Value = serde_json::from_str(&checked.stdout).expect("JSON also with damage");
+    let damage = report["damage"].as_array().expect("a list");
+    let name = damage[0]["object"].as_str().expect("the object is named");
+    assert!(damage.len() == 1 && object.ends_with(name), "{}: {report:#}", object.display());
+    damage[0]["costs"].to_string()
+}
+
+#[test]
+fn damage_of_one_of_two_checkpoints_or_of_a_pin_is_reported_while_everything_is_served() {
+    let place = place_with_disk(&store::folder());
+    fill(&place, "disk", 1);
+    let _ = place.sawmill(&["clone", "disk", "copy"]).ok();
+    fill(&place, "disk", 2);
+    let roots: Vec<_> = objects(&place, "checkpoint");
+    let disk = roots
+        .iter()
+        .map(|root| root.parent())
+        .max_by_key(|folder| roots.iter().filter(|root| root.parent() == *folder).count());
+    let of_disk: Vec<_> = roots.iter().filter(|root| Some(root.parent()) == disk).collect();
+    let [older, newest] = of_disk[of_disk.len() - 2..] else { panic!("two: {roots:?}") };
+    let pins = objects(&place, "pin");
+    let [pin] = &pins[..] else { panic!("one pin: {pins:?}") };
+    for (volume, object) in [("disk", older), ("disk", newest), ("copy", pin)] {
+        let bytes = std::fs::read(object).expect("an object");
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 1;
+        std::fs::write(object, damaged).expect("an object can be damaged");
+        assert_damaged(&place, volume, object);
+        assert!(read(&place, "disk") == vec![2; BYTES], "{}", object.display());
+        assert!(read(&place, "copy") == vec![1; BYTES], "{}", object.display());
+        std::fs::write(object, bytes).expect("and mended");
+    }
+    let _ = place.sawmill(&["check", "copy"]).ok();
+}
+
+/// A served volume with a retention window, where only a moment at the returned position needs the
+/// returned segments, which hold ones.
+fn with_a_moment(place: &Place) -> (sawmill_tests::server::Server, Value, Vec<PathBuf>) {
+    place.create("disk", "4M", &["--segment-bytes", "256K", "--retention", "24h"]);
+    let server = place.serve("disk").with(&["--checkpoint-bytes", "1M"]).start();
+    let before = objects(place, "seg");
+    overwrite(place, &server.connect(), 1);
+    let position = place.sawmill(&["log", "disk", "--json"]).json()["position"].clone();
+    let mut segments = objects(place, "seg");
+    segments.retain(|segment| !before.contains(segment));
+    overwrite(place, &server.connect(), 2);
+    (server, position, segments)
+}
+
+fn overwrite(place: &Place, client: &Client, byte: u8) {
+    client.write(0, &vec![byte; BYTES]).expect("accepted");
+    let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+}
+
+#[test]
+fn a_check_names_the_moments_that_a_damaged_segment_costs() {
+    let place = Place::new(&store::folder());
+    let (server, position, segments) = with_a_moment(&place);
+    let _ = server.stop().ok();
+    std::fs::write(&segments[0], b"no segment").expect("an object can be damaged");
+    let costs = assert_damaged(&place, "disk", &segments[0]);
+    assert!(costs.contains("the moments from position"), "{costs}");
+    assert!(!costs.contains("the volume"), "{costs}");
+    assert!(read(&place, "disk") == vec![2; BYTES], "the present is served");
+    let listen = format!("unix:{}", place.path("reader.sock").display());
+    let moment = format!("disk@position:{position}");
+    let reader = place.serve(&moment).with(&["--read-only"]).at(&listen).attempt();
+    let is_served = reader.is_ok_and(|reader| reader.connect().read_all().is_ok());
+    assert!(!is_served, "damage was served");
+}
+
+#[test]
+fn a_reader_of_a_moment_that_left_the_window_gets_an_error_and_never_other_bytes() {
+    let place = Place::new(&store::folder());
+    let (server, position, segments) = with_a_moment(&place);
+    let listen = format!("unix:{}", place.path("reader.sock").display());
+    let moment = format!("disk@position:{position}");
+    let reader = place.serve(&moment).with(&["--read-only"]).at(&listen).start();
+    let _ = place.sawmill(&["set", "disk", "--retention", "0"]).ok();
+    wait_for("what only the moment needs is deleted", || {
+        overwrite(&place, &server.connect(), 3);
+        segments.iter().any(|segment| !segment.exists()).then_some(())
+    });
+    let client = reader.connect();
+    let answers: Vec<_> = (0..64_u64).map(|n| client.read(n << 16, 1 << 16)).collect();
+    assert!(answers.iter().any(Result::is_err), "deleted data was served");
+    assert!(answers.iter().flatten().flatten().all(|&byte| byte == 1), "other bytes were served");
     let _ = server.stop().ok();
 }

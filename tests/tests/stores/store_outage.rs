@@ -68,9 +68,9 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     });
     // A person asks the same while the store is away.
     let info = place.info("disk");
-    let state =
-        field(&info, "health").and_then(|health| health["state"].as_str()).map(str::to_owned);
-    assert_eq!(state.as_deref(), Some("store_unavailable"), "{info:#}");
+    let health = field(&info, "health").unwrap_or_else(|| panic!("no health in {info:#}"));
+    assert_eq!(health["state"], "store_unavailable", "{info:#}");
+    assert!(health["since_ms"].is_u64(), "it says since when: {info:#}");
     assert!(client.in_flight() > 0, "512 writes of 64 KiB do not fit into 16 MiB");
     let data =
         client.read(60 << 20, 1 << 20).expect("cached data is readable while the store is away");
