@@ -75,23 +75,23 @@ def one(wires, delay_us, command, *words):
             wires.ready(0, BASS, "relay", near, far, delay_us // 2), \
             wires.ready(1, BASS, command, f"udp:{near}", *words) as load:
         before = wires.bytes()
-        load.tell("go")
-        told = load.hear_json(3600)
+        load.send("go")
+        report = load.read_event(3600)
         load.end_well(sign=None)
-        return {**told, "wire_bytes": wires.bytes() - before}
+        return {**report, "wire_bytes": wires.bytes() - before}
 
 
-def measure(wires, given, found, workload, size):
+def measure(wires, flags, found, workload, size):
     """Medians of both stacks, which take turns in each round; `found` gets the rounds."""
-    writes, rounds = given.writes, given.rounds
+    writes, rounds = flags.writes, flags.rounds
     # Where both stacks do the same, differences are small.
     if size == PAGE_BYTES:
-        writes, rounds = given.whole_writes, given.close_rounds
+        writes, rounds = flags.whole_writes, flags.close_rounds
     elif workload == "read-after":
-        rounds = given.close_rounds
+        rounds = flags.close_rounds
     cell = workload, size
     for number, _, stack in turns(rounds, [cell], STACKS):
-        found.keep(number, cell, stack, one(wires, given.delay_us, "load", stack, *cell, writes))
+        found.keep(number, cell, stack, one(wires, flags.delay_us, "load", stack, *cell, writes))
     row = {"workload": workload, "bytes_per_write": size, "writes": writes, "rounds": rounds}
     for stack in STACKS:
         seconds, processor_s, wire_bytes = (
@@ -133,20 +133,20 @@ def table_of(rows):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--writes", 20000),
+    flags = cli.parse(__doc__, ("--writes", 20000),
                       ("--whole-writes", 50000, "writes where pages are whole"),
                       ("--close-rounds", 15, "rounds where both should be the same"),
                       ("--delay-us", 200), rounds=3, only={"workloads": list(PLAN)}, root=True)
     build()
     rows, found = [], Rounds()
     with Wires() as wires:
-        for name in given.only:
-            rows.append(measure(wires, given, found, *PLAN[name]))
+        for name in flags.only:
+            rows.append(measure(wires, flags, found, *PLAN[name]))
             print(json.dumps(rows[-1]), flush=True)
-    if given.page and given.whole:
-        _, traces = page.around(given.page, end=TRACES)
-        lock = one_lock(given.rounds)
+    if flags.page and flags.whole:
+        _, traces = page.around(flags.page, end=TRACES)
+        lock = one_lock(flags.rounds)
         page.write(
-            given.page, PAGE.format(given=given, table=table_of(rows), lock=lock_table(lock)),
+            flags.page, PAGE.format(flags=flags, table=table_of(rows), lock=lock_table(lock)),
             {"link": found.rows("workload", "bytes_per_write"),
              "lock": lock.rows("bytes_per_request")}, after=traces and "\n" + traces)

@@ -77,7 +77,7 @@ def inside():
 
 # ---- Outside.
 
-def said_in_guest(given):
+def said_in_guest(flags):
     """The programs for the guest: bdus_null, and our library under BDUS's name."""
     with tempfile.TemporaryDirectory(dir=RELEASE.parent) as folder:
         program = Path(folder) / "bdus_null"
@@ -85,7 +85,7 @@ def said_in_guest(given):
         (Path(folder) / "libbdus.so").symlink_to(RELEASE / "libsawmill.so")
         run("cc", "-O2", "-o", program, ROOT / "bench/bdus_null.c", f"-I{ROOT}/sdk/c/include",
             f"-L{folder}", "-l:libbdus.so", "-Wl,--allow-shlib-undefined")
-        return guest.boot("bdus", given, VM_KBDUS=str(given.kbdus.resolve()),
+        return guest.boot("bdus", flags, VM_KBDUS=str(flags.kbdus.resolve()),
                           VM_BDUS_NULL=str(program), VM_LIBSAWMILL=folder)
 
 
@@ -123,11 +123,11 @@ for each request.""",
 def main():
     if "--inside" in sys.argv:
         return inside()
-    given = cli.given(__doc__, ("--kbdus", Path, "folder with kbdus.ko and libbdus.so"), rounds=5,
+    flags = cli.parse(__doc__, ("--kbdus", Path, "folder with kbdus.ko and libbdus.so"), rounds=5,
                       only={"contestants": list(CONTESTANTS)}, page=page.MEASUREMENTS / "bdus.md")
-    if not given.kbdus or not all((given.kbdus / name).exists()
+    if not flags.kbdus or not all((flags.kbdus / name).exists()
                                   for name in ("kbdus.ko", "libbdus.so")):
         raise Unfit("--kbdus FOLDER: a folder with kbdus.ko and libbdus.so, "
                     "built from BDUS's source")
-    lines = said_in_guest(given)
-    return page.write(given.page, page_of(lines, given.rounds), lines)
+    lines = said_in_guest(flags)
+    return page.write(flags.page, page_of(lines, flags.rounds), lines)

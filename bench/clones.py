@@ -16,7 +16,7 @@ import time
 from statistics import median
 
 from frame import (
-    EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, say)
+    EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, log)
 
 EXTENTS = 1_000_000
 # Small, because each of a thousand volumes has its own.
@@ -46,20 +46,20 @@ so that a journal of 16 MiB does for each.
 {table}"""
 
 
-def thousand(place, given):
-    base = Sawmill(place, given.binary, name="thousand")
-    base.make(f"{given.image}M", "--segment-bytes", SEGMENT)
-    length = given.boot * MIB
-    say(f"writing an image of {given.image} MiB")
+def thousand(place, flags):
+    base = Sawmill(place, flags.binary, name="thousand")
+    base.make(f"{flags.image}M", "--segment-bytes", SEGMENT)
+    length = flags.boot * MIB
+    log(f"writing an image of {flags.image} MiB")
     with base.running():
         fio.once("write", base)
         base.settle()
         expected = digest(base.ready["uri"], length)
-    found = {"clones": given.clones, "image_mib": given.image, "boot_mib": given.boot,
+    found = {"clones": flags.clones, "image_mib": flags.image, "boot_mib": flags.boot,
              "base_store_bytes": machine.bytes_below(base.store_folder())}
-    say(f"making {given.clones} clones")
-    clones, took_ms = Sawmill(place, given.binary, SERVE, name="thousand"), []
-    clones.volumes = [f"clone-{number:04}" for number in range(given.clones)]
+    log(f"making {flags.clones} clones")
+    clones, took_ms = Sawmill(place, flags.binary, SERVE, name="thousand"), []
+    clones.volumes = [f"clone-{number:04}" for number in range(flags.clones)]
     clones.journal = clones.folder / "journals"
     clones.journal.mkdir()
     for name in clones.volumes:
@@ -81,7 +81,7 @@ def thousand(place, given):
             if digest(clones.uris[name], length) != expected:
                 raise Unfit(f"{name} does not begin as its base does")
             if number % 100 == 0:
-                say(f"{number} have read their first {given.boot} MiB")
+                log(f"{number} have read their first {flags.boot} MiB")
         found["read_s"] = time.monotonic() - reading
         status = clones.status()
         after = status["stores"][0]["get"]
@@ -112,14 +112,14 @@ def thousand_table(found):
         ("memory of the process, MiB", f"{found['resident_bytes'] / MIB:,.0f}")], True)
 
 
-def great(place, given):
+def great(place, flags):
     """The time of a clone is that of the command; reading the checkpoint is in it,
-    and told beside it."""
-    volume = Sawmill(place, given.binary, name="great")
+    and reported beside it."""
+    volume = Sawmill(place, flags.binary, name="great")
     volume.folder.mkdir(parents=True)
     run(EXAMPLES / "bench_volume", "map", volume.folder, EXTENTS, 16)
     cloned_ms, read_ms = [], []
-    for number in range(given.rounds):
+    for number in range(flags.rounds):
         started = time.monotonic()
         # The cost of any command that reads the map.
         volume.sawmill("inspect", "recovery", "map")
@@ -127,26 +127,26 @@ def great(place, given):
         volume.sawmill("clone", "map", f"clone-{number}")
         read_ms.append((middle - started) * 1000)
         cloned_ms.append((time.monotonic() - middle) * 1000)
-        say(f"round {number + 1}: inspect {read_ms[-1]:.0f} ms, clone {cloned_ms[-1]:.0f} ms")
+        log(f"round {number + 1}: inspect {read_ms[-1]:.0f} ms, clone {cloned_ms[-1]:.0f} ms")
     clone, look = median(cloned_ms), median(read_ms)
     return {"extents": EXTENTS, "clone_ms": cloned_ms, "inspect_ms": read_ms}, (
         f"## A clone of 1 TiB with {EXTENTS:,} extents\n\n`sawmill clone` takes {clone:.0f} ms, "
         "`sawmill inspect recovery`, which reads the same map and writes nothing, "
-        f"{look:.0f} ms: {clone - look:.0f} ms are the clone's own (medians of {given.rounds}).\n")
+        f"{look:.0f} ms: {clone - look:.0f} ms are the clone's own (medians of {flags.rounds}).\n")
 
 
-def stall(place, given):
+def stall(place, flags):
     """Latency of every write of a run, those under a snapshot beside all others."""
-    volume = Sawmill(place, given.binary, name="stall")
+    volume = Sawmill(place, flags.binary, name="stall")
     volume.make(GIB)
     more = ("--rate_iops=2000", f"--write_lat_log={volume.folder}/stall", "--log_unix_epoch=1")
     with volume.running():
         job = fio.words(volume.target, "randwrite", "4k", 1, "1g", *more,
-                        seconds=3 * given.snapshots + 4)
+                        seconds=3 * flags.snapshots + 4)
         windows = []
         with fio.Load(job, volume.folder) as load:
             time.sleep(2)
-            for number in range(given.snapshots):
+            for number in range(flags.snapshots):
                 started = time.time()
                 volume.sawmill("snapshot", "create", volume.volume, f"snap-{number}")
                 windows.append((started * 1000, time.time() * 1000))
@@ -164,8 +164,8 @@ def stall(place, given):
             for what, key, form in (
         ("while a snapshot is made", "longest_ms", ".1f"), ("without", "between_ms", ".1f"),
         ("the command", "took_ms", ".0f"))]
-    return {"snapshots": given.snapshots, "writes": len(times), **found}, (
-        f"## What a writer feels of a snapshot\n\n{given.snapshots} snapshots beside 2,000 writes "
+    return {"snapshots": flags.snapshots, "writes": len(times), **found}, (
+        f"## What a writer feels of a snapshot\n\n{flags.snapshots} snapshots beside 2,000 writes "
         "of 4 KiB a second, queue depth 1. The longest write while a snapshot was made, and in a "
         f"second without one:\n\n{page.table(['', 'median, ms', 'longest, ms'], rows, True)}")
 
@@ -173,11 +173,11 @@ def stall(place, given):
 @cli.script
 def main():
     parts = {"thousand": thousand, "great": great, "stall": stall}
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--clones", 1000, "how many"), ("--image", 10240, "MiB of the image"),
         ("--boot", 50, "MiB that each clone reads"), ("--snapshots", 20, "beside a writer"),
         rounds=7, only={"parts": list(parts)}, binary=cli.SAWMILL, work=cli.TARGET,
         page=page.MEASUREMENTS / "clones.md")
-    found, sections = in_parts(given, parts, given.image * MIB)
+    found, sections = in_parts(flags, parts, flags.image * MIB)
     head = f"# Clones and snapshots\n\n{page.written_by('bench/clones.py', machine.describe())}"
-    page.write(given.page, "\n".join([head, *sections]), found)
+    page.write(flags.page, "\n".join([head, *sections]), found)

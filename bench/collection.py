@@ -17,7 +17,7 @@ import json
 import random
 import time
 
-from frame import MIB, Rounds, Sawmill, cli, fio, in_parts, machine, page, say, turns
+from frame import MIB, Rounds, Sawmill, cli, fio, in_parts, machine, page, log, turns
 
 BLOCK_BYTES = 16 << 10
 # Below 1: a live share of 0.70 where collection begins, and the tolerance of the promise.
@@ -40,31 +40,31 @@ def settled(volume):
     volume.settle()
     last, calm_since = None, time.monotonic()
     while time.monotonic() - calm_since < 10:
-        counters = volume.told()["counters"]
+        counters = volume.volume_status()["counters"]
         seen = (counters["moved_bytes"], counters["segments_deleted"])
         if seen != last:
             last, calm_since = seen, time.monotonic()
         time.sleep(0.5)
-    return volume.told()
+    return volume.volume_status()
 
 
-def overwrite(place, given):
+def overwrite(place, flags):
     trace = place.folder / "overwrite.csv"
-    write_trace(trace, place.size_bytes, given.rounds_written, given.rate * MIB)
-    volume = Sawmill(place, given.binary, name="overwrite")
+    write_trace(trace, place.size_bytes, flags.rounds_written, flags.rate * MIB)
+    volume = Sawmill(place, flags.binary, name="overwrite")
     volume.make()
-    say(f"overwriting {given.size} MiB {given.rounds_written} times at {given.rate} MiB/s")
+    log(f"overwriting {flags.size} MiB {flags.rounds_written} times at {flags.rate} MiB/s")
     with volume.running():
         replayed = json.loads(volume.sawmill(
             "bench", "replay", trace, "--nbd", volume.ready["uri"], "--speed", "1", "--json"))
-        told = settled(volume)
+        status = settled(volume)
     forecast = volume.sawmill("simulate", trace, "--size", place.size_bytes, "--json")
-    forecast, counters = json.loads(forecast)["traces"][0], told["counters"]
-    written, live = counters["written_bytes"], told["live_bytes"]
+    forecast, counters = json.loads(forecast)["traces"][0], status["counters"]
+    written, live = counters["written_bytes"], status["live_bytes"]
     found = {
         "replay": replayed, "written_bytes": written, "live_bytes": live,
         "store_bytes": machine.bytes_below(volume.store_folder()),
-        "segment_object_bytes": told["segment_object_bytes"]}
+        "segment_object_bytes": status["segment_object_bytes"]}
     rows = []
     for key, title, measured, expected in (
             ("amplification", "bytes put in segments / bytes written",
@@ -80,7 +80,7 @@ def overwrite(place, given):
     held = (found["store_bytes"], found["segment_object_bytes"], live, live / LIVE_SHARE * SPARE)
     store, segments, live, bound = (f"{held_bytes / MIB:,.0f} MiB" for held_bytes in held)
     return found, (
-        f"## {given.size} MiB overwritten {given.rounds_written} times at random\n\n"
+        f"## {flags.size} MiB overwritten {flags.rounds_written} times at random\n\n"
         "16 KiB a write, uniform, at a pace the volume keeps; every byte verified at the end. The "
         "forecast is `sawmill simulate` on the same trace.\n\n"
         f"{page.table(['', 'measured', 'forecast', 'measured / forecast'], rows, True)}\nWhen all "
@@ -88,43 +88,43 @@ def overwrite(place, given):
         f"live/0.70 + 5 % is {bound}.\n")
 
 
-def cell(volume, given, rate_iops):
+def cell(volume, flags, rate_iops):
     """fio's 16 KiB random writes for a while: its 99th percentile in microseconds, and its rate."""
     more = ["--norandommap", *([f"--rate_iops={rate_iops}"] if rate_iops else [])]
     job = fio.words(volume.target, "randwrite", "16k", 8, volume.size_bytes, *more,
-                    seconds=given.seconds)
-    found = fio.call(job, volume.folder, given.seconds + 300)["write"]
+                    seconds=flags.seconds)
+    found = fio.call(job, volume.folder, flags.seconds + 300)["write"]
     p50_us, p99_us = (fio.percentile_us(found, percent) for percent in (50, 99))
     return {"iops": found["iops"], "p50_us": p50_us, "p99_us": p99_us}
 
 
-def prepared(place, given, name, options):
-    volume = Sawmill(place, given.binary, options, name=name)
+def prepared(place, flags, name, options):
+    volume = Sawmill(place, flags.binary, options, name=name)
     volume.prepare()
     with volume.running():
-        cell(volume, given, 0)
+        cell(volume, flags, 0)
         volume.settle()
     return volume
 
 
-def latency(place, given):
+def latency(place, flags):
     """Each measurement begins with a volume at its steady state:
     overwritten once, collection at work."""
-    volumes = {"off": prepared(place, given, "off", ["--gc-start", "0"]),
-               "on": prepared(place, given, "on", [])}
+    volumes = {"off": prepared(place, flags, "off", ["--gc-start", "0"]),
+               "on": prepared(place, flags, "on", [])}
     with volumes["off"].running():
-        full_rate = cell(volumes["off"], given, 0)["iops"]
+        full_rate = cell(volumes["off"], flags, 0)["iops"]
     loads, found = {"1/2": int(full_rate / 2), "all": 0}, Rounds()
-    for number, load, kind in turns(given.rounds, loads, volumes):
+    for number, load, kind in turns(flags.rounds, loads, volumes):
         volume = volumes[kind]
         with volume.running():
             # Reaches the steady state: garbage is made and, if enabled, collected.
-            cell(volume, given, loads[load])
-            before = volume.told()["counters"]["moved_bytes"]
-            row = cell(volume, given, loads[load])
-            row["moved_bytes"] = volume.told()["counters"]["moved_bytes"] - before
+            cell(volume, flags, loads[load])
+            before = volume.volume_status()["counters"]["moved_bytes"]
+            row = cell(volume, flags, loads[load])
+            row["moved_bytes"] = volume.volume_status()["counters"]["moved_bytes"] - before
         found.keep(number, load, kind, row)
-        say(f"round {number + 1}, {load} of the rate, collection {kind}: "
+        log(f"round {number + 1}, {load} of the rate, collection {kind}: "
             f"p99 {row['p99_us']:.0f} us, {row['iops']:.0f}/s, "
             f"moved {row['moved_bytes'] // MIB} MiB")
         # Data that the other kind does not need must not fill the disk.
@@ -154,16 +154,16 @@ def latency_section(loads, found):
 @cli.script
 def main():
     parts = {"overwrite": overwrite, "latency": latency}
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--size", 1024, "MiB of the disk"), ("--rounds-written", 10, "times overwritten"),
         ("--rate", 40, "MiB written a second"), rounds=5, seconds=10, only={"parts": list(parts)},
         binary=cli.SAWMILL, work=cli.TARGET, page=page.MEASUREMENTS / "collection.md")
-    only = "".join(f"--only {part} " for part in given.only if not given.whole)
-    command = (f"bench/collection.py {only}--size {given.size} --rounds-written "
-               f"{given.rounds_written} --rate {given.rate} --rounds {given.rounds} "
-               f"--runtime {given.seconds}")
+    only = "".join(f"--only {part} " for part in flags.only if not flags.whole)
+    command = (f"bench/collection.py {only}--size {flags.size} --rounds-written "
+               f"{flags.rounds_written} --rate {flags.rate} --rounds {flags.rounds} "
+               f"--runtime {flags.seconds}")
     facts = machine.describe()
-    found, sections = in_parts(given, parts, given.size * MIB)
+    found, sections = in_parts(flags, parts, flags.size * MIB)
     head = "# Garbage collection: forecast and truth, and what users feel\n\n"
-    page.write(given.page, head + "\n".join([page.written_by(command, facts), *sections]),
-               {"size_mib": given.size, "rounds_written": given.rounds_written, **found})
+    page.write(flags.page, head + "\n".join([page.written_by(command, facts), *sections]),
+               {"size_mib": flags.size, "rounds_written": flags.rounds_written, **found})

@@ -85,7 +85,7 @@ def ublk(*kind):
             try:
                 yield device
             finally:
-                server.tell("stop")
+                server.send("stop")
                 server.end(None, PATIENCE_S)
     return contestant
 
@@ -211,9 +211,9 @@ def table_of(found, kind, unit):
     heads = [f"{operation.removeprefix('rand')} qd{depth} ×{queues}"
              for operation, depth, queues in cells]
     names = [name for of, name, _ in CONTESTANTS if of == kind and name in found.names()]
-    rows = [[name, *(page.shown(found.ratio(name, REFERENCE[kind], cell, unit), ".2f")
+    rows = [[name, *(page.text_of(found.ratio(name, REFERENCE[kind], cell, unit), ".2f")
                      for cell in cells)] for name in names]
-    rows.append(["*1.00 is*", *(page.shown(found.median(REFERENCE[kind], cell, unit))
+    rows.append(["*1.00 is*", *(page.text_of(found.median(REFERENCE[kind], cell, unit))
                                 for cell in cells)])
     return page.table(["", *heads], rows, True)
 
@@ -225,8 +225,8 @@ def verdict(found):
         ratio, ours = (found.ratio("ublk, Sawmill null", name, (operation, 128, queues), "iops")
                        for name in ("nbd, nbdkit null", "nbd, Sawmill null"))
         if ratio and ours:
-            said = "met" if ratio >= TARGET_RATIO else "missed"
-            lines.append(f"- {operation.removeprefix('rand')}, ×{queues}: {said}, {ratio:.2f} "
+            verdict = "met" if ratio >= TARGET_RATIO else "missed"
+            lines.append(f"- {operation.removeprefix('rand')}, ×{queues}: {verdict}, {ratio:.2f} "
                          f"times nbdkit's null, {ours:.2f} times our own over NBD")
     return "\n".join(lines) or "ublk took no part."
 
@@ -267,11 +267,11 @@ where the instructions go, and absolute numbers say nothing."""]
 def main():
     if "--inside" in sys.argv:
         return inside(int(os.environ["VM_QUEUES"]))
-    given = cli.given(__doc__, rounds=5, only={"contestants": [name for _, name, _ in CONTESTANTS]},
+    flags = cli.parse(__doc__, rounds=5, only={"contestants": [name for _, name, _ in CONTESTANTS]},
                       page=page.MEASUREMENTS / "doors.md")
     lines = [line for queues in QUEUES
-             for line in guest.boot("doors", given, VM_QUEUES=str(queues))]
+             for line in guest.boot("doors", flags, VM_QUEUES=str(queues))]
     flags = Path("/proc/cpuinfo").read_text()
     processor = ("with hardware virtualization" if " vmx" in flags or " svm" in flags
                  else "emulated by QEMU")
-    return page.write(given.page, page_of(lines, processor), lines)
+    return page.write(flags.page, page_of(lines, processor), lines)

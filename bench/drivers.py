@@ -45,25 +45,25 @@ LANGUAGES = {"rust": rust, "python": python, "go": go, "c": c}
 class Device(Process):
     """A host with a driver, and its events."""
 
-    def __init__(self, given, place, command):
+    def __init__(self, flags, place, command):
         backing, door = place.folder / "bytes", place.memory / "nbd.sock"
         with backing.open("wb") as file:
             file.truncate(SIZE_BYTES)
         self.uri = f"nbd+unix:///disk?socket={door}"
         super().__init__(
-            given.binary, "run", "--json", "--name", "disk", "--door", f"nbd=unix:{door}",
-            "--option", f"mode={given.mode}", "--", *command, backing, SIZE_BYTES, talks=True,
+            flags.binary, "run", "--json", "--name", "disk", "--door", f"nbd=unix:{door}",
+            "--option", f"mode={flags.mode}", "--", *command, backing, SIZE_BYTES, talks=True,
             log=place.folder / "log",
             env=os.environ | {"XDG_STATE_HOME": str(place.folder / "state")})
         self.generation = 0
 
     def wait_for(self, event, generation=0):
         while True:
-            told = self.hear_json(PATIENCE_S)
-            if told.get("state") == "attached":
-                self.generation, self.driver = told["generation"], told["pid"]
-            is_it = told["event"] == event and told.get("state") != "gone"
-            if is_it and told.get("generation", generation) >= generation:
+            status = self.read_event(PATIENCE_S)
+            if status.get("state") == "attached":
+                self.generation, self.driver = status["generation"], status["pid"]
+            is_it = status["event"] == event and status.get("state") != "gone"
+            if is_it and status.get("generation", generation) >= generation:
                 return
 
     def replace(self, _):
@@ -79,34 +79,34 @@ class Device(Process):
         time.sleep(0.02)
 
 
-def measure(given, language):
+def measure(flags, language):
     """The longest request of each load, undisturbed, while the driver is replaced, and while it is
     killed."""
-    with temporary_place(given.work) as place, \
-            Device(given, place, LANGUAGES[language](place.folder)) as device:
+    with temporary_place(flags.work) as place, \
+            Device(flags, place, LANGUAGES[language](place.folder)) as device:
         device.wait_for("ready")
 
         def load(seconds=20):
             return fio.verifying(fio.nbd(device.uri), "4k", SIZE_BYTES, "20m", seconds,
                                  place.folder, "--verify_backlog=256")
         found = {"language": language, "undisturbed_ms": load(3).longest_ms(),
-                 "replaced_ms": fio.disturbed_ms(load, device.replace, given.rounds),
-                 "killed_ms": fio.disturbed_ms(load, device.kill, given.rounds)}
+                 "replaced_ms": fio.disturbed_ms(load, device.replace, flags.rounds),
+                 "killed_ms": fio.disturbed_ms(load, device.kill, flags.rounds)}
         device.end_well(PATIENCE_S)
     return found
 
 
 @cli.script
 def main():
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--mode", ["plain", "batch"]), rounds=100, only={"languages": list(LANGUAGES)},
         only_too="--languages", binary=cli.SAWMILL, work=cli.TEMPORARY)
-    found = list(page.as_they_come(measure(given, language) for language in given.only))
+    found = list(page.as_they_come(measure(flags, language) for language in flags.only))
     rows = [[one["language"], f"{one['undisturbed_ms']:.1f}",
-             given.rounds, f"{max(one['replaced_ms']):.1f}",
-             given.rounds, f"{max(one['killed_ms']):.1f}"] for one in found]
+             flags.rounds, f"{max(one['replaced_ms']):.1f}",
+             flags.rounds, f"{max(one['killed_ms']):.1f}"] for one in found]
     table = page.table(["language", "undisturbed ms", "replaced", "longest ms", "killed",
                         "longest ms"], rows)
-    page.write(given.page, "# Drivers replaced and killed under fio verify over NBD\n\n"
-               f"`bench/drivers.py --rounds {given.rounds} --mode {given.mode}`; "
+    page.write(flags.page, "# Drivers replaced and killed under fio verify over NBD\n\n"
+               f"`bench/drivers.py --rounds {flags.rounds} --mode {flags.mode}`; "
                f"milliseconds.\n\n{table}", found)

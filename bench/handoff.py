@@ -43,11 +43,11 @@ class Replaced(Sawmill):
             self.target = fio.direct(self.ready["uri"])
 
     def hand_off(self):
-        said = json.loads(self.sawmill("handoff", self.volume, "--json"))
-        self.pid = said["pid"]
-        if said["lost_doors"]:
-            raise Unfit(f"a door was lost: {said['lost_doors']}")
-        return said
+        report = json.loads(self.sawmill("handoff", self.volume, "--json"))
+        self.pid = report["pid"]
+        if report["lost_doors"]:
+            raise Unfit(f"a door was lost: {report['lost_doors']}")
+        return report
 
     def is_serving(self):
         try:
@@ -62,23 +62,23 @@ class Replaced(Sawmill):
         super().end()
 
 
-def measure(door, given):
-    with temporary_place(given.work, 2 * GIB) as place:
-        volume = Replaced(place, given.binary, name=door)
+def measure(door, flags):
+    with temporary_place(flags.work, 2 * GIB) as place:
+        volume = Replaced(place, flags.binary, name=door)
         volume.make()
         with volume.running():
             job = fio.verifying(
-                volume.target, "16k", "512m", given.rate, int(given.rounds * (PAUSE_S + 1.5) + 10),
+                volume.target, "16k", "512m", flags.rate, int(flags.rounds * (PAUSE_S + 1.5) + 10),
                 volume.folder, "--rwmixread=30", "--verify_backlog=512", "--verify_fatal=1",
                 f"--write_lat_log={volume.folder}/fio", f"--log_avg_msec={WINDOW_MS}",
                 "--log_max_value=1", "--log_unix_epoch=1")
-            spans, said = [], []
+            spans, reports = [], []
             with job as load:
                 time.sleep(4)
-                for _ in range(given.rounds):
+                for _ in range(flags.rounds):
                     # In ms of the day's clock, as fio's log has it.
                     began = time.time() * 1000
-                    said.append(volume.hand_off())
+                    reports.append(volume.hand_off())
                     spans.append((began - WINDOW_MS, time.time() * 1000 + 2 * WINDOW_MS))
                     time.sleep(PAUSE_S)
                 load.jobs(3600)
@@ -86,7 +86,7 @@ def measure(door, given):
     stalls = [max(ms for end, ms in rows if since <= end <= until) for since, until in spans]
     quiet = [ms for end, ms in rows if not any(since <= end <= until for since, until in spans)]
     return {"door": door, "longest_ms": stalls, "undisturbed_ms": quiet,
-            **{key: [answer[key] for answer in said] for key in ("stall_ms", "prepared_ms")}}
+            **{key: [answer[key] for answer in reports] for key in ("stall_ms", "prepared_ms")}}
 
 
 def row_of(found):
@@ -98,14 +98,14 @@ def row_of(found):
 
 @cli.script
 def main():
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--rate", "10m", "of reads and of writes, each"), rounds=20,
         only={"doors": ["nbd", "loop"]}, only_too="--door", binary=cli.SAWMILL, work=cli.TEMPORARY)
-    found = list(page.as_they_come(measure(door, given) for door in given.only))
-    head = ["door", "hand-offs", "longest request, median", "worst", "told, median",
+    found = list(page.as_they_come(measure(door, flags) for door in flags.only))
+    head = ["door", "hand-offs", "longest request, median", "worst", "reported, median",
             "getting ready, median", "longest without a hand-off"]
     text = (
         "# Hand-off: how long users wait\n\nMade by `bench/handoff.py`; see there for what is "
-        f"measured. fio reads and writes {given.rate}B/s each, 16 KiB, 8 in flight, and verifies; "
+        f"measured. fio reads and writes {flags.rate}B/s each, 16 KiB, 8 in flight, and verifies; "
         f"{os.cpu_count()} cores, everything on one disk.\n\n")
-    page.write(given.page, text + page.table(head, map(row_of, found)), found)
+    page.write(flags.page, text + page.table(head, map(row_of, found)), found)

@@ -26,7 +26,7 @@ from datetime import date
 from pathlib import Path
 
 from frame import (
-    GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, say, temporary_place, turns)
+    GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, log, temporary_place, turns)
 
 NOBODY, AGAIN_S = 65534, 5.0
 KINDS = ("half-open", "idle", "greedy", "garbage")
@@ -97,7 +97,7 @@ def attack(address, count, kinds):
         os.setuid(NOBODY)
     selector = selectors.DefaultSelector()
     all_of_them = [Hostile(address, kinds[at % len(kinds)]) for at in range(count)]
-    told = 0.0
+    reported_at = 0.0
     while True:
         now = time.monotonic()
         for one in all_of_them:
@@ -105,8 +105,8 @@ def attack(address, count, kinds):
                 one.come(selector)
         for key, events in selector.select(0.05):
             key.data.look(selector, events)
-        if now - told >= 1:
-            told = now
+        if now - reported_at >= 1:
+            reported_at = now
             for one in all_of_them:
                 if (one.kind == "greedy" and one.socket is not None and one.greeted
                         and one.is_gone()):
@@ -122,12 +122,12 @@ class Attack(Process):
 
     def __init__(self, address, count, kinds):
         super().__init__(sys.executable, __file__, "--attack", *address, count, *kinds, talks=True)
-        self.said = {}
+        self.report = {}
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
         for line in self.child.stdout:
-            self.said = json.loads(line)
+            self.report = json.loads(line)
 
 
 class Watched(Sawmill):
@@ -165,10 +165,10 @@ class Watched(Sawmill):
         return found
 
 
-def measure(found, where, binary, options, target, rounds, given):
+def measure(found, where, binary, options, target, rounds, flags):
     """A row of the table; `found` gets the rounds."""
     kinds = KINDS if target == "nbd" else ("half-open", "half-open", "half-open", "wait")
-    with temporary_place(given.work, GIB) as place:
+    with temporary_place(flags.work, GIB) as place:
         server = Watched(place, binary, options)
         server.make()
         with server.running():
@@ -177,14 +177,14 @@ def measure(found, where, binary, options, target, rounds, given):
             for number, _, kind in turns(rounds, [where], ("alone", "beside")):
                 server.peak = 0
                 if kind == "alone":
-                    row = {"requests_per_s": server.client(given.seconds)}
-                    said = "without them"
+                    row = {"requests_per_s": server.client(flags.seconds)}
+                    condition = "without them"
                 else:
-                    with Attack((url.hostname, url.port), given.connections, kinds) as attack:
-                        time.sleep(given.settle)
-                        row, said = server.attacked(given.seconds), f"beside {attack.said}"
+                    with Attack((url.hostname, url.port), flags.connections, kinds) as attack:
+                        time.sleep(flags.settle)
+                        row, condition = server.attacked(flags.seconds), f"beside {attack.report}"
                 found.keep(number, where, kind, row | {"peak_bytes": server.peak})
-                say(f"{target}: {row['requests_per_s']:.0f} {said}, "
+                log(f"{target}: {row['requests_per_s']:.0f} {condition}, "
                     f"{server.peak // MIB} MiB at most")
         lines = len((server.folder / "log").read_text().splitlines())
     rate = "requests_per_s"
@@ -194,7 +194,7 @@ def measure(found, where, binary, options, target, rounds, given):
     return [where, f"{alone:,.0f}", f"{beside:,.0f}",
             f"{found.ratio('beside', 'alone', where, rate):.2f}",
             found.found("beside", where, rate).count(0), *(f"{peak} MiB" for peak in peaks),
-            f"{given.limit_mib} MiB" if options else "none",
+            f"{flags.limit_mib} MiB" if options else "none",
             "none" if order_ms == float("inf") else f"{order_ms:.0f} ms", lines]
 
 
@@ -213,7 +213,7 @@ which way. At the admin page three quarters send nothing, and the rest wait for 
 The aim: the hostile take no more memory than the limit, \
 and fio does at least 0.8 of what it does alone.
 What the hostile process itself takes of the processors is in the ratio. Memory is the server's own
-(`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, \
+(`RssAnon`): the shared memory that holds the newest writes, as large as its option says, \
 is not in it.
 
 FUSE, ublk and vhost-user have no such neighbors: a mount and a device node are opened \
@@ -227,18 +227,18 @@ def main():
     if sys.argv[1:2] == ["--attack"]:
         host, port, count, *kinds = sys.argv[2:]
         attack((host, int(port)), int(count), kinds)
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--settle", 4, "seconds from the attack's begin to fio's"),
         ("--connections", 1000), ("--limit-mib", 512),
         ("--beside", Path, "another version without the limit, for a row of its own"), rounds=5,
         seconds=8, only={"targets": ["nbd", "admin"]}, binary=cli.SAWMILL, work=cli.TEMPORARY)
-    rows, found, options = [], Rounds(), ["--nbd-memory-max", f"{given.limit_mib}M"]
-    if given.beside:
-        rows.append(measure(found, "NBD, the version before", given.beside.resolve(), [], "nbd", 1,
-                            given))
-    for target in given.only:
+    rows, found, options = [], Rounds(), ["--nbd-memory-max", f"{flags.limit_mib}M"]
+    if flags.beside:
+        rows.append(measure(found, "NBD, the version before", flags.beside.resolve(), [], "nbd", 1,
+                            flags))
+    for target in flags.only:
         where = {"nbd": "NBD", "admin": "admin page"}[target]
-        rows.append(measure(found, where, given.binary, options, target, given.rounds, given))
-    page.write(given.page, PAGE.format(date=date.today(), given=given, cores=os.cpu_count(),
+        rows.append(measure(found, where, flags.binary, options, target, flags.rounds, flags))
+    page.write(flags.page, PAGE.format(date=date.today(), flags=flags, cores=os.cpu_count(),
                                        table=page.table(COLUMNS, rows, True)),
                {"rounds": found.rows("where"), "log_lines": {row[0]: row[-1] for row in rows}})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a handshake takes while somebody says recorded hellos again, by the thousand.
+"""How long a handshake takes while an attacker replays thousands of recorded hellos.
 
 Two network namespaces with a veth pair between them, removed at the end, and a relay before the
 client that holds each packet back for half of the round trip. A target in one; in the other a
@@ -48,16 +48,16 @@ def recorded(wires, binary):
     """The first packets of some clients, left unanswered; enters a namespace."""
     enter(wires.spaces[0])
     hellos = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
-        heard.bind((TARGET, PORT))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as buffered_input:
+        buffered_input.bind((TARGET, PORT))
         for _ in range(HELLOS):
-            heard.settimeout(10)
+            buffered_input.settimeout(10)
             with client(wires, binary, TARGET) as one:
-                hellos.append(heard.recv(2048))
+                hellos.append(buffered_input.recv(2048))
                 one.end(signal.SIGKILL)
-            heard.setblocking(False)
+            buffered_input.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                while heard.recv(2048):
+                while buffered_input.recv(2048):
                     pass
             time.sleep(0.1)
     return list(dict.fromkeys(hellos))
@@ -98,40 +98,40 @@ def relay(stops, space, delay_s):
                 waiting.append((time.monotonic() + delay_s, ready is front, packet))
 
 
-def flood(stops, space, hellos, rate, said):
-    """Says the hellos again, so many a second; what it really said a second goes into `said`."""
+def flood(stops, space, hellos, rate, rates):
+    """Replays the hellos at this rate; `rates` gets the one that it reached."""
     enter(space)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
-        says.bind((THIEF, 0))
-        says.setblocking(False)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind((THIEF, 0))
+        sender.setblocking(False)
         count, began = 0, time.monotonic()
         while not stops.is_set():
             took_s = time.monotonic() - began
             while count < took_s * rate:
                 with contextlib.suppress(BlockingIOError):
-                    says.sendto(hellos[count % len(hellos)], (TARGET, PORT))
+                    sender.sendto(hellos[count % len(hellos)], (TARGET, PORT))
                 count += 1
-            said[:] = [count / max(took_s, 1e-9)]
+            rates[:] = [count / max(took_s, 1e-9)]
             time.sleep(0.001)
 
 
-def measure(wires, server, hellos, rate, given):
+def measure(wires, server, hellos, rate, flags):
     """The rounds beside one flood; who gives up has not connected."""
-    took_ms, said = [], []
-    with beside(flood, wires.spaces[1], hellos, rate, said):
+    took_ms, rates = [], []
+    with beside(flood, wires.spaces[1], hellos, rate, rates):
         time.sleep(2)
         began, spent = time.monotonic(), server.threads_cpu_s()
-        for _ in range(given.rounds):
+        for _ in range(flags.rounds):
             start = time.monotonic()
-            with client(wires, given.binary) as one:
+            with client(wires, flags.binary) as one:
                 with contextlib.suppress(Unfit):
                     one.expect("begin")
                     took_ms.append((time.monotonic() - start) * 1000)
                 # It gives the export back.
                 one.end(None)
         cores = (server.threads_cpu_s() - spent) / (time.monotonic() - began)
-    return {"round_trip_ms": RTT_MS, "aim_hellos_per_s": rate, "hellos_per_s": said[0],
-            "rounds": given.rounds, "connected_after_ms": took_ms, "target_cores": cores}
+    return {"round_trip_ms": RTT_MS, "aim_hellos_per_s": rate, "hellos_per_s": rates[0],
+            "rounds": flags.rounds, "connected_after_ms": took_ms, "target_cores": cores}
 
 
 def row_of(found):
@@ -143,18 +143,18 @@ def row_of(found):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, rounds=5, only={"rates": RATES}, binary=EXAMPLES / "link_bench",
+    flags = cli.parse(__doc__, rounds=5, only={"rates": RATES}, binary=EXAMPLES / "link_bench",
                       root=True)
     words = ["target", "--listen", f"udp:{TARGET}", "--device", f"null:{GIB}"]
     with Wires() as wires:
         run("ip", "-n", wires.spaces[1], "addr", "add", f"{THIEF}/24", "dev", "w0")
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            hellos = threads.submit(recorded, wires, given.binary).result()
-        with wires.ready(0, given.binary, *words) as server, \
+            hellos = threads.submit(recorded, wires, flags.binary).result()
+        with wires.ready(0, flags.binary, *words) as server, \
                 beside(relay, wires.spaces[1], RTT_MS / 2000):
-            found = list(page.as_they_come(measure(wires, server, hellos, rate, given)
-                                           for rate in map(int, given.only)))
-    before, _ = page.around(given.page, begin="| round trip |")
+            found = list(page.as_they_come(measure(wires, server, hellos, rate, flags)
+                                           for rate in map(int, flags.only)))
+    before, _ = page.around(flags.page, begin="| round trip |")
     head = ["round trip", "hellos a second", "connected", "start to first read",
             "cores of the target"]
-    page.write(given.page, before + page.table(head, map(row_of, found)), found)
+    page.write(flags.page, before + page.table(head, map(row_of, found)), found)

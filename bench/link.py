@@ -52,8 +52,8 @@ and every packet sealed where it does not say insecure.
 class Ours:
     """Our target, and a load for each cell."""
 
-    def __init__(self, given, carrier, device="null", insecure=False, links=1):
-        self.binary, self.carrier, self.device, self.links = given.binary, carrier, device, links
+    def __init__(self, flags, carrier, device="null", insecure=False, links=1):
+        self.binary, self.carrier, self.device, self.links = flags.binary, carrier, device, links
         self.more = ["--insecure"] if insecure else []
         self.name = f"{carrier}{', insecure' if insecure else ''}"
 
@@ -69,12 +69,12 @@ class Ours:
         with self.wires.within(1, self.binary, "load", *words, *self.more) as load:
             load.expect("begin")
             before = self.server.threads_cpu_s()
-            said = load.hear_json(seconds + PATIENCE_S)
+            report = load.read_event(seconds + PATIENCE_S)
             spent = self.server.threads_cpu_s() - before
-            if load.end(None) or said["failed"]:
-                raise Unfit(f"the load of {self.name} failed: {said}")
-        return {RATE: said["requests"] / said["seconds"],
-                COST: (spent + said["cpu_s"]) / max(1, said["requests"])}
+            if load.end(None) or report["failed"]:
+                raise Unfit(f"the load of {self.name} failed: {report}")
+        return {RATE: report["requests"] / report["seconds"],
+                COST: (spent + report["cpu_s"]) / max(1, report["requests"])}
 
 
 class Delayed(Ours):
@@ -105,10 +105,10 @@ class QemuImg:
         words += ["-w"] if way == "write" else []
         before = self.server.threads_cpu_s()
         with self.wires.within(1, "qemu-img", *words, self.uri) as client:
-            while "completed in " not in (told := client.hear(3600)):
+            while "completed in " not in (line := client.read_line(3600)):
                 pass
             client.end_well(sign=None)
-        took = float(told.split("completed in ")[1].split()[0])
+        took = float(line.split("completed in ")[1].split()[0])
         spent = self.server.threads_cpu_s() - before + client.cpu_total_s
         return count / max(took, 1e-3), spent
 
@@ -130,7 +130,7 @@ class Nbd(QemuImg):
     def serve(self, address):
         self.uri = f"nbd://{address}:10809/null"
         self.server = self.wires.within(0, EXAMPLES / "nbd_null", f"tcp:{address}:10809")
-        self.server.hear()
+        self.server.read_line()
 
 
 class Tgt(QemuImg):
@@ -157,13 +157,13 @@ class Tgt(QemuImg):
         return how("ip", "netns", "exec", self.wires.spaces[0], *command)
 
 
-def measured(contestants, wires, cells, given, seconds=None):
+def measured(contestants, wires, cells, flags, seconds=None):
     """The results of each, by round and cell; contestants take turns within a cell."""
     found = Rounds()
     for first, one in enumerate(contestants):
         one.start(wires, first)
-    for number, cell, one in turns(given.rounds, cells, contestants):
-        found.keep(number, cell, one.name, one.cell(*cell, seconds or given.seconds))
+    for number, cell, one in turns(flags.rounds, cells, contestants):
+        found.keep(number, cell, one.name, one.cell(*cell, seconds or flags.seconds))
     return found
 
 
@@ -208,12 +208,12 @@ def aims(found, shares):
         for what, sign, limit, value in rows], True)
 
 
-def delayed(given):
+def delayed(flags):
     """Requests of 4 KiB with 16 and 64 outstanding, on a link with delay: the rounds, and their
     section."""
     rows, cells = [], list(itertools.product(WAYS, [4 * KIB], (16, 64)))
     with Wires() as wires:
-        found = measured([Delayed(given, "udp")], wires, cells, given)
+        found = measured([Delayed(flags, "udp")], wires, cells, flags)
     for way in WAYS:
         few, many = (found.median("udp", (way, 4 * KIB, depth), RATE) for depth in (16, 64))
         rows.append([f"{way} 4 KiB", f"{few:,.0f} /s", f"{many:,.0f} /s", f"{many / few:.2f}"])
@@ -231,15 +231,15 @@ def growth(found):
             f"{table(['', *map(words_of, cells)], rows, True)}\n")
 
 
-def limited(given):
+def limited(flags):
     """The rounds on limited links, and the share of their sum by (contestant, way, links), counted
     without any headers."""
     rows, shares, cells = [], {}, [(way, 256 * KIB, 16) for way in WAYS]
-    for links, carrier in itertools.product((1, 2, 4), given.only):
+    for links, carrier in itertools.product((1, 2, 4), flags.only):
         # Packets that xdp sends bypass tbf.
         if carrier != "xdp":
             with Wires(links, RATE_MBIT) as wires:
-                found = measured([Ours(given, carrier, links=links)], wires, cells, given,
+                found = measured([Ours(flags, carrier, links=links)], wires, cells, flags,
                                  LIMITED_S)
             rows += [{"links": links, **row} for row in found.rows(*CELL)]
             for cell in cells:
@@ -248,13 +248,13 @@ def limited(given):
     return rows, shares
 
 
-def contestants_of(device, given):
+def contestants_of(device, flags):
     """Ours on this device, and others beside the null ones; and which are missing, and why."""
-    everyone = [Ours(given, carrier, device, insecure) for carrier in given.only
+    everyone = [Ours(flags, carrier, device, insecure) for carrier in flags.only
                 for insecure in (False, True)
-                if given.seals in ("both", "insecure" if insecure else "sealed")]
+                if flags.seals in ("both", "insecure" if insecure else "sealed")]
     absent = ""
-    for other in (Nbd(), Tgt()) if device == "null" and not given.no_others else ():
+    for other in (Nbd(), Tgt()) if device == "null" and not flags.no_others else ():
         if lacks := machine.missing(*other.needs):
             absent += f"No column of {other.name}: {lacks}.\n\n"
         else:
@@ -264,36 +264,36 @@ def contestants_of(device, given):
 
 @cli.script
 def main():
-    given = cli.given(
+    flags = cli.parse(
         __doc__, ("--devices", tuple(DEVICES)), ("--seals", ["both", "sealed", "insecure"]),
         ("--sizes", SIZES), ("--depths", DEPTHS), ("--no-others", False), ("--no-limited", False),
         ("--no-delayed", False), rounds=3, seconds=1.0, only={"carriers": CARRIERS},
         only_too="--carriers", binary=EXAMPLES / "link_bench", root=True)
-    cells = [(way, size, depth) for size in given.sizes for depth in given.depths for way in WAYS]
+    cells = [(way, size, depth) for size in flags.sizes for depth in flags.depths for way in WAYS]
     text, found, load_before = "", {"null": Rounds()}, os.getloadavg()[0]
-    for device in given.devices:
-        contestants, absent = contestants_of(device, given)
+    for device in flags.devices:
+        contestants, absent = contestants_of(device, flags)
         with Wires(len(contestants)) as wires:
-            found[device] = measured(contestants, wires, cells, given)
+            found[device] = measured(contestants, wires, cells, flags)
         text += f"## A {device} device over one link\n\n{absent}{figures(found[device], cells)}\n"
-        if {16, 64} <= set(given.depths) and given.sizes == SIZES:
+        if {16, 64} <= set(flags.depths) and flags.sizes == SIZES:
             text += growth(found[device])
     raw = {device: rounds.rows(*CELL) for device, rounds in found.items()}
-    raw["limited"], shares = ([], {}) if given.no_limited else limited(given)
-    raw["delayed"], more = ([], "") if given.no_delayed else delayed(given)
+    raw["limited"], shares = ([], {}) if flags.no_limited else limited(flags)
+    raw["delayed"], more = ([], "") if flags.no_delayed else delayed(flags)
     text += more
     head = ""
-    if given.page:
-        image = given.page.with_suffix(".svg")
+    if flags.page:
+        image = flags.page.with_suffix(".svg")
         page.bars(image, f"requests/s; bars for {', '.join(map(str, DEPTHS))} outstanding", [
             ((name, way), [found["null"].median(name, (way, 4 * KIB, depth), RATE)
                            for depth in DEPTHS])
             for name, way in itertools.product(found["null"].names(), WAYS)])
         head = (
-            f"# What a link carries, and costs\n\n`bench/link.py --rounds {given.rounds} --seconds "
-            f"{given.seconds:g}`, medians; {os.cpu_count()} cores for both ends and whatever else "
+            f"# What a link carries, and costs\n\n`bench/link.py --rounds {flags.rounds} --seconds "
+            f"{flags.seconds:g}`, medians; {os.cpu_count()} cores for both ends and whatever else "
             f"ran; veth pairs of MTU {MTU}. Method: see the head of the script. "
             f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after: with more "
             f"than 2, rates say less than CPU.\n\n![requests per second]({image.name})\n\n")
-    page.write(given.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}",
+    page.write(flags.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}",
                raw)

@@ -112,7 +112,7 @@ def steps(path, flushes):
             yield "f\n"
 
 
-def measure(wires, given, found, trace, flushes):
+def measure(wires, flags, found, trace, flushes):
     """Both stacks round by round in turn: of each the round with the median of the writes' sum.
     `found` gets all rounds."""
     row = {"trace": trace.name.split(".")[1], "flushes": flushes}
@@ -120,9 +120,9 @@ def measure(wires, given, found, trace, flushes):
     with tempfile.NamedTemporaryFile("w", suffix=".steps") as file:
         file.writelines(steps(trace, flushes))
         file.flush()
-        for number, _, stack in turns(given.rounds, [cell], STACKS):
+        for number, _, stack in turns(flags.rounds, [cell], STACKS):
             found.keep(number, cell, stack,
-                       bass.one(wires, given.delay_us, "replay", stack, file.name))
+                       bass.one(wires, flags.delay_us, "replay", stack, file.name))
     row["tiny"] = sum(kind == "write" and count < 16 for _, kind, _, count in calls(trace))
     for stack in STACKS:
         runs = sorted(found.found(stack, cell, dict), key=lambda run: run["writes"]["sum_us"])
@@ -142,7 +142,7 @@ LESS_HEAD = ["trace", "fsync", "latency of writes", "writes and fsyncs", "all",
              "BASS's own: latency of writes", "bytes on the wire"]
 
 
-def section(rows, given):
+def section(rows, flags):
     """The part of docs/measurements/bass.md that this makes."""
     cells, changes = [], []
     for row in rows:
@@ -160,21 +160,21 @@ def section(rows, given):
         changes.append([*known, less(*writes), less(*flushed), less(*everything),
                         f"{PAPER.get((row['trace'], row['flushes']), '-')} %",
                         less(*(row[stack]["wire_bytes"] for stack in STACKS))])
-    return SECTION.format(traces=bass.TRACES, given=given, figures=page.table(HEAD, cells),
+    return SECTION.format(traces=bass.TRACES, flags=flags, figures=page.table(HEAD, cells),
                           less=page.table(LESS_HEAD, changes))
 
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("traces", Path), ("--delay-us", 200), rounds=5, root=True)
+    flags = cli.parse(__doc__, ("traces", Path), ("--delay-us", 200), rounds=5, root=True)
     bass.build()
     rows, found = [], Rounds()
     with Wires() as wires:
         for flushes in (True, False):
-            for trace in given.traces:
-                rows.append(measure(wires, given, found, trace, flushes))
+            for trace in flags.traces:
+                rows.append(measure(wires, flags, found, trace, flushes))
                 print(json.dumps(rows[-1]), flush=True)
-    if given.page:
-        before, _ = page.around(given.page, begin=bass.TRACES)
-        page.write(given.page, section(rows, given), found.rows("trace", "with_flushes"),
+    if flags.page:
+        before, _ = page.around(flags.page, begin=bass.TRACES)
+        page.write(flags.page, section(rows, flags), found.rows("trace", "with_flushes"),
                    name="mobibench", before=f"{before.rstrip()}\n\n")

@@ -26,15 +26,15 @@ No error, no wrong byte. Longest request of fio, in ms.
 """
 
 
-def measure(given, carrier, links):
+def measure(flags, carrier, links):
     """The longest request of each load, undisturbed and while links are pulled."""
-    with temporary_place(given.work) as place, Wires(links) as wires:
+    with temporary_place(flags.work) as place, Wires(links) as wires:
         folder, door, listen = place.folder, place.memory / "nbd.sock", wires.addresses(carrier)
-        run(given.binary, "link", "key", folder / "key")
+        run(flags.binary, "link", "key", folder / "key")
 
         def start(end, *words):
             return wires.ready(
-                end, given.binary, *words, "--key-file", folder / "key", "--json",
+                end, flags.binary, *words, "--key-file", folder / "key", "--json",
                 wait=Process.expect_event, log=folder / f"log{end}",
                 env=os.environ | {"XDG_STATE_HOME": str(folder / f"state{end}")})
 
@@ -51,7 +51,7 @@ def measure(given, carrier, links):
             exports = run("nbdinfo", "--list", "--json", f"nbd+unix:///?socket={door}")
             name = json.loads(exports)["exports"][0]["export-name"]
             found = {"carrier": carrier, "links": links, "undisturbed_ms": load(3).longest_ms(),
-                     "pulled_ms": fio.disturbed_ms(load, pull, given.pulls)}
+                     "pulled_ms": fio.disturbed_ms(load, pull, flags.pulls)}
             attachment.end_well()
             target.end_well()
     return found
@@ -59,12 +59,12 @@ def measure(given, carrier, links):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--pulls", 50), ("--links", (1, 2)),
+    flags = cli.parse(__doc__, ("--pulls", 50), ("--links", (1, 2)),
                       only={"carriers": ["udp", "tcp", "eth"]}, only_too="--carriers",
                       binary=cli.SAWMILL, work=cli.TEMPORARY, root=True)
     found = list(page.as_they_come(
-        measure(given, carrier, links) for carrier in given.only for links in given.links))
-    rows = [[one["carrier"], one["links"], f"{one['undisturbed_ms']:.1f}", given.pulls,
+        measure(flags, carrier, links) for carrier in flags.only for links in flags.links))
+    rows = [[one["carrier"], one["links"], f"{one['undisturbed_ms']:.1f}", flags.pulls,
              f"{max(one['pulled_ms']):.1f}"] for one in found]
     table = page.table(["carrier", "links", "undisturbed ms", "pulls", "longest ms"], rows)
-    page.write(given.page, HOW.format(pulls=given.pulls, down_s=DOWN_S) + table, found)
+    page.write(flags.page, HOW.format(pulls=flags.pulls, down_s=DOWN_S) + table, found)

@@ -42,9 +42,9 @@ the BUSE thesis (2021, tables 5.2 to 5.5).
 
 def built():
     """The load's program."""
-    told = run("cargo", "bench", "-p", "sawmill-driver", "--bench", "scaling", "--no-run",
+    output = run("cargo", "bench", "-p", "sawmill-driver", "--bench", "scaling", "--no-run",
                "--message-format=json", cwd=ROOT)
-    artifacts = [json.loads(line) for line in told.splitlines()]
+    artifacts = [json.loads(line) for line in output.splitlines()]
     machine.build("sawmill", "--bins")
     machine.build("sawmill-driver", "--examples")
     return [a["executable"] for a in artifacts if a.get("target", {}).get("name") == "scaling"][-1]
@@ -62,29 +62,29 @@ def over_nbd(place, export, seconds, *server):
     return {"requests_per_s": found["write"]["iops"]}
 
 
-def kinds_of(given):
-    return itertools.product(given.only, WAYS, SIZES)
+def kinds_of(flags):
+    return itertools.product(flags.only, WAYS, SIZES)
 
 
-def measured(program, cores, given, place):
+def measured(program, cores, flags, place):
     """Requests a second: of modes by cores, way and size; of NBD by server."""
     rates, nbd = Rounds(), Rounds()
     # Servers with nothing behind them, by name: their export and command.
     door, null = place.memory / "nbd.sock", ["--", EXAMPLES / "null", "64M"]
-    ours = ["null", given.binary, "run", "--name", "null", "--door", f"nbd=unix:{door}", "--option"]
+    ours = ["null", flags.binary, "run", "--name", "null", "--door", f"nbd=unix:{door}", "--option"]
     servers = {"nbdkit null": ["", "nbdkit", "-f", "-U", door, "null", "64M"],
                "sawmill run, plain": [*ours, "mode=plain", *null],
                "sawmill run, batch": [*ours, "mode=batch", *null]}
-    for number in range(given.rounds):
-        for count, (mode, *request) in itertools.product(cores, kinds_of(given)):
+    for number in range(flags.rounds):
+        for count, (mode, *request) in itertools.product(cores, kinds_of(flags)):
             mode_only, *how = mode.split(", ")
             memory = (4 if "4 MiB" in how else 32) * MIB
             first = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
-            told = run("taskset", "--cpu-list", first, program, mode_only, *request, count,
-                       given.seconds, int("tied" in how), memory)
-            rates.keep(number, (count, *request), mode, json.loads(told))
+            output = run("taskset", "--cpu-list", first, program, mode_only, *request, count,
+                       flags.seconds, int("tied" in how), memory)
+            rates.keep(number, (count, *request), mode, json.loads(output))
         for name, (export, *server) in servers.items():
-            nbd.keep(number, None, name, over_nbd(place, export, given.seconds, *server))
+            nbd.keep(number, None, name, over_nbd(place, export, flags.seconds, *server))
     return rates, nbd
 
 
@@ -102,23 +102,23 @@ def page_of(rates, nbd, cores):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, rounds=5, seconds=2.0, only={"modes": MODES}, binary=cli.SAWMILL,
+    flags = cli.parse(__doc__, rounds=5, seconds=2.0, only={"modes": MODES}, binary=cli.SAWMILL,
                       work=cli.TEMPORARY)
     most = len(os.sched_getaffinity(0))
     cores = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
-    with temporary_place(given.work) as place:
-        found, nbd = measured(built(), cores, given, place)
+    with temporary_place(flags.work) as place:
+        found, nbd = measured(built(), cores, flags, place)
     rates = {(mode, *request): [found.median(mode, (count, *request), "requests_per_s")
-                                for count in cores] for mode, *request in kinds_of(given)}
+                                for count in cores] for mode, *request in kinds_of(flags)}
     head = ""
-    if given.page:
-        image = given.page.with_suffix(".svg")
+    if flags.page:
+        image = flags.page.with_suffix(".svg")
         groups = [((mode.replace(", tied", " tied").replace(", 4 MiB", " 4M"),
                     f"{way} {size // KIB}K"), each)
                   for (mode, way, size), each in rates.items() if mode != "copy"]
         page.bars(image, f"requests/s; a bar for 1 to {cores[-1]} cores", groups)
-        head = (f"# A null driver and more cores\n\n`bench/scaling.py --rounds {given.rounds} "
-                f"--seconds {given.seconds:g}`, medians, {most} cores.\n\n"
+        head = (f"# A null driver and more cores\n\n`bench/scaling.py --rounds {flags.rounds} "
+                f"--seconds {flags.seconds:g}`, medians, {most} cores.\n\n"
                 f"![chart]({image.name})\n\n")
-    page.write(given.page, head + page_of(rates, nbd, cores),
+    page.write(flags.page, head + page_of(rates, nbd, cores),
                {"modes": found.rows("cores", "way", "bytes_per_request"), "nbd": nbd.rows()})

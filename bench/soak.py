@@ -46,8 +46,8 @@ KINDS = ("reads", "writes", "packed", "discards", "zeroes", "flushes")
 
 def ask(process, line):
     """A line to one of the two processes, a line of JSON from it."""
-    process.tell(line)
-    return process.hear_json()
+    process.send(line)
+    return process.read_event()
 
 
 def look(process):
@@ -93,42 +93,42 @@ class Trouble:
         time.sleep(self.dice.uniform(0.2, 1))
 
 
-def soak(given):
+def soak(flags):
     """(samples, counts of trouble); raises when something is not as it must be."""
     with Wires(PAIRS) as wires:
         udp, tcp = wires.addresses("udp"), "tcp:10.96.0.1"
         disks = ["--exports", DISKS, "--bytes", DISK_BYTES]
-        how = {"wait": lambda process: process.hear(),
+        how = {"wait": lambda process: process.read_line(),
                "env": os.environ | {"MALLOC_ARENA_MAX": "1"}}
-        with wires.ready(0, given.binary, "target", "--listen", f"{udp},{tcp}", *disks,
+        with wires.ready(0, flags.binary, "target", "--listen", f"{udp},{tcp}", *disks,
                          "--silence-s", SILENCE_S, **how) as target, \
-                wires.ready(1, given.binary, "load", "--udp", udp, "--tcp", tcp, *disks,
-                            "--rate", given.rate, "--seed", given.seed, **how) as load:
-            return cycles(given, Trouble(wires, target, given.seed), target, load)
+                wires.ready(1, flags.binary, "load", "--udp", udp, "--tcp", tcp, *disks,
+                            "--rate", flags.rate, "--seed", flags.seed, **how) as load:
+            return cycles(flags, Trouble(wires, target, flags.seed), target, load)
 
 
-def cycles(given, trouble, target, load):
+def cycles(flags, trouble, target, load):
     samples, began, attached, ends = [], time.monotonic(), 0, False
     while not ends:
         if len(samples) % 10 == 9:
             attached += 1
             ask(load, "attach")
-        load.tell(f"run {CYCLE_S}")
+        load.send(f"run {CYCLE_S}")
         trouble.cause()
-        load.hear()
+        load.read_line()
         lasted_s = time.monotonic() - began
-        ends = lasted_s >= given.seconds or given.told_to_end
+        ends = lasted_s >= flags.seconds or flags.is_ending
         if ends:
             ask(load, "verify")
-        said, target_said = ask(load, "rest"), ask(target, "rest")
-        if (said["mismatches"] or said["errors"] or said["pending"]
-                or said["slots"] != said["slots_free"]):
-            raise Unfit(f"after {lasted_s:.0f} s: {said}")
-        samples.append({"at_s": round(lasted_s, 1), "load": {**said, **look(load)},
-                        "target": {**target_said, **look(target)}})
-        if given.samples:
-            given.samples.write_text(json.dumps(samples, indent=1) + "\n")
-        cli.say(f"{lasted_s:.0f} s: {json.dumps(samples[-1])}")
+        load_status, target_status = ask(load, "rest"), ask(target, "rest")
+        if (load_status["mismatches"] or load_status["errors"] or load_status["pending"]
+                or load_status["slots"] != load_status["slots_free"]):
+            raise Unfit(f"after {lasted_s:.0f} s: {load_status}")
+        samples.append({"at_s": round(lasted_s, 1), "load": {**load_status, **look(load)},
+                        "target": {**target_status, **look(target)}})
+        if flags.samples:
+            flags.samples.write_text(json.dumps(samples, indent=1) + "\n")
+        cli.log(f"{lasted_s:.0f} s: {json.dumps(samples[-1])}")
     return samples, {**trouble.counts, "connections anew": attached}
 
 
@@ -161,15 +161,15 @@ longest request of a cycle took {middle_ms:,.0f} ms in the median, {longest_ms:,
 {after}"""
 
 
-def page_of(given, samples, trouble, rows):
+def page_of(flags, samples, trouble, rows):
     last, longest_ms = (samples[-1]["load"],
                         [sample["load"]["longest_us"] / 1000 for sample in samples])
     cells = [[end, words, *(f"{number:,.0f} {unit}".strip() for number in numbers), page.kept(kept)]
              for end, words, unit, *numbers, kept in rows]
-    before, after = page.around(given.page, "<!-- bench/soak.py writes from here -->",
+    before, after = page.around(flags.page, "<!-- bench/soak.py writes from here -->",
                                 "<!-- to here -->")
     return PAGE.format(
-        before=before, after=after, given=given, at_s=samples[-1]["at_s"], rests=len(samples),
+        before=before, after=after, flags=flags, at_s=samples[-1]["at_s"], rests=len(samples),
         last=last, busy=os.getloadavg()[0], requests=sum(last[kind] for kind in KINDS),
         gb=last["bytes"] / 1e9, missing=last["slots"] - last["slots_free"],
         middle_ms=median(longest_ms), longest_ms=max(longest_ms),
@@ -181,15 +181,15 @@ def page_of(given, samples, trouble, rows):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--rate", 2000, "requests a second, of all threads together"),
+    flags = cli.parse(__doc__, ("--rate", 2000, "requests a second, of all threads together"),
                       ("--seed", 1), ("--samples", Path, "where each rest's numbers go"),
                       seconds=3600.0, binary=EXAMPLES / "link_soak", root=True)
-    given.told_to_end = False
-    # When it is told to end, it rests once more and reports its results.
-    signal.signal(signal.SIGTERM, lambda *_: setattr(given, "told_to_end", True))
-    samples, trouble = soak(given)
+    flags.is_ending = False
+    # On SIGTERM it rests once more and reports its results.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(flags, "is_ending", True))
+    samples, trouble = soak(flags)
     rows = growth(samples)
-    page.write(given.page, page_of(given, samples, trouble, rows),
+    page.write(flags.page, page_of(flags, samples, trouble, rows),
                {"rests": samples, "trouble": trouble})
     if not all(row[-1] for row in rows):
         sys.exit("something grew")

@@ -5,7 +5,7 @@ and our defaults.
     SAWMILL_TRACES=FOLDER bench/traces.py      every trace of the folder; writes
                                                docs/measurements/traces.md
 
-FOLDER holds the files named in REFERENCE (packed or not; what is missing is left out and said so),
+FOLDER holds the files named in REFERENCE (packed or not; what is missing is left out and named),
 and any others. The reference's figures are from a simulator of LSVD's method that shares nothing
 with Sawmill: an array with an entry per block, batches closed by size alone, 70 % to 75 %.
 SAWMILL_BINARY is measured, else target/release/sawmill. Not here: made-up requests
@@ -18,7 +18,7 @@ import json
 import os
 from pathlib import Path
 
-from frame import GIB, Unfit, cli, page, run, say
+from frame import GIB, Unfit, cli, page, run, log
 
 TOLERANCE = 0.03
 MARKS = (".zst", ".gz", ".xz", ".bz2")
@@ -130,23 +130,23 @@ in the paper.
 
 def simulate(binary, runs, path, *options):
     """The figures of one run; `runs` gets them too."""
-    said = run(binary, "simulate", "--json", "--skip-bad-lines", path, *options)
-    figures = json.loads(said)["traces"][0]
+    output = run(binary, "simulate", "--json", "--skip-bad-lines", path, *options)
+    figures = json.loads(output)["traces"][0]
     # Of up to 512 moments: only for charts.
     del figures["samples"]
     runs.append({**figures, "trace": path.name, "options": options})
     return figures
 
 
-def traces_in(folder, given, runs):
+def traces_in(folder, flags, runs):
     """How to simulate each of the files that are traces, by name without the mark of a packer."""
     found = {}
     for path in sorted(folder.iterdir()):
         name = path.stem if path.suffix in MARKS else path.name
-        if path.is_file() and (given.whole or name in given.only):
+        if path.is_file() and (flags.whole or name in flags.only):
             with contextlib.suppress(Unfit):
-                simulate(given.binary, runs, path)
-                found[name] = functools.partial(simulate, given.binary, runs, path)
+                simulate(flags.binary, runs, path)
+                found[name] = functools.partial(simulate, flags.binary, runs, path)
     return found
 
 
@@ -219,13 +219,13 @@ def defaults(traces):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, only={"traces": dict.fromkeys(name for name, *_ in REFERENCE)},
+    flags = cli.parse(__doc__, only={"traces": dict.fromkeys(name for name, *_ in REFERENCE)},
                       binary=cli.SAWMILL, page=page.MEASUREMENTS / "traces.md")
     folder = Path(os.environ.get("SAWMILL_TRACES", ""))
     if "SAWMILL_TRACES" not in os.environ or not folder.is_dir():
         raise Unfit("SAWMILL_TRACES must name a folder of traces")
     runs = []
-    traces = traces_in(folder, given, runs)
+    traces = traces_in(folder, flags, runs)
     compared, apart_in, absent = agreement(traces)
     ours, ten = defaults(traces)
     once, _ = beside(traces, 1)
@@ -234,6 +234,6 @@ def main():
         ["our defaults, ten times in a row", *ten], ["our defaults, once through", *once],
         ["32 MiB, no age, ten times", *large]])
     absent = f"\nNot in the folder: {', '.join(absent)}.\n" if absent else ""
-    page.write(given.page, PAGE.format(agreement=compared, absent=absent, defaults=ours, ways=ways),
+    page.write(flags.page, PAGE.format(agreement=compared, absent=absent, defaults=ours, ways=ways),
                runs)
-    say(f"further apart than {TOLERANCE:.0%}: {', '.join(apart_in) or 'none'}")
+    log(f"further apart than {TOLERANCE:.0%}: {', '.join(apart_in) or 'none'}")

@@ -7,7 +7,7 @@ knows who is compared with whom.
 """
 
 from frame import cli, fio, guest, machine, page
-from frame.cli import say
+from frame.cli import log
 from frame.machine import EXAMPLES, GIB, KIB, MIB, RELEASE, ROOT, Unfit, run, wait_until
 from frame.process import PATIENCE_S, Process
 from frame.rounds import Rounds, turns

@@ -30,7 +30,7 @@ COMMON = {
 }
 
 
-def say(text):
+def log(text):
     print(f"{SCRIPT}: {text}", file=sys.stderr, flush=True)
 
 
@@ -49,12 +49,12 @@ def add(parser, names, default, about=""):
     parser.add_argument(*names.split(), **how)
 
 
-def given(doc, *own, only=None, only_too="", root=False, page=Path, **common):
+def parse(doc, *own, only=None, only_too="", root=False, page=Path, **common):
     """The options: the common ones that are named here, with their defaults, and a script's own,
     each (names, default, words).
 
     `only`: the names to choose from, by kind, or what makes them of the options. The result's
-    `only` has the chosen ones in their order, all where none is named, which `whole` tells.
+    `only` has the chosen ones in their order, all where none is named, and then `whole` is true.
     """
     parser = argparse.ArgumentParser(description=doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,17 +86,17 @@ def choose(parser, found, kinds):
     if found.list:
         print("\n".join(f"{kind}: {shlex.join(names)}" for kind, names in kinds.items()))
         sys.exit()
-    asked = [name for text in found.only for name in ([text] if text in known else text.split(","))]
-    for name in asked:
+    names = [name for text in found.only for name in ([text] if text in known else text.split(","))]
+    for name in names:
         if name not in known:
             parser.error(f"--only {name}: unknown; one of {shlex.join(known)}")
-    found.whole, found.only = not asked, [name for name in known if not asked or name in asked]
+    found.whole, found.only = not names, [name for name in known if not names or name in names]
 
 
 def script(main):
     """Runs the main function of a file that was called, which is the last in it.
 
-    Told to end, it still undoes what it did; what cannot be done here is one line.
+    On SIGTERM it still undoes what it did; what cannot be done here is one line.
     """
     if main.__module__ != "__main__":
         return main

@@ -32,10 +32,10 @@ def inside(contestants, measure, ready=lambda entered: None):
                 print(json.dumps({**known, "round": number, **measured}), flush=True)
 
 
-def boot(script, given, **variables):
+def boot(script, flags, **variables):
     """Boots, measures, returns the lines of the guest."""
-    environment = {"VM_MEMORY": "3G", **os.environ, "VM_ROUNDS": str(given.rounds),
-                   "VM_ONLY": json.dumps(given.only), **variables}
+    environment = {"VM_MEMORY": "3G", **os.environ, "VM_ROUNDS": str(flags.rounds),
+                   "VM_ONLY": json.dumps(flags.only), **variables}
     done = subprocess.run([ROOT / "tests/vm/run.py", f"bench/{script}", "--keep-log"],
                           env=environment, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)

@@ -69,15 +69,15 @@ def missing(*programs):
 
 def run(*words, **more):
     """Runs a program to its end and returns its standard output;
-    what it said goes into the error."""
+    the error has what it printed."""
     words = [str(word) for word in words]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, **more)
     except subprocess.TimeoutExpired as error:
         raise Unfit(f"`{' '.join(words)}` took more than {error.timeout} s") from None
     if done.returncode:
-        said = (done.stderr + done.stdout).strip()[-600:]
-        raise Unfit(f"`{' '.join(words)}` ended with {done.returncode}: {said}")
+        output = (done.stderr + done.stdout).strip()[-600:]
+        raise Unfit(f"`{' '.join(words)}` ended with {done.returncode}: {output}")
     return done.stdout
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from frame import machine
-from frame.cli import say
+from frame.cli import log
 from frame.machine import ROOT
 
 RESULTS = ROOT / "bench/results"
@@ -30,11 +30,11 @@ def table(head, rows, numbers=()):
 def as_they_come(samples):
     """Reports each sample as soon as it is measured."""
     for sample in samples:
-        say(json.dumps(sample))
+        log(json.dumps(sample))
         yield sample
 
 
-def shown(value, form=",.0f"):
+def text_of(value, form=",.0f"):
     return "–" if value is None else f"{value:{form}}"
 
 
@@ -81,9 +81,9 @@ def write(path, text, raw, name=None, before="", after=""):
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        say(f"wrote {path}")
+        log(f"wrote {path}")
     if name:
-        say(f"and {write_raw(name, {**about, 'raw': raw}, path.parent / 'raw')}")
+        log(f"and {write_raw(name, {**about, 'raw': raw}, path.parent / 'raw')}")
 
 
 def around(path, begin=None, end=None):

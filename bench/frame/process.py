@@ -25,7 +25,7 @@ class Process:
     def __init__(self, *words, log=None, env=None, cwd=None, talks=False):
         """Without a `log`, its standard error is ours, and its output is discarded."""
         words = [str(word) for word in words]
-        self.name, self.log, self.heard, self.cpu_total_s = Path(words[0]).name, log, b"", None
+        self.name, self.log, self.unread, self.cpu_total_s = Path(words[0]).name, log, b"", None
         with open(log or os.devnull, "a") as out:
             self.child = subprocess.Popen(
                 words, bufsize=0, env=env, cwd=cwd, start_new_session=True,
@@ -45,42 +45,42 @@ class Process:
     def check(self):
         """Raises if it has ended, with its last output."""
         if not self.is_running():
-            said = Path(self.log).read_text()[-1000:].strip() if self.log else ""
-            raise Unfit(f"{self.name} ended with {self.child.returncode}: {said}")
+            output = Path(self.log).read_text()[-1000:].strip() if self.log else ""
+            raise Unfit(f"{self.name} ended with {self.child.returncode}: {output}")
 
-    def tell(self, line):
+    def send(self, line):
         self.child.stdin.write(f"{line}\n".encode())
 
-    def hear(self, seconds=PATIENCE_S):
+    def read_line(self, seconds=PATIENCE_S):
         """Its next line."""
         deadline = time.monotonic() + seconds
-        while b"\n" not in self.heard:
+        while b"\n" not in self.unread:
             left_s = max(0, deadline - time.monotonic())
             if not select.select([self.child.stdout], [], [], left_s)[0]:
-                raise Unfit(f"{self.name} said nothing for {seconds} s")
+                raise Unfit(f"{self.name} printed nothing for {seconds} s")
             piece = os.read(self.child.stdout.fileno(), 1 << 16)
             if not piece:
                 self.child.wait()
                 self.check()
-            self.heard += piece
-        line, _, self.heard = self.heard.partition(b"\n")
+            self.unread += piece
+        line, _, self.unread = self.unread.partition(b"\n")
         return line.decode()
 
-    def hear_json(self, seconds=PATIENCE_S):
-        return json.loads(self.hear(seconds))
+    def read_event(self, seconds=PATIENCE_S):
+        return json.loads(self.read_line(seconds))
 
     def expect(self, word):
         """Waits for a line that begins with a word; the rest of its words."""
-        said = self.hear().split()
-        if said[:1] != [word]:
-            raise Unfit(f"{self.name} did not say {word}: {said}")
-        return said[1:]
+        words = self.read_line().split()
+        if words[:1] != [word]:
+            raise Unfit(f"{self.name} did not print {word}: {words}")
+        return words[1:]
 
     def expect_event(self, event="ready"):
-        """Passes over lines of JSON until one tells of an event."""
-        while (told := self.hear_json())["event"] != event:
+        """Passes over lines of JSON until one reports an event."""
+        while (event_line := self.read_event())["event"] != event:
             pass
-        return told
+        return event_line
 
     def cpu_s(self):
         """User and system time so far, in seconds."""

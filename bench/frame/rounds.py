@@ -6,7 +6,7 @@ here: how something is measured.
 
 from statistics import median
 
-from frame.cli import say
+from frame.cli import log
 
 
 def turns(count, cells, contestants):
@@ -14,7 +14,7 @@ def turns(count, cells, contestants):
     of which each begins with another."""
     everyone = list(contestants)
     for number in range(count):
-        say(f"round {number + 1} of {count}")
+        log(f"round {number + 1} of {count}")
         first = number % max(len(everyone), 1)
         for cell in cells:
             for one in everyone[first:] + everyone[:first]:

@@ -66,7 +66,7 @@ class Sawmill(Server):
         process = self.spawn(self.binary, "serve", *self.volumes, "--json", *words, *self.options,
                              env=self.environment(), talks=True)
         for _ in self.volumes:
-            self.ready = process.hear_json(600)
+            self.ready = process.read_event(600)
             self.uris[self.ready["volume"]] = self.ready["uri"]
         self.ready["after_s"] = time.monotonic() - started
         self.target = fio.nbd(self.ready["uri"])
@@ -76,7 +76,7 @@ class Sawmill(Server):
         with urllib.request.urlopen(self.ready["admin"] + "status", timeout=30) as answer:
             return json.load(answer)
 
-    def told(self):
+    def volume_status(self):
         """The status of its volume, as long as it has one."""
         return self.status()["volumes"][0]
 

@@ -36,13 +36,13 @@ def temporary_place(work, size_bytes=0):
         yield Place(Path(folder), Path(memory), size_bytes)
 
 
-def in_parts(given, parts, size_bytes):
+def in_parts(flags, parts, size_bytes):
     """Measures the chosen parts, each in a place of its own:
     figures by part, and the sections they make."""
     found, sections = {}, []
-    for name in given.only:
-        with temporary_place(given.work, size_bytes) as place:
-            found[name], section = parts[name](place, given)
+    for name in flags.only:
+        with temporary_place(flags.work, size_bytes) as place:
+            found[name], section = parts[name](place, flags)
         sections.append(section)
     return found, sections
 

@@ -9,7 +9,7 @@ import signal
 import time
 from statistics import median
 
-from frame import KIB, Sawmill, difference, machine, run, say
+from frame import KIB, Sawmill, difference, machine, run, log
 
 # More log than this has come since the checkpoint, and no new one is to be made while we look.
 NO_CHECKPOINT = ("--checkpoint-bytes", "1P")
@@ -23,7 +23,7 @@ def recovery(place, binary, examples, segments):
     volume = Sawmill(place, binary, NO_CHECKPOINT, name="recovery")
     volume.volumes = ["log"]
     volume.folder.mkdir(parents=True)
-    say(f"building a volume of {segments} segments past its checkpoint")
+    log(f"building a volume of {segments} segments past its checkpoint")
     built = run(examples / "bench_volume", "log", volume.folder, segments).strip()
     # The staging memory of the builder, where the server looks for it. Its journal already exists.
     for staging in volume.folder.glob("*.staging"):
@@ -38,7 +38,7 @@ def recovery(place, binary, examples, segments):
             # As abrupt as the death before this opening, so that the next opening finds the same.
             volume.processes[0].end(signal.SIGKILL)
             found.append(volume.ready)
-            say(f"opened, page cache {kind}: {volume.ready['after_s']:.2f} s")
+            log(f"opened, page cache {kind}: {volume.ready['after_s']:.2f} s")
     shutil.rmtree(volume.folder)
     return {"built": built, "opened": opened}
 
@@ -61,7 +61,7 @@ def watched(volume, seconds):
         before = volume.counters()
         time.sleep(seconds)
         counted = difference(before, volume.counters())
-        extents, opened_s = volume.told()["extents"], volume.ready["after_s"]
+        extents, opened_s = volume.volume_status()["extents"], volume.ready["after_s"]
     shutil.rmtree(volume.folder)
     requests = sum(counted[call] for call in ("gets", "puts", "lists", "deletes"))
     return {"extents": extents, "opened_s": opened_s, "resident_bytes": resident,
@@ -70,13 +70,13 @@ def watched(volume, seconds):
 
 def memory(place, binary, examples, extents, seconds):
     """An empty volume of 1 TiB, and full ones with that many extents of up to so many pages."""
-    say(f"watching an idle volume of 1 TiB for {seconds} s")
+    log(f"watching an idle volume of 1 TiB for {seconds} s")
     volume = Sawmill(place, binary, name="idle")
     volume.make(1 << 40)
     found = {"empty": watched(volume, seconds), "full": []}
     volume.volumes = ["map"]
     for pages_max in (16, 1):
-        say(f"loading {extents} extents of 1 to {pages_max} pages")
+        log(f"loading {extents} extents of 1 to {pages_max} pages")
         volume.folder.mkdir()
         built = run(examples / "bench_volume", "map", volume.folder, extents, pages_max).strip()
         seen = watched(volume, 1)

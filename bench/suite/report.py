@@ -5,7 +5,7 @@ Not here: tables and ratios (`frame/`).
 """
 
 from frame import GIB, MIB, Rounds
-from frame.page import kept, shown, table
+from frame.page import kept, text_of, table
 from suite import opening
 from suite.contest import WORKLOADS
 
@@ -57,7 +57,7 @@ def speed(results):
         ratios = (results.ratio(name, base, workload.name, "iops")
                   for workload in results.workloads)
         rows.append([f"{servers[name]} / {servers[base]}",
-                     *(shown(ratio, ".2f") for ratio in ratios)])
+                     *(text_of(ratio, ".2f") for ratio in ratios)])
     text += section("Ratios", rows and results.by_workload(rows))
     return text + spread(results) + processor(results)
 
@@ -81,11 +81,11 @@ def processor(results):
                                  lambda cell: cell["more"].get("cpu_s_per_gib") or 0)
                   for workload in results.workloads]
         if any(values):
-            rows.append([title, *(shown(value or None, ".2f") for value in values)])
-    told = ("User and system time until the server has ended, with what it puts off, "
+            rows.append([title, *(text_of(value or None, ".2f") for value in values)])
+    explanation = ("User and system time until the server has ended, with what it puts off, "
             "without MinIO's.\n\n")
     return section("CPU seconds of the server per GiB moved",
-                   rows and told + results.by_workload(rows))
+                   rows and explanation + results.by_workload(rows))
 
 
 def cost(document):

@@ -57,7 +57,7 @@ class Minio:
         """Requests by kind since its start, by its own count."""
         text = self.ask("/minio/metrics/v3/api/requests")
         if text is None:
-            raise Unfit("MinIO does not tell how many requests it has had")
+            raise Unfit("MinIO does not report its number of requests")
         pattern = r'^minio_api_requests_total\{name="(\w+)"[^}]*\} (\S+)'
         return {name: float(count) for name, count in re.findall(pattern, text, re.M)}
 
