@@ -21,6 +21,8 @@ SAWMILL = Path(os.environ.get("SAWMILL_BINARY", BUILT))
 # Where disks go by default: with what is built, or where paths are short enough for
 # control sockets.
 TARGET, TEMPORARY = RELEASE.parent, Path(tempfile.gettempdir())
+# The folder on the disk that is measured: `--work`, where a script has it.
+work = TARGET
 COMMON = {
     "rounds": ("--rounds", "how often each is measured"),
     "seconds": ("--seconds --runtime", "how long each is measured"),
@@ -74,6 +76,8 @@ def parse(doc, *own, only=None, only_too="", root=False, page=Path, **common):
         choose(parser, found, only(found) if callable(only) else only)
     if getattr(found, "rounds", 1) < 1 or getattr(found, "seconds", 1) <= 0:
         parser.error("--rounds is at least 1, --seconds more than 0")
+    global work
+    work = getattr(found, "work", work)
     if getattr(found, "binary", None):
         found.binary = found.binary.resolve()
     if root and os.geteuid():

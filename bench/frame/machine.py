@@ -28,11 +28,33 @@ def fields(path, mark=":"):
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def describe():
-    """Facts that belong beside every number."""
+def disk_of(folder):
+    """The file system below a folder and the disk that holds it, as the kernel names them."""
+    folder, mounts = Path(folder).resolve(), []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        mounts.append((Path(before.split()[4]), *after.split()[:2]))
+    _, kind, source = max((mount for mount in mounts if folder.is_relative_to(mount[0])),
+                          key=lambda mount: len(mount[0].parts))
+    # A partition is a folder of its disk.
+    block = Path("/sys/class/block", Path(source).name).resolve()
+    models = [path for path in (block / "device/model", block.parent / "device/model")
+              if path.exists()]
+    model = f" ({models[0].read_text().strip()})" if models else ""
+    return f"{kind} on {source}{model}"
+
+
+def describe(folder=ROOT):
+    """Facts that belong beside every number. The disk is that of `folder`."""
     kib, _ = fields("/proc/meminfo")["MemTotal"].split()
+    # Of all processors the last; the name alone may be that of a whole family.
+    cpu = fields("/proc/cpuinfo")
+    numbers = [f"{name} {cpu[key]}" for name, key in
+               (("family", "cpu family"), ("model", "model"), ("stepping", "stepping"))
+               if key in cpu]
     return {
-        "cpu": fields("/proc/cpuinfo").get("model name", platform.machine()),
+        "cpu": cpu.get("model name", platform.machine()), "cpu_model": ", ".join(numbers),
+        "disk": disk_of(folder),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(int(kib) / MIB, 1), "kernel": platform.release(),
         "system": fields("/etc/os-release", "=").get("PRETTY_NAME", platform.platform()).strip('"'),

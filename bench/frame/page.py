@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from frame import machine
+from frame import cli, machine
 from frame.cli import log
 from frame.machine import ROOT
 
@@ -53,7 +53,7 @@ def facts():
     words = ["PATH" if word.startswith("/") else word for word in sys.argv[1:]]
     return {"date": datetime.date.today().isoformat(), "commit": machine.commit(),
             "command": shlex.join([f"bench/{Path(sys.argv[0]).name}", *words]),
-            "machine": machine.describe()}
+            "machine": machine.describe(cli.work)}
 
 
 def stamped(text, about, raw):
@@ -61,8 +61,10 @@ def stamped(text, about, raw):
     any."""
     where = about["machine"]
     link = f"; [raw numbers](raw/{raw}.json)" if raw else ""
+    model = f" ({where['cpu_model']})" if where["cpu_model"] else ""
     line = (f"Measured on {about['date']}, on the code of {about['commit']}, "
-            f"on {where['cores']} cores of {where['cpu']}, with `{about['command']}`{link}.\n\n")
+            f"on {where['cores']} cores of {where['cpu']}{model}, {where['memory_gib']} GiB, "
+            f"Linux {where['kernel']}, {where['disk']}, with `{about['command']}`{link}.\n\n")
     title, _, rest = text.partition("\n\n")
     return f"{title}\n\n{line}{re.sub(STAMP, '', rest, count=1, flags=re.MULTILINE)}"
 

@@ -42,11 +42,10 @@ def speed(results):
         return ""
     rows = []
     for name, title in servers.items():
-        pairs = ([results.median(name, workload.name, key) for key in ("iops", "p50_us")]
-                 for workload in results.workloads)
-        rows.append([title, *("–" if iops is None else f"{iops:,.0f} ({p50:,.0f})"
-                              for iops, p50 in pairs)])
-    text = section("Requests per second (p50 latency, µs)", results.by_workload(rows))
+        rows.append([title, *(rate(results, name, workload.name)
+                              for workload in results.workloads)])
+    text = section("Requests per second: median, [slowest to fastest round] (p50 latency, µs)",
+                   results.by_workload(rows))
     text += "".join(f"\n{name} did not take part: {why}\n"
                     for name, why in document["absent"].items())
     ours = [name for name in OURS if name in servers]
@@ -60,6 +59,15 @@ def speed(results):
                      *(text_of(ratio, ".2f") for ratio in ratios)])
     text += section("Ratios", rows and results.by_workload(rows))
     return text + spread(results) + processor(results)
+
+
+def rate(results, name, workload):
+    """A cell with its range, which shows what its median is worth."""
+    found = results.found(name, workload, "iops")
+    if not found:
+        return "–"
+    iops, p50_us = (results.median(name, workload, key) for key in ("iops", "p50_us"))
+    return f"{iops:,.0f} [{min(found):,.0f} to {max(found):,.0f}] ({p50_us:,.0f})"
 
 
 def spread(results):
@@ -202,7 +210,10 @@ def page(document):
     before, after = document["load"]
     text = (f"# Bench of {document['date']}\n\n"
             f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-            f"{machine['system']}, Linux {machine['kernel']}; load average {before:.1f} before and "
+            f"{machine['system']}, Linux {machine['kernel']}"
+            # Documents of before 2026-11-29 name no disk.
+            f"{', ' + machine['disk'] if 'disk' in machine else ''}; "
+            f"load average {before:.1f} before and "
             f"{after:.1f} after. {programs}.\n\n"
             f"{settings['rounds']} rounds of {settings['runtime_s']} s per cell, disks of "
             f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. How each "
