@@ -26,7 +26,7 @@ impl Cores {
     }
 
     /// Pins this thread to the core of a queue.
-    pub(crate) fn tie(&self, queue: usize) {
+    pub(crate) fn pin_thread(&self, queue: usize) {
         let Some(core) = self.0.get(queue % self.0.len().max(1)) else { return };
         let mut set = CpuSet::new();
         set.set(*core);
@@ -55,7 +55,7 @@ mod tests {
         for queue in 0..cores.0.len() + 1 {
             let placement = std::thread::scope(|scope| {
                 let tied_thread = scope.spawn(|| {
-                    cores.tie(queue);
+                    cores.pin_thread(queue);
                     let allowed = sched_getaffinity(None).expect("its own");
                     (cores.queue_here(cores.0.len()), allowed.count())
                 });

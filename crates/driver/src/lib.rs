@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod backend;
 pub mod batch;
 pub mod client;
 mod cores;
@@ -16,12 +15,13 @@ pub mod host;
 mod options;
 mod plain;
 pub mod protocol;
+mod request_holder;
 pub mod resolve;
 
 use sawmill_device::{Error, ErrorKind, Request, Result};
 
-pub use backend::State;
-pub use options::{DeviceOptions, Mode, OnDeath};
+pub use options::{DeathPolicy, DeviceOptions, Mode};
+pub use request_holder::State;
 
 /// Checks that a request starts and ends at multiples of `unit_bytes`.
 fn check_blocks(request: &Request, unit_bytes: u64) -> Result<()> {

@@ -27,7 +27,7 @@ pub enum Mode {
 
 /// What happens to requests when the driver has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnDeath {
+pub enum DeathPolicy {
     /// They wait for the next driver.
     Wait,
     /// They fail until there is a next driver.
@@ -55,7 +55,7 @@ pub struct DeviceOptions {
     /// The device outlives its driver.
     pub recoverable: bool,
     /// What happens to requests without a driver.
-    pub on_death: OnDeath,
+    pub on_death: DeathPolicy,
     /// The longest wait for a driver. Zero: no limit.
     pub death_timeout: Duration,
     /// A driver that takes longer for a command counts as dead. Zero: never.
@@ -73,7 +73,7 @@ impl Default for DeviceOptions {
             can_flush: true,
             can_fua: false,
             recoverable: true,
-            on_death: OnDeath::Wait,
+            on_death: DeathPolicy::Wait,
             death_timeout: Duration::ZERO,
             request_timeout: Duration::ZERO,
         }
@@ -106,8 +106,8 @@ impl DeviceOptions {
             }
             "on_death" => {
                 self.on_death = match value {
-                    "wait" => OnDeath::Wait,
-                    "fail" => OnDeath::Fail,
+                    "wait" => DeathPolicy::Wait,
+                    "fail" => DeathPolicy::Fail,
                     _ => return Err(bad(format!("on_death={value} is neither wait nor fail"))),
                 }
             }
@@ -149,7 +149,7 @@ impl DeviceOptions {
             .with("can_discard", truth(batch.can_discard))
             .with("can_write_zeroes", truth(batch.can_write_zeroes))
             .with("recoverable", truth(self.recoverable))
-            .with("on_death", if self.on_death == OnDeath::Wait { "wait" } else { "fail" })
+            .with("on_death", if self.on_death == DeathPolicy::Wait { "wait" } else { "fail" })
             .with("death_timeout_s", self.death_timeout.as_secs_f64())
             .with("request_timeout_s", self.request_timeout.as_secs_f64())
             .with("io_min", batch.io_min)
@@ -266,7 +266,7 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// The geometry of the backend; requests are whole blocks, or bytes with `byte_granular`.
+    /// The geometry of the holder; requests are whole blocks, or bytes with `byte_granular`.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         let batch = &self.batch;

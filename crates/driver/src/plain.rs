@@ -16,10 +16,10 @@ use parking_lot::{Condvar, Mutex};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
 use sawmill_sys::{Arena, Lease};
 
-use crate::backend::{Backend, Life, Next, State};
 use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
 use crate::protocol::{Command, CommandKind};
+use crate::request_holder::{FetchState, RequestHolder, State, StateCell};
 
 /// A device in plain mode: each request is one command to the driver.
 pub(crate) struct Plain {
@@ -27,7 +27,7 @@ pub(crate) struct Plain {
     geometry: Geometry,
     queues: Box<[Queue]>,
     cores: Cores,
-    life: Life,
+    state_cell: StateCell,
 }
 
 struct Queue {
@@ -53,6 +53,7 @@ struct RequestTable {
     /// Bounded by the requests that the doors admit.
     ready: VecDeque<QueuedRequest>,
     /// Requests that the driver has.
+    /// Bounded by the requests that the doors admit.
     issued: BTreeMap<u64, IssuedRequest>,
     last_number: u64,
 }
@@ -74,7 +75,7 @@ impl Plain {
             geometry: options.geometry(),
             queues,
             cores: Cores::new(),
-            life: Life::new(),
+            state_cell: StateCell::new(),
             options,
         }))
     }
@@ -92,7 +93,7 @@ impl Plain {
         let mut pending = queue.pending.lock();
         // Under the lock: the thread that detects the end takes it afterwards, so nothing is queued
         // later.
-        if let Some(error) = self.life.refusal() {
+        if let Some(error) = self.state_cell.refusal() {
             drop(pending);
             return request.fail(error);
         }
@@ -212,7 +213,7 @@ impl BlockDevice for Plain {
             if self.options.byte_granular { 1 } else { u64::from(self.options.batch.blocksize) };
         let refused =
             request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
-        if let Some(error) = refused.or_else(|| self.life.refusal()) {
+        if let Some(error) = refused.or_else(|| self.state_cell.refusal()) {
             return request.fail(error);
         }
         match request.operation {
@@ -229,14 +230,14 @@ impl BlockDevice for Plain {
     }
 }
 
-impl Backend for Plain {
+impl RequestHolder for Plain {
     fn lanes_per_queue(&self) -> usize {
         1
     }
 
-    fn tie(&self, queue: usize) {
+    fn pin_thread(&self, queue: usize) {
         if self.options.batch.tie_queues {
-            self.cores.tie(queue);
+            self.cores.pin_thread(queue);
         }
     }
 
@@ -244,25 +245,25 @@ impl Backend for Plain {
         Arc::clone(&self.queues[lane].pending.lock().memory)
     }
 
-    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next {
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> FetchState {
         let queue = &self.queues[lane];
         let mut pending = queue.pending.lock();
         loop {
-            if self.life.is_paused() {
-                return Next::Paused;
+            if self.state_cell.is_paused() {
+                return FetchState::Paused;
             }
             while commands.len() < most {
                 let Some(command) = self.next_of(&mut pending) else { break };
                 commands.push(command);
             }
             if !commands.is_empty() {
-                return Next::Commands;
+                return FetchState::Commands;
             }
-            if self.life.state() != State::Running
+            if self.state_cell.state() != State::Running
                 && pending.ready.is_empty()
                 && pending.issued.is_empty()
             {
-                return Next::Ended;
+                return FetchState::Ended;
             }
             queue.wakeup.wait(&mut pending);
         }
@@ -283,7 +284,7 @@ impl Backend for Plain {
             Some(issued_request)
         };
         // Woken also at the end: the thread that fetches must see that nothing is left.
-        let has_room_now = !pending.ready.is_empty() || self.life.state() != State::Running;
+        let has_room_now = !pending.ready.is_empty() || self.state_cell.state() != State::Running;
         drop(pending);
         if let Some(issued_request) = done {
             Self::complete(issued_request, outcome);
@@ -295,18 +296,18 @@ impl Backend for Plain {
     }
 
     fn start(&self) -> Result<()> {
-        self.life.start()?;
+        self.state_cell.start()?;
         self.notify();
         Ok(())
     }
 
     fn pause(&self) {
-        self.life.pause();
+        self.state_cell.pause();
         self.notify();
     }
 
     fn recover(&self) -> Result<()> {
-        self.life.pause();
+        self.state_cell.pause();
         for queue in &self.queues {
             // New memory for each driver: a former one may still have the old memory mapped, and
             // write to it.
@@ -325,12 +326,12 @@ impl Backend for Plain {
         Ok(())
     }
 
-    fn end(&self) {
-        self.life.end();
+    fn begin_end(&self) {
+        self.state_cell.end();
         self.notify();
     }
 
-    fn fail_pending(&self, error: &Error) {
+    fn fail_waiting(&self, error: &Error) {
         for queue in &self.queues {
             let mut pending = queue.pending.lock();
             let mut failed: Vec<Request> = std::mem::take(&mut pending.issued)
@@ -348,9 +349,9 @@ impl Backend for Plain {
         }
     }
 
-    fn fail(&self, error: &Error) {
-        self.life.ended();
-        self.fail_pending(error);
+    fn end_now(&self, error: &Error) {
+        self.state_cell.set_ended();
+        self.fail_waiting(error);
         self.notify();
     }
 
@@ -361,11 +362,11 @@ impl Backend for Plain {
         })
     }
 
-    fn is_owed(&self, lane: usize) -> bool {
+    fn has_commands(&self, lane: usize) -> bool {
         !self.queues[lane].pending.lock().issued.is_empty()
     }
 
-    fn oldest(&self) -> Option<Instant> {
+    fn oldest_fetched_at(&self) -> Option<Instant> {
         let oldest = |queue: &Queue| {
             queue.pending.lock().issued.values().map(|issued_request| issued_request.since).min()
         };
@@ -373,7 +374,7 @@ impl Backend for Plain {
     }
 
     fn state(&self) -> State {
-        self.life.state()
+        self.state_cell.state()
     }
 }
 
@@ -426,7 +427,7 @@ mod tests {
                     plain.submit(request);
                 });
                 barrier.wait();
-                plain.fail(&Error::new(ErrorKind::Closed, "over"));
+                plain.end_now(&Error::new(ErrorKind::Closed, "over"));
             });
             assert!(receiver.try_recv().is_ok(), "no thread will look at it again");
         }
@@ -441,11 +442,11 @@ mod tests {
             plain.submit(request);
             let mut commands = Vec::new();
             plain.fetch(0, &mut commands, 64);
-            plain.end();
+            plain.begin_end();
             std::thread::scope(|scope| {
                 scope.spawn(|| plain.answer(0, commands[0].number, Ok(())).unwrap());
                 let mut last = Vec::new();
-                while plain.fetch(0, &mut last, 64) == Next::Commands {
+                while plain.fetch(0, &mut last, 64) == FetchState::Commands {
                     last.drain(..)
                         .for_each(|command| plain.answer(0, command.number, Ok(())).unwrap());
                 }

@@ -30,7 +30,7 @@ type Areas = HashMap<u64, Vec<AppliedWrite>>;
 
 /// What a chunk states about the ordinals of other chunks.
 #[derive(Clone, Copy, Debug)]
-pub struct Marks {
+pub struct OrderBounds {
     /// The last ordinal that the host had given when it closed this chunk.
     pub horizon: u64,
     /// All chunks with smaller ordinals are answered.
@@ -59,7 +59,7 @@ impl Resolver {
         Resolver { area_bytes, shards, history: Mutex::default() }
     }
 
-    /// Applies the records of a chunk with these marks, and forgets what is no longer needed.
+    /// Applies the records of a chunk with these bounds of order, and forgets what is no longer needed.
     /// `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
@@ -67,10 +67,10 @@ impl Resolver {
     pub fn apply_chunk<'a, E>(
         &self,
         records: impl Iterator<Item = (Record, &'a [u8])>,
-        marks: Marks,
+        bounds: OrderBounds,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Marks { horizon, floor } = marks;
+        let OrderBounds { horizon, floor } = bounds;
         // First, so that memory shrinks before it grows.
         self.forget_below(floor);
         let mut areas = Vec::new();
@@ -175,8 +175,8 @@ fn without(part: Range<u64>, hole: Range<u64>) -> impl Iterator<Item = Range<u64
 mod tests {
     use super::*;
 
-    fn marks(horizon: u64, floor: u64) -> Marks {
-        Marks { horizon, floor }
+    fn bounds(horizon: u64, floor: u64) -> OrderBounds {
+        OrderBounds { horizon, floor }
     }
 
     struct World {
@@ -190,7 +190,7 @@ mod tests {
         }
 
         /// Applies a chunk of one record of `length` bytes of `value`.
-        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, marks: Marks) {
+        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, bounds: OrderBounds) {
             let record = Record { address: place.0, length: place.1, sequence };
             let data = vec![value; place.1 as usize];
             let disk = &mut self.disk;
@@ -198,15 +198,15 @@ mod tests {
                 disk[at as usize..at as usize + data.len()].copy_from_slice(data);
                 Ok(())
             };
-            self.resolver.apply_chunk([(record, &data[..])].into_iter(), marks, write).unwrap();
+            self.resolver.apply_chunk([(record, &data[..])].into_iter(), bounds, write).unwrap();
         }
     }
 
     #[test]
     fn a_late_write_changes_only_what_nothing_newer_wrote() {
         let mut world = World::new();
-        world.chunk((512, 1024), 2, 2, marks(2, 1));
-        world.chunk((0, 2048), 1, 1, marks(2, 1));
+        world.chunk((512, 1024), 2, 2, bounds(2, 1));
+        world.chunk((0, 2048), 1, 1, bounds(2, 1));
         assert_eq!(
             (world.disk[0], world.disk[512], world.disk[1535], world.disk[1536]),
             (1, 2, 2, 1)
@@ -217,28 +217,28 @@ mod tests {
     fn a_write_is_forgotten_when_its_horizon_lies_below_the_floor_and_not_before() {
         let mut world = World::new();
         // Chunk 2 is newer than what chunk 1 has; when it was closed, chunk 3 had been opened.
-        world.chunk((0, 512), 2, 2, marks(3, 1));
-        world.chunk((4096, 512), 1, 3, marks(3, 3));
+        world.chunk((0, 512), 2, 2, bounds(3, 1));
+        world.chunk((4096, 512), 1, 3, bounds(3, 3));
         assert_eq!(
             world.resolver.remembered(),
             2,
             "chunk 3 is not answered: it may hold something older"
         );
-        world.chunk((0, 512), 1, 1, marks(3, 3));
+        world.chunk((0, 512), 1, 1, bounds(3, 3));
         assert_eq!(world.disk[0], 2, "what is late is known to be late");
-        world.chunk((4096, 512), 2, 4, marks(4, 4));
+        world.chunk((4096, 512), 2, 4, bounds(4, 4));
         assert_eq!(world.resolver.remembered(), 1, "everything up to chunk 3 is answered");
     }
 
     #[test]
     fn an_older_floor_that_comes_late_brings_nothing_back() {
         let mut world = World::new();
-        world.chunk((0, 512), 1, 1, marks(1, 1));
-        world.chunk((0, 512), 2, 2, marks(2, 2));
-        world.chunk((0, 512), 3, 3, marks(3, 1));
+        world.chunk((0, 512), 1, 1, bounds(1, 1));
+        world.chunk((0, 512), 2, 2, bounds(2, 2));
+        world.chunk((0, 512), 3, 3, bounds(3, 1));
         assert_eq!(world.resolver.remembered(), 2);
         for n in 4..1000 {
-            world.chunk((n % 8 * 512, 512), n, 4, marks(n, n - 1));
+            world.chunk((n % 8 * 512, 512), n, 4, bounds(n, n - 1));
         }
         assert!(world.resolver.remembered() <= 3, "memory is bounded by what is on its way");
     }
@@ -249,13 +249,13 @@ mod tests {
         let record = |sequence| Record { address: 0, length: 512, sequence };
         let fails = |_: u64, _: &[u8]| Err(());
         let chunk = |sequence| [(record(sequence), &[1u8; 512][..])].into_iter();
-        assert!(resolver.apply_chunk(chunk(2), marks(2, 1), fails).is_err());
+        assert!(resolver.apply_chunk(chunk(2), bounds(2, 1), fails).is_err());
         let mut written = 0;
         let write = |_: u64, data: &[u8]| {
             written += data.len();
             Ok::<(), ()>(())
         };
-        resolver.apply_chunk(chunk(1), marks(2, 1), write).unwrap();
+        resolver.apply_chunk(chunk(1), bounds(2, 1), write).unwrap();
         assert_eq!(written, 512);
     }
 }

@@ -134,7 +134,7 @@ fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     assert!(refused("color=red").contains("color"));
     assert!(refused("protocol=1 mode=batch read_only=1").contains("mode=plain"));
     let mut driver = Puppet::connect(path, SIZE).unwrap();
-    assert_eq!(driver.welcome.get("can_discard"), Some("1"), "the host was told so");
+    assert_eq!(driver.welcome.get("can_discard"), Some("1"), "the host knows it");
     assert!(refused(SIZE).contains("has a driver already"));
     assert!(refused("replace=1 size=4096").contains("size=4096"));
     let control = PacketSocket::connect(path).unwrap();
@@ -161,8 +161,8 @@ fn a_refused_driver_receives_the_reason_and_changes_nothing() {
 
 #[test]
 fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done() {
-    type Break = fn(&Puppet, u64);
-    let breaks: [Break; 5] = [
+    type BreakAction = fn(&Puppet, u64);
+    let breaks: [BreakAction; 5] = [
         |driver, number| driver.answer(0, number + 1, 0),
         |driver, number| driver.answer(0, number, -1),
         |driver, _| driver.send_raw(0, &[0; 15]),
@@ -308,7 +308,7 @@ fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
 }
 
 #[test]
-fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
+fn a_driver_that_stays_when_it_is_replaced_is_disconnected() {
     let stage = Stage::new("");
     let mut stays = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let path = stage.host.path().to_path_buf();
@@ -548,7 +548,7 @@ fn a_failed_chunk_is_reported_to_every_flush_of_it_and_to_no_other() {
     let later = flush();
     let command = driver.expect(0, CommandKind::Flush);
     driver.answer(0, command.number, 0);
-    later.wait().0.expect("it was told");
+    later.wait().0.expect("it was reported");
 }
 
 #[test]

@@ -18,7 +18,7 @@ const STACK_BYTES: u64 = 512 << 20;
 const ADDRESS_SPACE_BYTES: u64 = 10 * STACK_BYTES;
 
 #[test]
-fn a_driver_without_threads_is_told_so_and_the_next_one_serves() {
+fn a_driver_without_threads_gets_an_error_and_the_next_one_serves() {
     if std::env::var_os(INNER).is_some() {
         return refuse_the_first_and_serve_the_second();
     }
@@ -69,14 +69,14 @@ fn refuse_the_first_and_serve_the_second() {
     assert!(why.contains("cannot start a thread for a driver"), "{why}");
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     assert!(control.receive(&mut buffer).expect("no error").is_none(), "the connection ends");
-    let end_event = receiver.recv().expect("it is told");
+    let end_event = receiver.recv().expect("it is reported");
     assert!(matches!(end_event, Event::Gone { in_order: false, .. }), "{end_event:?}");
     assert_eq!(host.driver(), None);
 
     let (_control, messages) = connect(&path, Facts::default());
     assert_eq!(messages[0].facts.get("generation"), Some("1"), "the other one never served");
     assert_eq!(messages.last().map(|message| message.kind), Some(ControlKind::Attached));
-    let next_event = receiver.recv().expect("it is told");
+    let next_event = receiver.recv().expect("it is reported");
     assert!(matches!(next_event, Event::Attached { generation: 1, .. }), "{next_event:?}");
     assert!(matches!(receiver.recv(), Ok(Event::Declared)), "the doors can be opened");
     host.close();

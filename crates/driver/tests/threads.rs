@@ -410,7 +410,7 @@ fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
                 // Even if it fails, the driver must end.
                 let judged = catch_unwind(AssertUnwindSafe(|| submit(world, submitter)));
                 if submitting.fetch_sub(1, Ordering::SeqCst) == 1 {
-                    world.batch.end();
+                    world.batch.begin_end();
                 }
                 if let Err(panic) = judged {
                     resume_unwind(panic);
@@ -419,7 +419,7 @@ fn run_counted(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
         }
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drive(&world, &submitting))) {
             // No request waits for a driver that was found wrong.
-            world.batch.fail(&Error::new(ErrorKind::Closed, "the driver was found wrong"));
+            world.batch.end_now(&Error::new(ErrorKind::Closed, "the driver was found wrong"));
             resume_unwind(panic);
         }
     });

@@ -13,7 +13,7 @@ use sawmill_sys::Lease;
 
 use super::chunk::Record;
 use super::{Batch, ChunkId, ClosedChunk, Item, Reads, Writes};
-use crate::backend::State;
+use crate::request_holder::State;
 
 /// An item of a write queue.
 pub enum Delivery {
@@ -103,15 +103,15 @@ impl Batch {
         next_of(&mut writes)
     }
 
-    /// The next item of a write queue. Blocks until there is one; `None` when the driver must leave
-    /// (`leave`).
+    /// The next item of a write queue. Blocks until there is one; `None` when the driver must stop
+    /// ([`RequestHolder::pause`](crate::request_holder::RequestHolder::pause)).
     #[must_use]
     pub fn fetch_write(&self, queue: usize) -> Option<Delivery> {
         let age_max = self.options.chunk_age_max;
         let shared = &self.queues[queue];
         let mut writes = shared.writes.lock();
         loop {
-            if self.life.is_paused() {
+            if self.state_cell.is_paused() {
                 return None;
             }
             if let Some(delivery) = next_of(&mut writes) {
@@ -121,14 +121,14 @@ impl Batch {
                 return Some(Delivery::End);
             }
             let Some(open) = writes.open.as_ref().filter(|_| !age_max.is_zero()) else {
-                shared.writes_bell.wait(&mut writes);
+                shared.writes_wakeup.wait(&mut writes);
                 continue;
             };
             let due = open.since + age_max;
             if due <= Instant::now() {
                 self.close(queue, &mut writes);
             } else {
-                shared.writes_bell.wait_until(&mut writes, due);
+                shared.writes_wakeup.wait_until(&mut writes, due);
             }
         }
     }
@@ -214,7 +214,7 @@ impl Batch {
         let shared = &self.queues[queue];
         let mut reads = shared.reads.lock();
         loop {
-            if self.life.is_paused() {
+            if self.state_cell.is_paused() {
                 return None;
             }
             if let Some(read) = self.next_read(&mut reads) {
@@ -223,7 +223,7 @@ impl Batch {
             if self.state() != State::Running && reads.ready.is_empty() && reads.again.is_empty() {
                 return None;
             }
-            shared.reads_bell.wait(&mut reads);
+            shared.reads_wakeup.wait(&mut reads);
         }
     }
 
@@ -292,7 +292,7 @@ impl Batch {
             }
         }
         // There is room for another read.
-        shared.reads_bell.notify_one();
+        shared.reads_wakeup.notify_one();
         Ok(())
     }
 }

@@ -51,7 +51,7 @@ impl Batch {
             writes.last_number += 1;
             let number = writes.last_number;
             writes.ready.push_back((number, Item::Flush(Arc::clone(&flush))));
-            queue.writes_bell.notify_one();
+            queue.writes_wakeup.notify_one();
         }
     }
 

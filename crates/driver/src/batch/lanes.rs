@@ -1,4 +1,4 @@
-//! The batch layer as a backend: for each queue a lane of writes and a lane of reads.
+//! The batch layer as a holder: for each queue a lane of writes and a lane of reads.
 //!
 //! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads.
 //!
@@ -13,8 +13,8 @@ use sawmill_device::{Error, Operation, Result};
 use sawmill_sys::Arena;
 
 use super::{Batch, Delivery, RangeCommand};
-use crate::backend::{Backend, Next, State};
 use crate::protocol::{Command, CommandKind};
+use crate::request_holder::{FetchState, RequestHolder, State};
 
 impl Batch {
     fn write_command(&self, queue: usize, delivery: Delivery) -> Option<Command> {
@@ -48,14 +48,14 @@ impl Batch {
     }
 }
 
-impl Backend for Batch {
+impl RequestHolder for Batch {
     fn lanes_per_queue(&self) -> usize {
         2
     }
 
-    fn tie(&self, queue: usize) {
+    fn pin_thread(&self, queue: usize) {
         if self.options.tie_queues {
-            self.cores.tie(queue);
+            self.cores.pin_thread(queue);
         }
     }
 
@@ -64,13 +64,15 @@ impl Backend for Batch {
         if lane.is_multiple_of(2) { writes } else { reads }
     }
 
-    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next {
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> FetchState {
         let queue = lane / 2;
         if lane.is_multiple_of(2) {
             // Only the first is waited for. Whatever else is there goes in the same packet.
             let mut delivery = self.fetch_write(queue);
             while let Some(item) = delivery {
-                let Some(command) = self.write_command(queue, item) else { return Next::Ended };
+                let Some(command) = self.write_command(queue, item) else {
+                    return FetchState::Ended;
+                };
                 commands.push(command);
                 delivery = if commands.len() < most { self.fetch_write_now(queue) } else { None };
             }
@@ -89,11 +91,11 @@ impl Backend for Batch {
             }
         }
         if !commands.is_empty() {
-            Next::Commands
-        } else if self.life.is_paused() {
-            Next::Paused
+            FetchState::Commands
+        } else if self.state_cell.is_paused() {
+            FetchState::Paused
         } else {
-            Next::Ended
+            FetchState::Ended
         }
     }
 
@@ -110,7 +112,7 @@ impl Backend for Batch {
     }
 
     fn pause(&self) {
-        self.life.pause();
+        self.state_cell.pause();
         self.notify();
     }
 
@@ -119,23 +121,23 @@ impl Backend for Batch {
         Ok(())
     }
 
-    fn end(&self) {
-        Batch::end(self);
+    fn begin_end(&self) {
+        Batch::begin_end(self);
     }
 
-    fn fail_pending(&self, error: &Error) {
-        Batch::fail_pending(self, error);
+    fn fail_waiting(&self, error: &Error) {
+        Batch::fail_waiting(self, error);
     }
 
-    fn fail(&self, error: &Error) {
-        Batch::fail(self, error);
+    fn end_now(&self, error: &Error) {
+        Batch::end_now(self, error);
     }
 
     fn is_drained(&self) -> bool {
         Batch::is_drained(self)
     }
 
-    fn is_owed(&self, lane: usize) -> bool {
+    fn has_commands(&self, lane: usize) -> bool {
         let queue = &self.queues[lane / 2];
         let is_writes = lane.is_multiple_of(2);
         if is_writes {
@@ -145,7 +147,7 @@ impl Backend for Batch {
         }
     }
 
-    fn oldest(&self) -> Option<Instant> {
+    fn oldest_fetched_at(&self) -> Option<Instant> {
         let oldest = |queue: &super::Queue| {
             let writes = queue.writes.lock().fetched.values().map(|(_, since)| *since).min();
             let reads = queue.reads.lock().fetched.values().map(|(_, _, since)| *since).min();

@@ -45,8 +45,8 @@ use sawmill_sys::{Arena, Lease};
 pub use deliver::{Chunk, Delivery, RangeCommand, Read};
 pub use options::BatchOptions;
 
-use crate::backend::{Life, State};
 use crate::cores::{Cores, queue_of_thread};
+use crate::request_holder::{State, StateCell};
 
 use self::areas::{Areas, ChunkId};
 use self::chunk::Record;
@@ -65,7 +65,7 @@ pub struct Batch {
     queue: Mutex<ResendQueue>,
     /// Whether `waiting` is not empty.
     has_waiting: AtomicBool,
-    life: Life,
+    state_cell: StateCell,
     /// Chunks in the order of their opening: see `docs/format/write_chunk.md`.
     ordinals: Mutex<Ordinals>,
 }
@@ -84,9 +84,9 @@ struct Queue {
     write_memory: Arc<Arena>,
     writes: Mutex<Writes>,
     /// Signals an item to fetch, or the end.
-    writes_bell: Condvar,
+    writes_wakeup: Condvar,
     reads: Mutex<Reads>,
-    reads_bell: Condvar,
+    reads_wakeup: Condvar,
 }
 
 /// A chunk that accepts writes.
@@ -127,6 +127,7 @@ struct Writes {
     /// doors admit.
     ready: VecDeque<(u64, Item)>,
     /// Items that the driver has, by number, with the time of delivery.
+    /// Bounded by what bounds `ready`, from where they come.
     fetched: BTreeMap<u64, (Item, Instant)>,
     /// Acknowledged chunks that are kept because older writes of the same bytes are in flight, and
     /// the number of such writes.
@@ -210,9 +211,9 @@ impl Batch {
             Ok(Queue {
                 write_memory: memory_of(options.write_shm_size)?,
                 writes: Mutex::default(),
-                writes_bell: Condvar::new(),
+                writes_wakeup: Condvar::new(),
                 reads: Mutex::new(Reads::new(read_memory(&options)?)),
-                reads_bell: Condvar::new(),
+                reads_wakeup: Condvar::new(),
             })
         };
         let queues = (0..options.hw_queues).map(queue).collect::<Result<_>>()?;
@@ -223,7 +224,7 @@ impl Batch {
             queues,
             queue: Mutex::default(),
             has_waiting: AtomicBool::new(false),
-            life: Life::new(),
+            state_cell: StateCell::new(),
             ordinals: Mutex::default(),
             options,
         }))
@@ -238,7 +239,7 @@ impl Batch {
     /// The state of the device.
     #[must_use]
     pub fn state(&self) -> State {
-        self.life.state()
+        self.state_cell.state()
     }
 
     /// The shared memory of a queue: for writes and for reads.
@@ -270,7 +271,7 @@ impl Batch {
         let refused =
             request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
         // A wrong request is `Invalid` also on a device that has ended (D6).
-        if let Some(error) = refused.or_else(|| self.life.refusal()) {
+        if let Some(error) = refused.or_else(|| self.state_cell.refusal()) {
             return request.fail(error);
         }
         match request.operation {

@@ -42,7 +42,7 @@ impl Batch {
         writes.last_number += 1;
         let number = writes.last_number;
         writes.ready.push_back((number, Item::Range(Arc::new(range))));
-        shared.writes_bell.notify_one();
+        shared.writes_wakeup.notify_one();
     }
 
     /// The driver has completed it.

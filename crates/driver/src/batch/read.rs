@@ -131,11 +131,11 @@ impl Batch {
     fn hand_read(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
         queue.reads.lock().ready.push_back(request);
-        queue.reads_bell.notify_one();
+        queue.reads_wakeup.notify_one();
     }
 
     /// Fails everything that waits, and the reads that no driver has.
-    pub(super) fn fail_waiting(&self, error: &Error) {
+    pub(super) fn fail_waiting_reads(&self, error: &Error) {
         let waiting = std::mem::take(&mut *self.queue.lock());
         let mut failed: Vec<Request> =
             waiting.requests.into_iter().map(|(_, request)| request).collect();

@@ -4,13 +4,13 @@
 //! |---|---|---|
 //! | waiting | a driver connects ([`Batch::start`]) | running |
 //! | running | it died or was disconnected ([`Batch::recover`]) | waiting |
-//! | waiting, running | [`Batch::end`]: the driver finishes what there is | ending |
+//! | waiting, running | [`Batch::begin_end`]: the driver finishes what there is | ending |
 //! | ending | the last item is acknowledged | ended |
-//! | any | [`Batch::fail`]: no driver will connect, everything that waits fails | ended |
+//! | any | [`Batch::end_now`]: no driver will connect, everything that waits fails | ended |
 //!
 //! Invariants: the writes of all queues are locked while chunks are mended. What a former driver
 //! had comes before everything else of its queue, in the order of its numbers. Completed writes are
-//! dropped only by [`Batch::fail`], never by [`Batch::fail_pending`].
+//! dropped only by [`Batch::end_now`], never by [`Batch::fail_waiting`].
 //!
 //! Not here: how long to wait for a driver (`host`).
 
@@ -27,7 +27,7 @@ impl Batch {
     /// # Errors
     /// `InUse` if there is a driver already, `Closed` if the device has ended.
     pub fn start(&self) -> Result<()> {
-        self.life.start()?;
+        self.state_cell.start()?;
         self.notify();
         Ok(())
     }
@@ -36,7 +36,7 @@ impl Batch {
     /// acknowledged is to be delivered again, with the newest acknowledged bytes (invariant 4 of
     /// `batch`).
     pub fn recover(&self) {
-        self.life.pause();
+        self.state_cell.pause();
         self.notify();
         // All queues at once: the newer bytes may be in a chunk of another queue than the older
         // write.
@@ -76,11 +76,11 @@ impl Batch {
 
     /// Ends the device cleanly: nothing new is accepted, everything accepted goes to the driver,
     /// and each queue ends after its last item.
-    pub fn end(&self) {
+    pub fn begin_end(&self) {
         let closed = Error::new(ErrorKind::Closed, "the device is being removed");
         // First: a write that comes behind the closing of the chunks below would otherwise stay in
         // an open one forever.
-        self.life.end();
+        self.state_cell.end();
         self.fail_stalled(&closed);
         for (number, queue) in self.queues.iter().enumerate() {
             self.close(number, &mut queue.writes.lock());
@@ -106,10 +106,10 @@ impl Batch {
 
     /// Ends the device: everything that waits fails, and data that only shared memory holds is
     /// dropped.
-    pub fn fail(&self, error: &Error) {
+    pub fn end_now(&self, error: &Error) {
         // First, so that no request is accepted behind those that fail here.
-        self.life.ended();
-        self.fail_pending(error);
+        self.state_cell.set_ended();
+        self.fail_waiting(error);
         for queue in &self.queues {
             let mut writes = queue.writes.lock();
             writes.ready.clear();
@@ -120,9 +120,9 @@ impl Batch {
 
     /// Fails every request that waits. Completed writes stay, because a driver may connect for
     /// them.
-    pub fn fail_pending(&self, error: &Error) {
+    pub fn fail_waiting(&self, error: &Error) {
         self.fail_stalled(error);
-        self.fail_waiting(error);
+        self.fail_waiting_reads(error);
         for queue in &self.queues {
             let mut writes = queue.writes.lock();
             let ready = std::mem::take(&mut writes.ready);
@@ -156,10 +156,10 @@ impl Batch {
         for queue in &self.queues {
             // Under the lock, so that no thread is between checking and waiting.
             let writes = queue.writes.lock();
-            queue.writes_bell.notify_all();
+            queue.writes_wakeup.notify_all();
             drop(writes);
             let reads = queue.reads.lock();
-            queue.reads_bell.notify_all();
+            queue.reads_wakeup.notify_all();
             drop(reads);
         }
     }

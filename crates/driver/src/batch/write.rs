@@ -15,7 +15,7 @@ use sawmill_device::{Error, Request};
 
 use super::chunk::{RECORD_BYTES, Record};
 use super::{Batch, ChunkId, ClosedChunk, Item, Open, Writes};
-use crate::backend::State;
+use crate::request_holder::State;
 
 impl Batch {
     pub(super) fn write(&self, queue: usize, request: Request) {
@@ -72,7 +72,7 @@ impl Batch {
             let (records, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
             writes.open = Some(Open { number, ordinal, lease, records, data_end, since });
             // A thread that waits for work must now watch the age of this chunk.
-            self.queues[queue].writes_bell.notify_one();
+            self.queues[queue].writes_wakeup.notify_one();
         }
         let Some(open) = &mut writes.open else { return false };
         // The only copy of the payload on its way to the driver: the chunk lies in memory that both
@@ -113,7 +113,7 @@ impl Batch {
             lease: RwLock::new(lease),
         };
         writes.ready.push_back((number, Item::Chunk(Arc::new(closed))));
-        self.queues[queue].writes_bell.notify_one();
+        self.queues[queue].writes_wakeup.notify_one();
     }
 
     /// Closes those of these chunks that are open: a request waits for them.

@@ -17,7 +17,7 @@ use sawmill_sys::{AttachedMemory, MemoryLease};
 use crate::protocol::{ANSWER_BYTES, Answer, Command, CommandKind, PACKET_BYTES_MAX, PacketSocket};
 
 /// Answers are sent together, but none waits longer than this for others.
-const ANSWER_WAITS: Duration = Duration::from_micros(200);
+const ANSWER_DELAY_MAX: Duration = Duration::from_micros(200);
 const ANSWERS_MAX: usize = 64;
 
 pub(super) struct Lane {
@@ -207,8 +207,8 @@ impl Lane {
         self.close_ticket(ticket);
         answers.bytes.extend_from_slice(&Answer { number: command.number, errno }.encode());
         let since = *answers.since.get_or_insert_with(Instant::now);
-        let is_time =
-            answers.bytes.len() >= ANSWERS_MAX * ANSWER_BYTES || since.elapsed() >= ANSWER_WAITS;
+        let is_time = answers.bytes.len() >= ANSWERS_MAX * ANSWER_BYTES
+            || since.elapsed() >= ANSWER_DELAY_MAX;
         if is_time { answers.send(self) } else { Ok(()) }
     }
 }

@@ -14,7 +14,7 @@ use super::driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
 use super::work::Handler;
 use crate::batch::chunk::records;
 use crate::protocol::{Command, CommandKind};
-use crate::resolve::{Marks, Resolver};
+use crate::resolve::{OrderBounds, Resolver};
 
 /// A driver that receives each request by itself. In batch mode, chunks are taken apart for it.
 pub(super) struct Plain<'a, D: ?Sized> {
@@ -48,10 +48,10 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
             return Err(no_sense());
         }
         let found = records(bytes, chunks.metadata_bytes, count).flatten();
-        let marks = Marks { horizon: command.horizon, floor: command.floor };
+        let bounds = OrderBounds { horizon: command.horizon, floor: command.floor };
         chunks
             .resolver
-            .apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))
+            .apply_chunk(found, bounds, |offset, data| self.driver.write(offset, data, false))
     }
 }
 

@@ -361,7 +361,7 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
 }
 
 #[test]
-fn a_host_that_goes_or_makes_no_sense_ends_the_driver() {
+fn a_host_that_goes_or_breaks_the_protocol_ends_the_driver() {
     for threads in [1, 3] {
         let driver = Ram::new();
         let error = run(&driver, plain(), (2, threads), |_| ()).unwrap_err();
@@ -434,12 +434,12 @@ fn a_driver_without_chunks_gets_their_writes_and_late_ones_change_nothing() {
 }
 
 /// Takes a chunk, and completes it on command.
-struct Slow {
+struct SlowDriver {
     began: Sender<&'static str>,
     go_on: Mutex<std::sync::mpsc::Receiver<()>>,
 }
 
-impl ChunkDriver for Slow {
+impl ChunkDriver for SlowDriver {
     fn write(&self, chunk: &super::Chunk<'_>) -> io::Result<()> {
         let (record, data) = chunk.records().next().unwrap().unwrap();
         assert_eq!((record.length, data[0]), (512, 5));
@@ -480,7 +480,7 @@ fn a_flush_of_chunks_waits_for_those_before_it_and_reads_do_not() {
         assert_eq!([receiver.recv().unwrap(), receiver.recv().unwrap()], ["written", "flush"]);
         host.finish("ended");
     });
-    let driver = Slow { began, go_on: Mutex::new(go_on) };
+    let driver = SlowDriver { began, go_on: Mutex::new(go_on) };
     let options = Options::sized(16 << 20).threads(3).socket(path);
     assert_eq!(serve_chunks(&driver, &[], &options).unwrap(), Outcome::Ended);
     host.join().unwrap();

@@ -114,7 +114,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 (&fail, &running_count, &lanes, &device, cores.as_ref());
             let work = move || {
                 if let Some(cores) = cores {
-                    cores.tie(lane.queue);
+                    cores.pin_thread(lane.queue);
                 }
                 if let Err(error) = work_off(lane, handler) {
                     fail(error);

@@ -12,11 +12,11 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
 use super::session::{self, Session, Threads};
 use super::{DeclaredDevice, Event, Host, LOOK_EVERY, Policy, refuse};
-use crate::backend::{Backend, State};
 use crate::batch::Batch;
-use crate::options::{DeviceOptions, Mode, OnDeath};
+use crate::options::{DeathPolicy, DeviceOptions, Mode};
 use crate::plain::Plain;
 use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
+use crate::request_holder::{RequestHolder, State};
 
 /// The first packet of a connection; `None` if it ends without one.
 pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
@@ -72,26 +72,26 @@ impl Host {
         }
         let declared_device = self.declare(hello)?;
         self.finish_predecessor(declared_device, hello)?;
-        if declared_device.backend.state() == State::Ended {
+        if declared_device.holder.state() == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
         }
         // Before the driver gets the memory: a former driver may still write to the old one, so
         // there may be new memory now.
-        declared_device.backend.recover()?;
+        declared_device.holder.recover()?;
         let generation = self.generation.load(Ordering::SeqCst) + 1;
         let mut facts = Facts::default()
             .with("protocol", PROTOCOL)
             .with("name", &self.name)
             .with("generation", generation)
-            .with("again", u8::from(!declared_device.backend.is_drained()));
+            .with("again", u8::from(!declared_device.holder.is_drained()));
         for (name, value) in declared_device.options.facts().iter() {
             facts.add(name, value);
         }
         control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
         let lanes = declared_device.options.batch.hw_queues as usize
-            * declared_device.backend.lanes_per_queue();
+            * declared_device.holder.lanes_per_queue();
         let (ours, theirs) = session::lanes(lanes)?;
-        session::hand_queues(control, &theirs, &*declared_device.backend)?;
+        session::hand_queues(control, &theirs, &*declared_device.holder)?;
         tracing::debug!(pid, generation, "a driver is welcome");
         Ok(ours)
     }
@@ -103,16 +103,16 @@ impl Host {
             return Ok(declared_device);
         }
         let options = DeviceOptions::declared(hello, &self.host_facts)?;
-        let backend: Arc<dyn Backend> = match options.mode {
+        let holder: Arc<dyn RequestHolder> = match options.mode {
             Mode::Plain => Plain::new(options.clone())?,
             Mode::Batch => Batch::new(options.batch.clone())?,
         };
-        let policy = Policy::new(Arc::clone(&backend));
+        let policy = Policy::new(Arc::clone(&holder));
         let device: Arc<dyn BlockDevice> = match options.byte_granular {
             true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
             false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
         };
-        Ok(self.device.get_or_init(|| DeclaredDevice { options, backend, policy, device }))
+        Ok(self.device.get_or_init(|| DeclaredDevice { options, holder, policy, device }))
     }
 
     fn finish_predecessor(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
@@ -129,12 +129,15 @@ impl Host {
             }
             last.is_finishing.store(true, Ordering::SeqCst);
             last.send(ControlKind::Finish, Facts::default().with("reason", "replaced"));
-            declared_device.backend.pause();
+            declared_device.holder.pause();
         }
         let mut done_since = None;
         let mut state = self.state.lock();
         while state.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
-            last.expect_disconnect(declared_device.backend.oldest().is_none(), &mut done_since);
+            last.expect_disconnect(
+                declared_device.holder.oldest_fetched_at().is_none(),
+                &mut done_since,
+            );
             self.changed.wait_for(&mut state, LOOK_EVERY);
         }
         Ok(())
@@ -156,15 +159,15 @@ impl Host {
         let session = Session::new(generation, pid, control, lanes);
         let refuse =
             |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
-        let threads = session.start(&declared_device.backend).inspect_err(refuse)?;
+        let threads = session.start(&declared_device.holder).inspect_err(refuse)?;
         {
             let mut state = self.state.lock();
             state.session = Some(Arc::clone(&session));
             state.since = None;
         }
         declared_device.policy.accept();
-        // The backend accepts requests before the driver is notified, and commands follow that.
-        if let Err(error) = declared_device.backend.start() {
+        // The holder accepts requests before the driver is notified, and commands follow that.
+        if let Err(error) = declared_device.holder.start() {
             session.begin(false);
             threads.join();
             refuse(&error);
@@ -204,26 +207,26 @@ impl Host {
     /// The driver is gone: its requests wait for the next one, or fail.
     fn wait_until_left(&self, session: &Arc<Session>, threads: Threads) {
         let Some(declared_device) = self.device.get() else { return };
-        declared_device.backend.pause();
+        declared_device.holder.pause();
         session.close();
         // In this order: no more commands go out, then the sockets end the threads' waits. After
         // the join, no answer of this driver can arrive beside those of the next.
         threads.join();
         let has_all = match session.is_finishing.load(Ordering::SeqCst) {
-            true => declared_device.backend.oldest().is_none(),
+            true => declared_device.holder.oldest_fetched_at().is_none(),
             // It has been sent END.
             false => {
-                declared_device.backend.state() != State::Waiting
-                    && declared_device.backend.is_drained()
+                declared_device.holder.state() != State::Waiting
+                    && declared_device.holder.is_drained()
             }
         };
         let in_order = has_all && !session.is_cut();
-        if let Err(error) = declared_device.backend.recover() {
+        if let Err(error) = declared_device.holder.recover() {
             // Without new memory the next driver cannot connect: it retries.
             tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
-        if !in_order && declared_device.backend.state() != State::Ended {
+        if !in_order && declared_device.holder.state() != State::Ended {
             self.driver_died(declared_device, &why);
         }
         // Last: the next driver may start as soon as the place is free.
@@ -248,7 +251,7 @@ impl Host {
             let error = died("the device has failed");
             (self.on_event)(Event::EndAsked(Some(error.to_string())));
             declared_device.policy.refuse(error);
-        } else if declared_device.options.on_death == OnDeath::Fail {
+        } else if declared_device.options.on_death == DeathPolicy::Fail {
             declared_device.policy.refuse(died("the device has no driver now"));
         }
     }

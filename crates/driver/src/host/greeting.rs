@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rustix::net::{Shutdown, shutdown};
 
 /// The most silent connections.
-const SILENT_MAX: usize = 32;
+const SILENT_CONNECTIONS_MAX: usize = 32;
 /// The most connections: the driver, the next one, questions being answered, and silent ones.
 const CONNECTIONS_MAX: usize = 128;
 /// Time for a connection to send its first packet.
@@ -26,7 +26,7 @@ pub(super) const FIRST_PACKET_TIME_MAX: Duration = Duration::from_secs(10);
 /// The silent connections of a host, and the count of all its connections.
 #[derive(Default)]
 pub(super) struct Greeting {
-    /// Bounded by [`SILENT_MAX`].
+    /// Bounded by [`SILENT_CONNECTIONS_MAX`].
     silent: Mutex<VecDeque<(u64, OwnedFd)>>,
     next: AtomicU64,
     connections: AtomicUsize,
@@ -52,7 +52,7 @@ impl Greeting {
         let duplicate = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut silent = self.silent.lock();
-        if silent.len() >= SILENT_MAX
+        if silent.len() >= SILENT_CONNECTIONS_MAX
             && let Some((_, oldest)) = silent.pop_front()
         {
             // Its thread notices that it has ended.

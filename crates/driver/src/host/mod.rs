@@ -15,13 +15,13 @@
 //! answered once and by one of them.
 //!
 //! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets),
-//! `policy` (no driver is there), `ask` (questions of commands). Not here: doors, child processes
+//! `policy` (no driver is there), `question` (questions of commands). Not here: doors, child processes
 //! (the program); the bytes (`protocol`).
 
-mod ask;
 mod attach;
 mod greeting;
 mod policy;
+mod question;
 mod session;
 
 use std::os::fd::OwnedFd;
@@ -42,9 +42,9 @@ pub use self::attach::refused_errno;
 use self::greeting::{Greeting, SilentConnection};
 use self::policy::Policy;
 use self::session::Session;
-use crate::backend::Backend;
 use crate::options::DeviceOptions;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
+use crate::request_holder::RequestHolder;
 
 /// What happens to a device and its drivers, reported to the creator of the host.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub enum Event {
 }
 
 /// Time for a driver that has answered everything to disconnect.
-const GOES_WITHIN: Duration = Duration::from_secs(5);
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Interval of checks for the end of a device.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -124,7 +124,7 @@ struct DriverState {
 /// A declared device.
 struct DeclaredDevice {
     options: DeviceOptions,
-    backend: Arc<dyn Backend>,
+    holder: Arc<dyn RequestHolder>,
     policy: Arc<Policy>,
     device: Arc<dyn BlockDevice>,
 }
@@ -242,10 +242,10 @@ impl Host {
         };
         // Before the end, because an ending device accepts no flush.
         let flushed = declared_device.device.flush();
-        declared_device.backend.end();
+        declared_device.holder.begin_end();
         self.wait_until_gone(declared_device);
         // After the driver: what came in behind the end must be answered, too (P77).
-        declared_device.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
+        declared_device.holder.end_now(&Error::new(ErrorKind::Closed, "the device has ended"));
         self.ended(flushed.clone());
         flushed
     }
@@ -255,7 +255,7 @@ impl Host {
         let mut done_since = None;
         let mut state = self.state.lock();
         while state.outcome.is_none() {
-            let is_drained = device.backend.is_drained();
+            let is_drained = device.holder.is_drained();
             match state.session.clone() {
                 None if is_drained => return,
                 Some(session) => session.expect_disconnect(is_drained, &mut done_since),
@@ -268,7 +268,7 @@ impl Host {
     /// Ends the device now: everything that waits fails.
     pub fn fail(&self, error: &Error) {
         if let Some(declared_device) = self.device.get() {
-            declared_device.backend.fail(error);
+            declared_device.holder.end_now(error);
         }
         self.ended(Err(error.clone()));
         let session = self.state.lock().session.clone();
@@ -293,7 +293,7 @@ impl Host {
 
     /// After the end of the device, waits a short time until open questions have their answers.
     pub fn wait_for_askers(&self) {
-        let until = Instant::now() + GOES_WITHIN;
+        let until = Instant::now() + LEAVE_TIME_MAX;
         let mut state = self.state.lock();
         while state.open_questions > 0 && !self.changed.wait_until(&mut state, until).timed_out() {}
     }

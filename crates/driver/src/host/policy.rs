@@ -12,21 +12,21 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
 
 use super::session::Session;
 use super::{DeclaredDevice, Event, Host};
-use crate::backend::{Backend, State};
+use crate::request_holder::{RequestHolder, State};
 
 /// Interval of checks for waiting requests and hung drivers.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// A device around a backend. It refuses requests if no driver will come.
+/// A device around a holder. It refuses requests if no driver will come.
 pub(super) struct Policy {
-    backend: Arc<dyn Backend>,
+    holder: Arc<dyn RequestHolder>,
     is_refusing: AtomicBool,
     error: Mutex<Option<Error>>,
 }
 
 impl Policy {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
-        Arc::new(Policy { backend, is_refusing: AtomicBool::new(false), error: Mutex::default() })
+    pub(super) fn new(holder: Arc<dyn RequestHolder>) -> Arc<Self> {
+        Arc::new(Policy { holder, is_refusing: AtomicBool::new(false), error: Mutex::default() })
     }
 
     /// From now on requests fail, including those that wait.
@@ -34,7 +34,7 @@ impl Policy {
         // Before the flag, so that whoever sees the flag finds the error.
         *self.error.lock() = Some(error.clone());
         self.is_refusing.store(true, Ordering::SeqCst);
-        self.backend.fail_pending(&error);
+        self.holder.fail_waiting(&error);
     }
 
     /// A driver is connected.
@@ -49,12 +49,12 @@ impl Policy {
 
 impl BlockDevice for Policy {
     fn geometry(&self) -> Geometry {
-        self.backend.geometry()
+        self.holder.geometry()
     }
 
     fn submit(&self, request: Request) {
         match self.refusal() {
-            None => self.backend.submit(request),
+            None => self.holder.submit(request),
             // A wrong request is `Invalid` in every state of the device (D6).
             Some(error) => match request.check(&self.geometry()) {
                 Err(wrong) => request.fail(wrong),
@@ -80,11 +80,11 @@ pub(super) fn watch(host: &Weak<Host>) {
 impl Host {
     fn check(&self) {
         let Some(declared_device) = self.device.get() else { return };
-        if declared_device.backend.state() == State::Ended {
+        if declared_device.holder.state() == State::Ended {
             // Requests that arrived while it ended.
             return declared_device
-                .backend
-                .fail(&Error::new(ErrorKind::Closed, "the device has ended"));
+                .holder
+                .end_now(&Error::new(ErrorKind::Closed, "the device has ended"));
         }
         let session = self.state.lock().session.clone();
         match session {
@@ -107,7 +107,7 @@ impl Host {
         let patience = device.options.death_timeout;
         let is_over = !patience.is_zero() && since.is_some_and(|since| since.elapsed() >= patience);
         if let Some(error) = device.policy.refusal() {
-            device.backend.fail_pending(&error);
+            device.holder.fail_waiting(&error);
         } else if is_over {
             let text = format!(
                 "no driver connected within {} s; start one, or raise death_timeout_s",
@@ -120,7 +120,9 @@ impl Host {
     fn check_driver(&self, device: &DeclaredDevice, session: &Session) {
         let patience = device.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
-        if !patience.is_zero() && device.backend.oldest().is_some_and(is_late) && !session.is_cut()
+        if !patience.is_zero()
+            && device.holder.oldest_fetched_at().is_some_and(is_late)
+            && !session.is_cut()
         {
             // Report the reason first: after the cut, another thread reports that the driver is
             // gone.

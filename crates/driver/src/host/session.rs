@@ -16,12 +16,12 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::{GOES_WITHIN, refuse, thread};
-use crate::backend::{Backend, Next};
+use super::{LEAVE_TIME_MAX, refuse, thread};
 use crate::protocol::{
     ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX,
     PacketSocket,
 };
+use crate::request_holder::{FetchState, RequestHolder};
 
 /// The most commands of one packet.
 const COMMANDS_MAX: usize = 64;
@@ -74,20 +74,20 @@ impl Session {
     }
 
     /// Starts the threads, which wait for [`begin`](Self::begin): without them there is no session.
-    pub(super) fn start(self: &Arc<Self>, backend: &Arc<dyn Backend>) -> Result<Threads> {
+    pub(super) fn start(self: &Arc<Self>, holder: &Arc<dyn RequestHolder>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
-            let (session, from) = (Arc::clone(self), Arc::clone(backend));
+            let (session, from) = (Arc::clone(self), Arc::clone(holder));
             let sender = thread("driver-commands", move || {
                 if *session.begins.wait() {
-                    from.tie(lane / from.lanes_per_queue());
+                    from.pin_thread(lane / from.lanes_per_queue());
                     session.send_commands(lane, &*from);
                 }
             });
-            let (session, to) = (Arc::clone(self), Arc::clone(backend));
+            let (session, to) = (Arc::clone(self), Arc::clone(holder));
             let receiver = thread("driver-answers", move || {
                 if *session.begins.wait() {
-                    to.tie(lane / to.lanes_per_queue());
+                    to.pin_thread(lane / to.lanes_per_queue());
                     session.take_answers(lane, &*to);
                 }
             });
@@ -101,7 +101,7 @@ impl Session {
         Ok(threads)
     }
 
-    /// Lets the threads deliver commands, or end. The backend is running.
+    /// Lets the threads deliver commands, or end. The holder is running.
     pub(super) fn begin(&self, is_served: bool) {
         let _ = self.begins.set(is_served);
     }
@@ -150,7 +150,7 @@ impl Session {
     pub(super) fn expect_disconnect(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
         if !has_done_all {
             *done_since = None;
-        } else if done_since.get_or_insert_with(Instant::now).elapsed() > GOES_WITHIN {
+        } else if done_since.get_or_insert_with(Instant::now).elapsed() > LEAVE_TIME_MAX {
             self.cut("it did not disconnect after all its work was done");
         }
     }
@@ -173,13 +173,13 @@ impl Session {
         }
     }
 
-    fn send_commands(&self, lane: usize, backend: &dyn Backend) {
+    fn send_commands(&self, lane: usize, holder: &dyn RequestHolder) {
         let (mut commands, mut bytes) = (Vec::with_capacity(COMMANDS_MAX), Vec::new());
         loop {
             commands.clear();
             bytes.clear();
-            let next = backend.fetch(lane, &mut commands, COMMANDS_MAX);
-            if next != Next::Commands {
+            let next = holder.fetch(lane, &mut commands, COMMANDS_MAX);
+            if next != FetchState::Commands {
                 // Before END is sent: the driver may close the lane as soon as it has it.
                 self.ended[lane].store(true, Ordering::SeqCst);
                 commands.push(Command::new(CommandKind::End, 0));
@@ -187,19 +187,19 @@ impl Session {
             for command in &commands {
                 bytes.extend_from_slice(&command.encode());
             }
-            if self.lanes[lane].send(&bytes, &[]).is_err() || next != Next::Commands {
+            if self.lanes[lane].send(&bytes, &[]).is_err() || next != FetchState::Commands {
                 return;
             }
         }
     }
 
-    fn take_answers(&self, lane: usize, backend: &dyn Backend) {
+    fn take_answers(&self, lane: usize, holder: &dyn RequestHolder) {
         let mut buffer = vec![0; PACKET_BYTES_MAX / ANSWER_BYTES * ANSWER_BYTES];
         loop {
             let answered = match self.lanes[lane].receive(&mut buffer) {
-                Ok(Some(packet)) => self.answered(lane, packet.bytes, backend),
+                Ok(Some(packet)) => self.answered(lane, packet.bytes, holder),
                 Ok(None) => {
-                    self.closed_by_driver(lane, backend);
+                    self.closed_by_driver(lane, holder);
                     break;
                 }
                 Err(error) => Err(error),
@@ -216,23 +216,23 @@ impl Session {
     }
 
     /// One unserved lane is enough to end the session: its requests would hang.
-    fn closed_by_driver(&self, lane: usize, backend: &dyn Backend) {
-        let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !backend.is_owed(lane);
+    fn closed_by_driver(&self, lane: usize, holder: &dyn RequestHolder) {
+        let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !holder.has_commands(lane);
         if !has_done_all && !self.is_closed.load(Ordering::SeqCst) {
             self.cut("it closed its connection");
         }
     }
 
-    fn answered(&self, lane: usize, packet: &[u8], backend: &dyn Backend) -> Result<()> {
+    fn answered(&self, lane: usize, packet: &[u8], holder: &dyn RequestHolder) -> Result<()> {
         for answer in Answer::decode_all(packet)? {
-            backend.answer(lane, answer.number, outcome_of(answer.errno))?;
+            holder.answer(lane, answer.number, outcome_of(answer.errno))?;
         }
         Ok(())
     }
 }
 
 impl Threads {
-    /// Waits for the threads to end: the session was closed, and the backend paused.
+    /// Waits for the threads to end: the session was closed, and the holder paused.
     pub(super) fn join(self) {
         for thread in self.0 {
             // A thread that panicked has already logged it.
@@ -259,12 +259,12 @@ pub(super) fn lanes(count: usize) -> Result<(Vec<PacketSocket>, Vec<PacketSocket
 pub(super) fn hand_queues(
     control: &PacketSocket,
     theirs: &[PacketSocket],
-    backend: &dyn Backend,
+    holder: &dyn RequestHolder,
 ) -> Result<()> {
-    let per_queue = backend.lanes_per_queue();
+    let per_queue = holder.lanes_per_queue();
     for (queue, sockets) in theirs.chunks(per_queue).enumerate() {
         let memory: Vec<_> =
-            (0..per_queue).map(|lane| backend.memory(queue * per_queue + lane)).collect();
+            (0..per_queue).map(|lane| holder.memory(queue * per_queue + lane)).collect();
         let mut facts =
             Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
         if let Some(reads) = memory.get(1) {

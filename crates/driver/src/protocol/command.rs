@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_make_no_sense_are_refused_with_what_is_wrong() {
+    fn malformed_commands_are_refused_with_the_field() {
         let command = |change: fn(&mut [u8; COMMAND_BYTES])| {
             let mut bytes = Command::new(CommandKind::Read, 1).encode();
             change(&mut bytes);

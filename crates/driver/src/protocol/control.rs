@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_make_no_sense_are_refused_with_what_is_wrong() {
+    fn malformed_packets_are_refused_with_the_field() {
         let error_text = |bytes: &[u8]| Control::decode(bytes).unwrap_err().to_string();
         assert!(error_text(&[1, 0, 0]).contains("3 bytes"));
         assert!(error_text(&[77, 0, 0, 0]).contains("unknown kind 77"));

@@ -189,7 +189,7 @@ mod tests {
         drop(one);
         // The file that traveled keeps the connection.
         drop(second);
-        assert!(other.receive(&mut buffer).unwrap().is_none(), "the end is told");
+        assert!(other.receive(&mut buffer).unwrap().is_none(), "the end is reported");
         assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), ErrorKind::Closed);
     }
 

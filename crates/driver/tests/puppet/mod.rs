@@ -50,7 +50,7 @@ impl Stage {
     /// Waits for the next event that `select` picks, and returns its value.
     pub fn wait_for<T>(&self, select: impl Fn(&Event) -> Option<T>) -> T {
         loop {
-            let event = self.events.recv_timeout(PATIENCE).expect("it is told");
+            let event = self.events.recv_timeout(PATIENCE).expect("it is reported");
             if let Some(value) = select(&event) {
                 return value;
             }

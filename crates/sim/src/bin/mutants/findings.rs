@@ -368,7 +368,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &program("sawmill-driver", &["--test", "neighbors"], "silent_connections_keep_few_threads"),
         "connections to a host may be silent without end",
         "driver/src/host/greeting.rs",
-        "if silent.len() >= SILENT_MAX",
+        "if silent.len() >= SILENT_CONNECTIONS_MAX",
         "if silent.len() == usize::MAX",
     ),
     // Seeds caught it before their worlds changed.

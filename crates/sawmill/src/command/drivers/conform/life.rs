@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt};
-use sawmill_driver::OnDeath;
+use sawmill_driver::DeathPolicy;
 
 use super::stage::{Stage, wrong};
 use super::{Kind, LOOK_EVERY, Outcome};
@@ -50,7 +50,7 @@ impl Life {
         if self == Life::Killed && !options.recoverable {
             return Outcome::LeftOut("recoverable=0: the device ends with its driver".to_owned());
         }
-        if self == Life::Killed && options.on_death == OnDeath::Fail {
+        if self == Life::Killed && options.on_death == DeathPolicy::Fail {
             return Outcome::LeftOut(
                 "on_death=fail: requests fail while no driver is connected".to_owned(),
             );

@@ -3,15 +3,16 @@
 //! Not here: ending the device and replacing its driver, which the program that has the host does
 //! when it receives the event (`crates/sawmill/src/driving`).
 
+use rustix::io::Errno;
 use sawmill_device::BlockDeviceExt;
 
 use super::{Event, Host};
-use crate::backend::State;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
+use crate::request_holder::State;
 
-const EIO: i32 = 5;
-const ENODEV: i32 = 19;
-const EINVAL: i32 = 22;
+const EIO: i32 = Errno::IO.raw_os_error();
+const ENODEV: i32 = Errno::NODEV.raw_os_error();
+const EINVAL: i32 = Errno::INVAL.raw_os_error();
 
 impl Host {
     /// Answers one question.
@@ -31,7 +32,7 @@ impl Host {
                 Some(device) => device
                     .flush()
                     .map(|()| Facts::default())
-                    .map_err(|e| (e.kind().errno(), e.to_string())),
+                    .map_err(|error| (error.kind().errno(), error.to_string())),
                 None => Err((ENODEV, "no driver has declared the device yet".to_owned())),
             },
             "end" => {
@@ -64,7 +65,7 @@ impl Host {
 
     fn status(&self) -> Facts {
         let driver = self.state.lock().session.clone();
-        let state = match self.device.get().map(|declared_device| declared_device.backend.state()) {
+        let state = match self.device.get().map(|declared_device| declared_device.holder.state()) {
             None => "declared",
             Some(State::Waiting) => "waiting",
             Some(State::Running) => "running",

@@ -3,7 +3,7 @@
 //!
 //! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands
 //! of a lane are fetched in order and answered in any order. Nothing is fetched between
-//! [`Backend::recover`] and [`Backend::start`]. Not here: sockets, whether a driver is connected
+//! [`RequestHolder::recover`] and [`RequestHolder::start`]. Not here: sockets, whether a driver is connected
 //! (`host`).
 
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::protocol::Command;
 
 /// A device that keeps its requests until a driver has answered them: `Plain` or `Batch`. The host
 /// carries commands and answers between it and the driver's sockets.
-pub(crate) trait Backend: BlockDevice {
+pub(crate) trait RequestHolder: BlockDevice {
     /// The number of lanes per queue.
     fn lanes_per_queue(&self) -> usize;
 
     /// Pins this thread to the core of a queue, if the options of the device say so.
-    fn tie(&self, queue: usize);
+    fn pin_thread(&self, queue: usize);
 
     /// The memory that the commands of a lane refer to, for a driver that is about to start.
     fn memory(&self, lane: usize) -> Arc<Arena>;
 
     /// Moves the commands of a lane into `commands`, at most `most`. Blocks until there is
     /// something.
-    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next;
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> FetchState;
 
     /// The driver has completed a command. Returns `Invalid` if the driver has no command of that
     /// number.
@@ -44,23 +44,23 @@ pub(crate) trait Backend: BlockDevice {
     /// The driver is gone: commands without an answer are fetched again, before everything else.
     fn recover(&self) -> Result<()>;
 
-    /// Accepts nothing new; accepted requests still go to the driver.
-    fn end(&self);
+    /// Begins the end: accepts nothing new; accepted requests still go to the driver.
+    fn begin_end(&self);
 
-    /// Fails everything that waits; the device stays.
-    fn fail_pending(&self, error: &Error);
+    /// Fails what waits for a driver; the device stays.
+    fn fail_waiting(&self, error: &Error);
 
-    /// Fails everything that waits, and ends the device.
-    fn fail(&self, error: &Error);
+    /// Ends the device; what waits fails.
+    fn end_now(&self, error: &Error);
 
     /// Whether everything accepted was answered.
     fn is_drained(&self) -> bool;
 
     /// Whether the driver has commands of a lane.
-    fn is_owed(&self, lane: usize) -> bool;
+    fn has_commands(&self, lane: usize) -> bool;
 
     /// When the oldest command that the driver has was fetched.
-    fn oldest(&self) -> Option<Instant>;
+    fn oldest_fetched_at(&self) -> Option<Instant>;
 
     /// The state of the device.
     fn state(&self) -> State;
@@ -68,7 +68,7 @@ pub(crate) trait Backend: BlockDevice {
 
 /// The result of fetching from a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum FetchState {
     /// Commands.
     Commands,
     /// Nothing more for this driver: its threads must stop.
@@ -91,16 +91,16 @@ pub enum State {
     Ended,
 }
 
-/// A state that every request checks.
-pub(crate) struct Life {
+/// The state of a device, which every request checks.
+pub(crate) struct StateCell {
     state: AtomicU8,
     /// Nothing may be fetched.
     is_paused: AtomicBool,
 }
 
-impl Life {
+impl StateCell {
     pub(crate) fn new() -> Self {
-        Life { state: AtomicU8::new(State::Waiting as u8), is_paused: AtomicBool::new(true) }
+        StateCell { state: AtomicU8::new(State::Waiting as u8), is_paused: AtomicBool::new(true) }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -157,8 +157,8 @@ impl Life {
             self.turn(|state| Ok(if state == State::Ended { State::Ended } else { State::Ending }));
     }
 
-    /// The device has ended.
-    pub(crate) fn ended(&self) {
+    /// Records that the device has ended.
+    pub(crate) fn set_ended(&self) {
         let _ = self.turn(|_| Ok(State::Ended));
     }
 }
