@@ -5,15 +5,15 @@
 //! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept_block`],
 //! [`map_part`], [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`],
 //! [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD; [`link`] and
-//! [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page per structure,
-//! and a test compares the two. [`disk_image`] looks at the headers of foreign files, and has no
-//! page.
+//! [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page
+//! per structure, and a test compares the two. [`disk_image`] looks at the headers of foreign
+//! files, and has no page.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,
 //! and then each field, and reports which of them failed ([`FormatError`]). An encoder refuses what
-//! its decoder would refuse. What it wrote decodes to the same value, and each value has exactly one
-//! encoding.
+//! its decoder would refuse. What it wrote decodes to the same value, and each value has exactly
+//! one encoding.
 //!
 //! Not here: I/O, clocks, randomness, policy.
 #![forbid(unsafe_code)]

@@ -13,8 +13,8 @@
 //! that fail, come late, lag, are answered wrongly or not at all; stores that are restored or
 //! copied; takeovers, hand-offs, clocks that jump, two servers, names in dispute. Meanwhile users
 //! work: they take snapshots, roll back, clone, resize, order a collection, copy the volume to a
-//! second store and read it there. It cannot simulate concurrent threads (`shuttle` does), a kernel,
-//! or a network.
+//! second store and read it there. It cannot simulate concurrent threads (`shuttle` does), a
+//! kernel, or a network.
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]

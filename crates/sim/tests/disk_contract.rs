@@ -1,6 +1,6 @@
-//! The contract of local disks (K1 to K9 of `crates/volume/src/disk.rs`) as tests: the disks of this
-//! machine and the simulated ones keep the same clauses, so the engine is tested against disks that
-//! behave as real ones do.
+//! The contract of local disks (K1 to K9 of `crates/volume/src/disk.rs`) as tests: the disks of
+//! this machine and the simulated ones keep the same clauses, so the engine is tested against disks
+//! that behave as real ones do.
 //!
 //! Invariant: each clause uses names of its own, so that all of them can run in one folder.
 //!

@@ -26,7 +26,10 @@ pub(crate) type Environment = [(String, String)];
 /// credentials, or if no profile was asked for and there is no file.
 pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, String)>> {
     let variable = |name| {
-        environment.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.as_str())
+        environment
+            .iter()
+            .find(|(key, value)| key == name && !value.is_empty())
+            .map(|(_, value)| value.as_str())
     };
     // If the environment has any source of credentials, the file must not mix in keys of another
     // account.

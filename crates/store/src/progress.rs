@@ -90,7 +90,8 @@ pub(crate) struct Load {
     pub unseen_bytes: u64,
 }
 
-/// Makes an attempt; `None` if it was cut because nothing moved for as long as `silence_limits` allows.
+/// Makes an attempt; `None` if it was cut because nothing moved for as long as `silence_limits`
+/// allows.
 pub(crate) async fn unless_stalled<T>(
     silence_limits: &SilenceLimits,
     load: &Load,

@@ -18,12 +18,12 @@ use sawmill_sys::{DirectFile, FileLock, OpenMode};
 ///
 /// # The contract
 ///
-/// - **K1** A read returns of each byte the newest write that had completed. Bytes of a new file are
-///   zero.
+/// - **K1** A read returns of each byte the newest write that had completed. Bytes of a new file
+///   are zero.
 /// - **K2** A read that reaches past the end fails. The length never changes.
 /// - **K3** `read_now` returns what `read_at` would, or fails with `WouldBlock`.
-/// - **K4** A completed write survives its process. It survives a power cut only after a `sync` that
-///   began when the write had completed.
+/// - **K4** A completed write survives its process. It survives a power cut only after a `sync`
+///   that began when the write had completed.
 /// - **K5** A failed `sync` is final: what it covered may be lost, whatever a later one answers.
 /// - **K6** `has_name` is false once the path leads to nothing or to another file.
 pub trait Disk: Send + Sync {
@@ -91,8 +91,8 @@ pub enum EntryKind {
 ///
 /// - **K7** `make` and `rename` of a file to a taken name fail with `AlreadyExists` and change
 ///   nothing.
-/// - **K8** `open`, `rename` and `remove` of an absent name fail with `NotFound`. A renamed file has
-///   its new name alone.
+/// - **K8** `open`, `rename` and `remove` of an absent name fail with `NotFound`. A renamed file
+///   has its new name alone.
 /// - **K9** A name, and a file under any of its names, has one holder at a time: others get
 ///   `WouldBlock` until the lock is dropped or its process has died.
 pub trait Disks: Send + Sync {

@@ -4,9 +4,9 @@
 //! to the device when the gate opens; meanwhile [`Gate::replace`] can replace the device. The queue
 //! is at most what the doors have in flight, which they bound.
 //!
-//! Each thread goes through one of a few stripes, so that threads on several cores share no lock and
-//! no counter. The `Arc` of a stripe's [`InFlightGuard`] counts the requests inside, and its last
-//! holder notifies the waiter.
+//! Each thread goes through one of a few stripes, so that threads on several cores share no lock
+//! and no counter. The `Arc` of a stripe's [`InFlightGuard`] counts the requests inside, and its
+//! last holder notifies the waiter.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
 //! that was replaced. Not here: whether two devices are the same disk, which the caller of

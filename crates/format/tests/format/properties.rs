@@ -379,7 +379,8 @@ proptest! {
 
     #[test]
     fn pins_round_trip(value in pins()) {
-        prop_assert_eq!(Pin::decode(&value.encode().unwrap(), value.volume_id, value.slot), Ok(value));
+        let bytes = value.encode().unwrap();
+        prop_assert_eq!(Pin::decode(&bytes, value.volume_id, value.slot), Ok(value));
     }
 
     #[test]

@@ -284,8 +284,8 @@ impl Run {
         if disk_bytes < self.size_bytes || disk_bytes > self.requested_bytes {
             let (reported_bytes, requested_bytes) = (self.size_bytes, self.requested_bytes);
             return Err(format!(
-                "the disk has {disk_bytes} bytes; {reported_bytes} were reported, {requested_bytes} \
-                 asked for"
+                "the disk has {disk_bytes} bytes; {reported_bytes} were reported, and \
+                 {requested_bytes} asked for"
             ));
         }
         self.size_bytes = disk_bytes;

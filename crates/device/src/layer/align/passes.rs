@@ -1,10 +1,10 @@
-//! Passes: requests for whole blocks need no range lock while no request needs blocks exclusively, so
-//! cores that write whole blocks share nothing that they change.
+//! Passes: requests for whole blocks need no range lock while no request needs blocks exclusively,
+//! so cores that write whole blocks share nothing that they change.
 //!
 //! Invariants: no pass begins between [`Passes::close`] and [`Passes::open`]. Who closed them and
-//! then finds none ([`Passes::is_empty`]) shares the blocks only with other range locks until it opens
-//! them again. A pass that is refused, or ends while passes are closed, reports that, because a
-//! request may wait for it. Not here: range locks (`range_locks`).
+//! then finds none ([`Passes::is_empty`]) shares the blocks only with other range locks until it
+//! opens them again. A pass that is refused, or ends while passes are closed, reports that, because
+//! a request may wait for it. Not here: range locks (`range_locks`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Range locks on the blocks of changes: a lock waits for earlier locks with which it cannot share a
-//! block.
+//! Range locks on the blocks of changes: a lock waits for earlier locks with which it cannot share
+//! a block.
 //!
 //! Invariants: overlapping locks share their blocks unless one of them wants to be alone; a lock
 //! waits only for older ones, so the oldest never waits and every lock gets its blocks when the

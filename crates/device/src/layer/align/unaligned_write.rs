@@ -1,11 +1,12 @@
 //! One read-modify-write: the edge blocks are read, then all blocks are written, with the blocks
 //! locked.
 //!
-//! Invariants: nothing is written when an edge could not be read. The range lock is released exactly
-//! once, when the device inside has answered every request that was submitted to it. A write's
-//! payload is copied once, from its exchange into the device inside.
+//! Invariants: nothing is written when an edge could not be read. The range lock is released
+//! exactly once, when the device inside has answered every request that was submitted to it. A
+//! write's payload is copied once, from its exchange into the device inside.
 //!
-//! Not here: which changes wait for which (`range_locks`), and requests for whole blocks (`passes`).
+//! Not here: which changes wait for which (`range_locks`), and requests for whole blocks
+//! (`passes`).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};

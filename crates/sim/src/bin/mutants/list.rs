@@ -58,7 +58,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Some(journal) => wait_for(context, journal.ring.next(), request),",
         "Some(journal) => wait_for(context, journal.logged(), request),",
     ),
-    mutant("FUA is ignored", "volume/src/write/mod.rs", "if partial.request.flags.fua {", "if false {"),
+    mutant(
+        "FUA is ignored",
+        "volume/src/write/mod.rs",
+        "if partial.request.flags.fua {",
+        "if false {",
+    ),
     mutant(
         "a failed sync counts",
         "volume/src/journal/writer.rs",
