@@ -279,7 +279,7 @@ fn a_frame_wanted_again_soon_after_it_was_given_up_stays_for_long() {
 }
 
 #[test]
-fn hits_are_right_under_random_use() {
+fn every_hit_returns_the_bytes_last_inserted() {
     let (_disk, cache) = cache(60);
     let owners = [1, 2, 3].map(|owner| cache.owner(VolumeId([owner; 16])));
     let mut lengths: HashMap<FrameKey, u32> = HashMap::new();

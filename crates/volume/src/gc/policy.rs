@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_that_make_no_sense_are_named() {
+    fn thresholds_out_of_order_are_refused_by_name() {
         let policy = |start, stop| GcPolicy { start, stop, ..GcPolicy::default() };
         assert_eq!(policy(0.7, 0.72).fault(), None);
         assert_eq!(policy(0.0, 0.0).fault(), None);

@@ -226,7 +226,7 @@ fn a_check_of_a_clone_finds_that_its_hold_on_the_base_is_gone() {
 }
 
 #[test]
-fn a_check_tells_of_segments_stranded_in_the_window_of_a_fence_and_calls_the_volume_well() {
+fn a_check_notes_segments_stranded_in_the_window_of_a_fence_and_reports_no_damage() {
     let machine = with_a_snapshot();
     let stranded = machine.segment_key(3);
     // Sequence 1 is the first fence; what a writer before it left is of another's making.

@@ -1,5 +1,5 @@
-//! Clones share what they have in common, and none of them, nor their base, loses anything by what
-//! becomes of the others.
+//! Clones share what they have in common, and no clone, and not the base, loses data when others
+//! change or are deleted.
 
 use std::sync::Arc;
 
@@ -123,12 +123,12 @@ fn a_clone_of_a_clone_outlives_both() {
     sound(&third);
     assert_eq!(versions(&third.open()), [1, 2, 1, 5]);
     delete(&*machine.plain, "grandchild").unwrap();
-    // A fence of each volume stays forever.
+    // The last fence of each volume is never deleted.
     let left = data_left(&machine);
     assert!(left.len() == 3 && left.iter().all(|key| key.contains("/seg/")), "{left:?}");
 }
 
-/// All but what was said of volumes and names, which stays.
+/// All keys except words and name records, which are never deleted.
 fn data_left(machine: &Machine) -> Vec<String> {
     let mut left = keys(&*machine.plain, "");
     left.retain(|key| !key.contains("/word/") && !key.starts_with("names/"));
@@ -200,7 +200,7 @@ fn a_flattened_clone_needs_no_ancestor_and_can_be_cloned() {
     clone(&*machine.plain, "copy", None, "again", Fencing::Demanded).unwrap();
     assert_eq!(versions(&machine_for(&machine, "again").open()), [1, 1, 3, 1]);
     other.open().close().unwrap();
-    assert!(release_ancestors(&*machine.plain, "copy").unwrap(), "it can be said twice");
+    assert!(release_ancestors(&*machine.plain, "copy").unwrap(), "it is idempotent");
 }
 
 #[test]

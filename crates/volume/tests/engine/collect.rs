@@ -34,7 +34,7 @@ fn halve(volume: &Volume, slots: u64) {
     stored(volume);
 }
 
-fn are_halved(volume: &Volume, slots: u64) {
+fn assert_halved(volume: &Volume, slots: u64) {
     for slot in 0..slots {
         holds(volume, slot * SEGMENT as u64, &slot_bytes(slot, 2)[..HALF]);
         holds(volume, slot * SEGMENT as u64 + HALF as u64, &slot_bytes(slot, 1)[HALF..]);
@@ -131,7 +131,7 @@ fn a_threshold_takes_only_what_is_emptier() {
     assert_eq!(gc::garbage(&*machine.plain, "disk", 0.6).unwrap(), volume.garbage(0.6));
     assert_eq!(volume.collect_garbage(0.6).unwrap().moved_bytes, 4 * HALF as u64);
     assert_eq!(volume.garbage(0.99).segments, 0);
-    are_halved(&volume, 4);
+    assert_halved(&volume, 4);
     drop(volume);
     machine.assert_sound("after collection by hand");
 }
@@ -176,7 +176,7 @@ fn what_is_overwritten_only_in_the_journal_is_moved_as_well() {
     volume.close_now();
     drop(volume);
     let other = machine.successor().open();
-    are_halved(&other, 1);
+    assert_halved(&other, 1);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn cached_data_stays_cached_when_it_moves() {
     halve(&volume, 8);
     volume.collect_garbage(1.0).unwrap();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |_| true);
-    are_halved(&volume, 8);
+    assert_halved(&volume, 8);
 }
 
 #[test]
@@ -211,13 +211,13 @@ fn data_cached_while_it_moved_stays_cached() {
     let collecting = collect_all(&volume);
     until("a moved segment is on its way", || !machine.faults.held().is_empty());
     assert_eq!(cache.stats().inserted, 0, "nothing was cached when it was gathered");
-    are_halved(&volume, 8);
+    assert_halved(&volume, 8);
     until("all is in the cache", || cache.stats().bytes >= 8 * SEGMENT as u64);
     machine.heal();
     machine.faults.release_all();
     collecting.join().unwrap().unwrap();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |_| true);
-    are_halved(&volume, 8);
+    assert_halved(&volume, 8);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_store_that_is_away_delays_collection_and_nothing_else() {
         collecting.join().unwrap().unwrap().moved_bytes,
         volume.status().live_bytes - SEGMENT as u64
     );
-    are_halved(&volume, 3);
+    assert_halved(&volume, 3);
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_delete_that_fails_is_tried_again_when_nothing_else_happens() {
     drop(failed);
     collecting.join().unwrap().unwrap();
     until("the dead segments are gone", || volume.status().dead_object_bytes == 0);
-    are_halved(&volume, 3);
+    assert_halved(&volume, 3);
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn held(machine: &Machine, chosen: impl Fn(&Call) -> bool) -> bool {
 }
 
 #[test]
-fn between_a_put_and_the_map_update() {
+fn a_death_between_a_put_and_the_map_update_loses_nothing() {
     // The first of several puts is held, so the others are stored and not in the map.
     let first = |call: &Call| segment_put(call).is_some_and(|sequence| sequence % 5 == 1);
     dies_at("a gap among the puts", Fault::Delay, first, move |machine| held(machine, first));
@@ -75,7 +75,7 @@ fn between_a_put_and_the_map_update() {
 }
 
 #[test]
-fn between_the_parts_of_a_checkpoint_and_its_root() {
+fn a_death_between_the_parts_of_a_checkpoint_and_its_root_loses_nothing() {
     let part = |call: &Call| call.kind == CallKind::Put && call.key().contains("/map/");
     dies_at("parts under way", Fault::Delay, part, move |machine| held(machine, part));
     dies_at("parts late", Fault::Late, part, move |machine| held(machine, part));
@@ -88,7 +88,7 @@ fn between_the_parts_of_a_checkpoint_and_its_root() {
 }
 
 #[test]
-fn between_a_root_and_the_deletes() {
+fn a_death_between_a_root_and_the_deletes_loses_nothing() {
     let delete = |call: &Call| call.kind == CallKind::Delete && is_engine(call);
     dies_at("deletes under way", Fault::Delay, delete, move |machine| held(machine, delete));
     dies_at("deletes late", Fault::Late, delete, move |machine| held(machine, delete));
@@ -136,7 +136,7 @@ fn old_roots_are_deleted_one_by_one_the_oldest_first() {
 }
 
 #[test]
-fn in_recovery_again_and_again() {
+fn deaths_in_recovery_again_and_again_lose_nothing() {
     let machine = Machine::new();
     let volume = machine.open();
     for slot in 0..4 {

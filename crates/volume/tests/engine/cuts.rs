@@ -414,7 +414,7 @@ fn a_quiet_volume_gives_back_what_a_deleted_snapshot_kept() {
     assert!((0..6).all(|slot| slot_version(&volume, slot, 2) == 2));
 }
 
-/// A world where time passes when it is told to, and whose wall clock can be wrong besides.
+/// A world where time passes on request, and whose wall clock can be wrong besides.
 struct Forward(RealWorld, AtomicU64, i64);
 
 impl World for Forward {

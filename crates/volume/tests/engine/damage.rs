@@ -38,7 +38,7 @@ fn volume_with_two_checkpoints() -> Machine {
     machine
 }
 
-fn is_sound(volume: &Volume) {
+fn assert_sound(volume: &Volume) {
     assert!((0..SLOTS).all(|slot| slot_version(volume, slot, 1) == 1));
 }
 
@@ -207,7 +207,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
         );
         assert!(report.notes.iter().any(|note| note.contains(newest)), "{how}: {:?}", report.notes);
         let volume = machine.open();
-        is_sound(&volume);
+        assert_sound(&volume);
         write_slot(&volume, 0, 1);
         volume.close().unwrap();
         let number = volume.status().checkpoint_number;
@@ -215,7 +215,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
             machine.keys("/checkpoint/").iter().any(|key| key.ends_with(&format!("{number:020}")))
         );
         assert!(number > 4, "{how}: the number of the damaged one is not used again");
-        is_sound(&machine.open());
+        assert_sound(&machine.open());
     }
 }
 
@@ -223,7 +223,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
 fn a_checkpoint_that_is_gone_falls_back_to_the_one_before() {
     let machine = volume_with_two_checkpoints();
     machine.remove(machine.keys("/checkpoint/").last().unwrap());
-    is_sound(&machine.open());
+    assert_sound(&machine.open());
 }
 
 #[test]

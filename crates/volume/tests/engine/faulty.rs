@@ -1,4 +1,4 @@
-//! What the tests under faults share: machines with a store that fails as told, objects to damage,
+//! What the tests under faults share: machines with a store that fails on request, objects to damage,
 //! things to wait for.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 

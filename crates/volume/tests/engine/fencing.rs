@@ -1,4 +1,4 @@
-//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it
+//! Two writers of one volume: the later attach wins, the earlier one notices, and nothing it
 //! writes after the fence is ever visible, however late it lands.
 
 use std::sync::{Arc, Barrier};
@@ -12,8 +12,8 @@ use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault};
 use sawmill_volume::{Health, Safety, Volume};
 
-/// What a wait for the store ends with on a writer that has been overtaken.
-fn fenced(volume: &Volume) {
+/// A fenced writer fails every call with `Fenced`.
+fn assert_fenced(volume: &Volume) {
     let outcome = volume.wait(Safety::Stored, Some(PATIENCE));
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
     for outcome in [
@@ -39,7 +39,7 @@ fn the_second_attach_wins_and_the_first_is_fenced() {
     assert_eq!(b.status().epoch_before, a.status().epoch);
     assert_eq!(slot_version(&b, 0, 9), 1);
     write_slot(&a, 0, 2);
-    fenced(&a);
+    assert_fenced(&a);
     assert_eq!(a.close().unwrap_err().kind(), ErrorKind::Fenced);
     drop(a);
     write_slot(&b, 2, 3);
@@ -54,7 +54,7 @@ fn the_second_attach_wins_and_the_first_is_fenced() {
 }
 
 #[test]
-fn a_rivals_root_that_comes_garbled_is_looked_at_again() {
+fn a_rivals_root_that_arrives_garbled_is_read_again() {
     let first = Machine::new();
     let a = first.open();
     write_slot(&a, 0, 1);
@@ -80,7 +80,7 @@ fn a_fenced_volume_that_is_dropped_gives_its_journal_back() {
     stored(&a);
     let b = first.successor().open();
     write_slot(&a, 0, 2);
-    fenced(&a);
+    assert_fenced(&a);
     drop(a);
     b.close().unwrap();
     first.options.accept_journal_loss = true;
@@ -118,7 +118,7 @@ fn puts_that_land_after_the_fence_never_count() {
         second.keys("/seg/").contains(&first.segment_key(gap + 3))
     });
     first.heal();
-    fenced(&a);
+    assert_fenced(&a);
     let want = [1, 0, 0, 0, 0, 0, 3, 3, 3];
     let versions =
         |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|slot| slot_version(volume, slot, 9));
@@ -155,7 +155,7 @@ fn a_writer_that_wakes_up_after_many_new_segments_is_fenced() {
     assert!(b.status().stored_sequence > 150);
     assert_eq!(first.faults.release_all(), 6);
     first.heal();
-    fenced(&a);
+    assert_fenced(&a);
     let want = [98, 99, 100, 101, 102, 96, 97];
     assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|slot| slot_version(&b, slot, 200)), want);
     b.close_now();
@@ -179,7 +179,7 @@ fn with_a_late_checkpoint(machine: &mut Machine) -> Arc<Volume> {
 }
 
 #[test]
-fn a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from() {
+fn an_attach_starts_from_a_checkpoint_that_lands_while_it_fences() {
     let mut first = Machine::new();
     let a = with_a_late_checkpoint(&mut first);
     let roots = first.keys("/checkpoint/").len();
@@ -187,7 +187,7 @@ fn a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from() {
     second.fault(Fault::Delay, |call| root_put(call).is_some());
     let b = std::thread::scope(|scope| {
         let opening = scope.spawn(|| second.open());
-        until("the fence stands", || !second.faults.held().is_empty());
+        until("the fence is put", || !second.faults.held().is_empty());
         // Behind the fence, and before anything was accepted there.
         assert!(first.faults.release_all() > 0);
         until("the late root is there", || first.keys("/checkpoint/").len() > roots);
@@ -215,8 +215,8 @@ fn a_checkpoint_that_lands_behind_another_attach_finds_its_number_taken() {
     b.close().unwrap();
     first.faults.release_all();
     first.heal();
-    until("the stale writer hears it", || matches!(a.status().health, Health::Fenced { .. }));
-    fenced(&a);
+    until("the stale writer notices", || matches!(a.status().health, Health::Fenced { .. }));
+    assert_fenced(&a);
     let b = second.open();
     assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
     second.assert_sound("after a stale root came too late");
@@ -347,7 +347,7 @@ fn deleting_a_volume_fences_its_writer() {
     let fences = machine.keys("/seg/").len();
     sawmill_volume::delete(&*machine.plain, "disk").unwrap();
     write_slot(&volume, 1, 1);
-    fenced(&volume);
+    assert_fenced(&volume);
     assert!(fences >= 2);
     let mut left = machine.keys("");
     // And what was said of the volume and its name.

@@ -20,7 +20,7 @@ fn a_group_that_was_empty_before_a_rollback_is_in_the_checkpoint_after_it() {
     volume.create_snapshot("then").unwrap();
     volume.discard(FAR, 1 << 20).unwrap();
     volume.close().unwrap();
-    // Opened anew, the map has no such group.
+    // Opened again, the map has no such group.
     let volume = machine.open();
     holds(&volume, FAR, &[0; 5000]);
     volume.roll_back(&Cut::Snapshot("then".into())).unwrap();

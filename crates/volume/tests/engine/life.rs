@@ -50,7 +50,7 @@ fn a_volume_that_an_answer_drops_keeps_what_it_took_and_lets_its_journal_go() {
     }));
     drop(volume);
     drop(caller);
-    receiver.recv().expect("told, so nothing panicked").unwrap();
+    receiver.recv().expect("an answer, so nothing panicked").unwrap();
     // The threads that the answer did not wait for keep the journal until they have ended.
     let volume = loop {
         match rig.try_open() {

@@ -1,4 +1,4 @@
-//! The engine as a library: real files, stores that fail as told, one module a subject.
+//! The engine as a library: real files, stores that fail on request, one module a subject.
 //!
 //! Not here: worlds by seed (`crates/sim`); the real binary (`tests/`).
 

@@ -35,7 +35,7 @@ fn killed() -> (Rig, PathBuf) {
     (rig, path)
 }
 
-fn has_all(rig: &Rig) {
+fn assert_has_all(rig: &Rig) {
     let volume = rig.open();
     assert_eq!(volume.read_at(8192, SECRET.len()).unwrap(), SECRET);
     volume.close().unwrap();
@@ -58,7 +58,7 @@ fn refused_until_accepted(mut rig: Rig, says: &str) {
 
 #[test]
 fn memory_that_is_there_is_used() {
-    has_all(&killed().0);
+    assert_has_all(&killed().0);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn memory_is_found_where_it_was_left() {
     let (mut rig, memory) = killed();
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     rig.options.staging_folder = elsewhere.path().to_owned();
-    has_all(&rig);
+    assert_has_all(&rig);
     assert!(!memory.exists(), "no attach needs it any more");
 }
 
@@ -120,7 +120,7 @@ fn memory_is_found_where_its_folder_is_mounted_now() {
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     std::fs::rename(&memory, elsewhere.path().join(memory.file_name().unwrap())).unwrap();
     rig.options.staging_folder = elsewhere.path().to_owned();
-    has_all(&rig);
+    assert_has_all(&rig);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn after_a_clean_end_no_memory_is_missed() {
     rig.open().close().unwrap();
 }
 
-/// A machine whose disks refuse to write superblocks, once they are told to.
+/// A machine whose disks refuse to write superblocks, once the test asks for it.
 #[derive(Clone, Default)]
 struct WornDisks {
     world: Arc<RealWorld>,
@@ -239,7 +239,7 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
         step(&mut stepped);
         stepped.is_settled()
     });
-    // The engine's thread may go round once more before it is told to end, and what it began then
+    // The engine's thread may step once more before it ends, and what it began then
     // lands.
     let roots = || rig.faults.calls().iter().filter(|call| root_put(call).is_some()).count();
     let written = roots();
@@ -257,7 +257,7 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
 fn a_clean_close_is_recognized_without_the_journal() {
     let rig = closed_with_checkpoints_to_come(false);
     std::fs::remove_file(rig.journal()).unwrap();
-    has_all(&rig);
+    assert_has_all(&rig);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn memory_stays_while_the_journal_still_asks_for_it() {
         |path: &PathBuf| path.extension().is_some_and(|extension| extension == "staging");
     assert_eq!(memory.filter(is_memory).count(), 1, "the journal still asks for it");
     // The next attach, on a disk that is well again.
-    has_all(&rig);
+    assert_has_all(&rig);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn memory_of_a_clean_end_is_not_missed_after_an_attach_that_died() {
     rig.fault(Fault::LoseAnswer, |call| call.kind == CallKind::Put && call.key().contains("/seg/"));
     assert_eq!(rig.refused().0, ErrorKind::Unavailable);
     rig.heal();
-    has_all(&rig);
+    assert_has_all(&rig);
 }
 
 #[test]

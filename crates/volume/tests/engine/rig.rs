@@ -18,8 +18,8 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     pub name: String,
     pub options: OpenOptions,
-    /// Memory was lost as with the power: these machines never start anew, so they are told that it
-    /// is known.
+    /// Memory was lost as with the power: these machines do not reboot, so the test declares the
+    /// loss.
     pub knows_of_loss: AtomicBool,
 }
 

@@ -325,13 +325,13 @@ fn lagging(machine: &Machine) -> Arc<dyn ObjectStore> {
     })
 }
 
-/// A store that deletes all it is told to but one object, and then says that it failed.
-struct Stubborn {
+/// A store that deletes all but one of the objects that it should, and then says that it failed.
+struct UndeletingStore {
     inner: Arc<dyn ObjectStore>,
     kept: String,
 }
 
-impl ObjectStore for Stubborn {
+impl ObjectStore for UndeletingStore {
     fn get(&self, get: Get, done: Completion<bytes::Bytes>) {
         self.inner.get(get, done);
     }
@@ -386,7 +386,7 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
     let past = lagging(&machine);
     // Root 2 stays forever, as after a crash between deletes; everything else is deleted as usual.
     let kept = machine.keys("/checkpoint/").pop().unwrap();
-    machine.rig.store = Arc::new(Stubborn { inner: machine.plain.clone(), kept });
+    machine.rig.store = Arc::new(UndeletingStore { inner: machine.plain.clone(), kept });
     machine.options.checkpoint_bytes = MIB;
     let volume = machine.open();
     for version in 2..120 {
@@ -405,7 +405,7 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
 }
 
 #[test]
-fn while_the_store_is_gone_writes_go_on_then_wait_and_all_ends_well() {
+fn while_the_store_is_gone_writes_go_on_then_wait_and_every_write_is_answered() {
     let mut machine = filled(8);
     machine.options.cache =
         Some(open_cache(&machine.folder.path().join("cache"), 8 * MIB).unwrap());

@@ -13,7 +13,7 @@ use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
 use sawmill_volume::{Health, RealWorld, Stall, SteppedVolume, Volume, World};
 
-/// A world where time passes when it is told to.
+/// A world where time passes on request.
 struct ManualTimeWorld(RealWorld, AtomicU64);
 
 impl World for ManualTimeWorld {
@@ -220,7 +220,7 @@ fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
 }
 
 #[test]
-fn one_odd_answer_fences_no_writer() {
+fn one_stale_answer_fences_no_writer() {
     let machine = Machine::new();
     let mut a = SteppedScene::new(&machine);
     let sequence = a.volume().status().stored_sequence;

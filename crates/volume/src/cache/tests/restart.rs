@@ -57,7 +57,7 @@ fn a_stale_index_gives_misses_and_no_wrong_bytes() {
 }
 
 #[test]
-fn a_damaged_index_leaves_an_empty_cache_that_works() {
+fn a_damaged_index_leaves_an_empty_cache_that_takes_and_returns_frames() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
     let disk = MemoryDisk::with_slots(4);

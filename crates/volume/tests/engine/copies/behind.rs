@@ -107,7 +107,7 @@ fn done_means_all_that_was_stored_when_it_began() {
     let mut writes_before = 0;
     copier
         .round(&mut |bytes| {
-            // Once the root is under way the source goes far beyond what follows it.
+            // While the root is copied, the source writes and deletes far beyond it.
             let roots = keys(&*source, "/checkpoint/");
             // The source lives: it may delete a root between the list and the look.
             let look = |key: &String| Blocking(&*source).get(key, None, Class::Read);
@@ -132,7 +132,7 @@ fn done_means_all_that_was_stored_when_it_began() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_read_at_the_source_is_waited_for_aloud() {
+fn a_checkpoint_that_cannot_be_read_at_the_source_fails_with_unavailable() {
     let mut pair = Pair::new();
     let volume = pair.primary.open();
     pair.write(&volume, 3);
