@@ -10,25 +10,25 @@ use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
-use crate::ask::{cannot_encode, store_error};
 use crate::recovery::end::LogEnd;
+use crate::store_calls::{cannot_encode, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// What an attachment claims with its fence: an epoch of its own.
+/// An attempt to put a fence, and with it to own an epoch.
 ///
 /// Epochs grow by random steps. Where histories diverge (a store was copied, or restored from a
 /// backup), each continues from the same epoch to a different one. So equal epochs mean one
 /// history: what an epoch identifies (frames in the read cache, a journal, its memory) is never
 /// mistaken for another history's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct FenceAttempt {
     pub(crate) epoch: u64,
     pub(crate) put_id: PutId,
 }
 
-impl Claim {
-    /// A new claim, with an epoch above `after`.
+impl FenceAttempt {
+    /// A new attempt, with an epoch above `after`.
     pub(crate) fn after(after: u64, world: &dyn World) -> Result<Self> {
         let [a, b, c, d, ..] = world.random()?;
         let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));
@@ -36,20 +36,20 @@ impl Claim {
             let text = "the volume has used up its epochs; copy it to a new one";
             return Err(Error::new(ErrorKind::Full, text));
         };
-        Ok(Claim { epoch, put_id: PutId(world.random()?) })
+        Ok(FenceAttempt { epoch, put_id: PutId(world.random()?) })
     }
 }
 
-/// Puts the fence of `claim` at the end of the log, and moves `end` past it. Returns its sequence.
+/// Puts the fence of `attempt` at the end of the log, and moves `end` past it. Returns its sequence.
 /// If another writer's segment is there already, the log has grown: this attach starts over.
 pub(crate) fn fence(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
     end: &mut LogEnd,
-    claim: Claim,
+    attempt: FenceAttempt,
     world: &dyn World,
 ) -> Result<u64> {
-    let Claim { epoch, put_id } = claim;
+    let FenceAttempt { epoch, put_id } = attempt;
     let sequence = end.next_sequence;
     if sequence >= limits::SEQUENCE_MAX {
         let text = "the volume has used up its segment sequences; copy it to a new one";

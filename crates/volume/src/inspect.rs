@@ -70,7 +70,7 @@ pub struct UnstoredWrite<'a> {
 
 /// A volume's state in the store, for a volume that is not served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtRest {
+pub struct StoredState {
     /// Size of the disk.
     pub size_bytes: u64,
     /// The newest epoch.
@@ -227,11 +227,11 @@ pub fn recovery(
 }
 
 /// A volume as the store has it.
-pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<AtRest> {
+pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<StoredState> {
     let world = RealWorld::default();
     let stored = stored::stored_of(store, record.clone(), &mut Reporter::new(&world))?;
     let totals = stored.view.segments.totals();
-    Ok(AtRest {
+    Ok(StoredState {
         size_bytes: stored.record.size_bytes,
         epoch: stored.end.epoch,
         position: stored.end.position,

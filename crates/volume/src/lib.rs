@@ -33,7 +33,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod ask;
 mod attachment;
 pub mod cache;
 pub mod check;
@@ -63,6 +62,7 @@ pub mod replicate;
 mod segment;
 mod state;
 pub mod status;
+mod store_calls;
 mod stored_data;
 mod threads;
 mod unstored;

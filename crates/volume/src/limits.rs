@@ -63,6 +63,9 @@ const _: () =
 
 /// Usual size of the journal.
 pub const JOURNAL_BYTES_DEFAULT: u64 = GIB;
+/// Bytes at the journal's end that only padding may use, so that a flush can always end in a whole
+/// block.
+pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
 /// Usual size of the staging ring.
 pub const STAGING_BYTES_DEFAULT: u64 = 32 * MIB;
 /// Smallest staging ring: two of the largest records and the pad of a flush.
@@ -76,7 +79,8 @@ const _: () = assert!(
 /// than 2.3 GiB, writes of 4 KiB in one of more than 16 GiB; discards and zeroes, which take 80
 /// bytes each, after 320 MiB.
 pub const RECORDS_UNSTORED_MAX: usize = sized(4 * MIB, 60) as usize;
-// A journal of the usual size is full before that, however small the writes.
+// A journal of the usual size is full before that, however small the writes. (Short histories are
+// meant to reach the small number.)
 const _: () = assert!(
     cfg!(feature = "small-limits")
         || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512)
@@ -112,7 +116,7 @@ pub const MARK_BYTES: u64 = sized(32 * MIB, 64 * KIB);
 pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
 /// The first such read; each next one is twice as long. Usually little is left to scan, and an
 /// attach waits for it.
-pub const SCAN_BYTES_FIRST: u64 = sized(64 * KIB, 4 * KIB);
+pub const SCAN_FIRST_BYTES: u64 = sized(64 * KIB, 4 * KIB);
 
 /// The smallest journal for a volume with batches of `segment_bytes`: four times that. One batch is
 /// being filled and one uploaded, and headers, padding and the staging ring's reach take room too.
@@ -163,7 +167,7 @@ pub const JOURNAL_WIDE_AREA_BYTES: u64 = sized(16 * GIB, 128 * KIB);
 
 /// One plan of collection may move at least this many segments of live data, because each plan
 /// costs a pass over the map.
-pub const GC_PLAN_SEGMENTS: u64 = sized(8, 3);
+pub const GC_PLAN_SEGMENTS_MIN: u64 = sized(8, 3);
 /// A plan for a large map may be larger: this many bytes for each of its extents.
 pub const GC_PLAN_BYTES_PER_EXTENT: u64 = 16;
 /// The longest hole between two pieces of victims that is plugged with other segments' data.

@@ -12,20 +12,20 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{KeptBlock, Word};
+use sawmill_format::kept_block::{KeptBlock, NAME_BYTES_MAX, Word};
 use sawmill_format::name_record::NameStep;
 use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{cannot_encode, store_error};
 use crate::cuts::words::{self, WordContent};
 use crate::cuts::{DeleteReport, PinHolder, release_pins, remove_objects};
-use crate::fencing::{Claim, fence, require_fencing};
+use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::options::CreateOptions;
 use crate::recovery::stored::{StoredVolume, end_of_log, stored_of};
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role;
+use crate::store_calls::{cannot_encode, store_error};
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -319,8 +319,8 @@ fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord)
     }
     match end_of_log(store, record) {
         Ok(mut end) => {
-            let claim = Claim::after(end.epoch, world)?;
-            fence(store, record, &mut end, claim, world)
+            let attempt = FenceAttempt::after(end.epoch, world)?;
+            fence(store, record, &mut end, attempt, world)
         }
         // A volume too damaged to be opened can still be deleted, but then no writer is fenced.
         Err(error) if is_lost(error.kind()) => Ok(0),
@@ -404,15 +404,15 @@ pub(crate) fn exists(name: &str) -> Error {
 
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let fine = !name.is_empty()
-        && name.len() <= 128
+        && name.len() <= NAME_BYTES_MAX
         && !name.starts_with('.')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     if fine {
         return Ok(());
     }
     let text = format!(
-        "{name:?} is not a valid volume name: use 1 to 128 letters, digits, '.', '_', '-', not \
-        first a '.'"
+        "{name:?} is not a valid volume name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_', \
+        '-', not first a '.'"
     );
     Err(Error::new(ErrorKind::Invalid, text))
 }

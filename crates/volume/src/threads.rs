@@ -35,7 +35,7 @@ use crate::{Error, ErrorKind, Result};
 const SETTLE_AFTER: Duration = Duration::from_millis(50);
 
 /// How long to watch for an expected flush: about as long as waking a sleeping thread takes.
-const EXPECTED_WITHIN: Duration = Duration::from_micros(60);
+const EXPECTED_TIME_MAX: Duration = Duration::from_micros(60);
 
 /// How the loops are to end.
 #[derive(Default)]
@@ -59,11 +59,11 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts no thread: the caller steps the loops, which heed [`ending`](Self::ending).
+    /// Starts no thread: the caller steps the loops, which heed [`loop_end`](Self::loop_end).
     pub(crate) fn idle(contexts: &Contexts) -> Self {
         let (journal, engine) = (Mutex::default(), Mutex::default());
-        let (write, later) = (contexts.write.clone(), contexts.read.jobs.clone());
-        Threads { write, jobs: later, loop_end: Arc::default(), journal, engine }
+        let (write, jobs) = (contexts.write.clone(), contexts.read.jobs.clone());
+        Threads { write, jobs, loop_end: Arc::default(), journal, engine }
     }
 
     /// Starts the threads; without loops (read-only), only the one that runs delayed jobs.
@@ -73,7 +73,7 @@ impl Threads {
         loops: Option<(JournalWriter, Engine)>,
         lock: Option<&Arc<Lock>>,
     ) -> Result<Self> {
-        let ending = Arc::new(LoopEnd::default());
+        let loop_end = Arc::new(LoopEnd::default());
         let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
@@ -86,10 +86,11 @@ impl Threads {
         };
         let journal = match (writer, contexts.write.journal.clone()) {
             (Some(writer), Some(journal)) => {
-                let (contexts, ending, lock) = (contexts.clone(), ending.clone(), lock.cloned());
+                let (contexts, loop_end, lock) =
+                    (contexts.clone(), loop_end.clone(), lock.cloned());
                 let run = move || {
                     let _held = lock;
-                    let run = JournalLoop::new(&contexts, journal, writer, ending);
+                    let run = JournalLoop::new(&contexts, journal, writer, loop_end);
                     guard(&contexts.write, "journal", || run_journal(run));
                 };
                 Some(spawn("journal", Box::new(run))?)
@@ -97,17 +98,17 @@ impl Threads {
             _ => None,
         };
         let engine = {
-            let (contexts, ending, lock) = (contexts.clone(), ending.clone(), lock.cloned());
+            let (contexts, loop_end, lock) = (contexts.clone(), loop_end.clone(), lock.cloned());
             let run = move || {
                 let _held = lock;
-                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &ending));
+                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &loop_end));
             };
             spawn("engine", Box::new(run))?
         };
         Ok(Threads {
             write: contexts.write.clone(),
             jobs: contexts.read.jobs.clone(),
-            loop_end: ending,
+            loop_end,
             journal: Mutex::new(journal),
             engine: Mutex::new(Some(engine)),
         })
@@ -147,7 +148,7 @@ impl Threads {
         self.loop_end.is_clean_recorded.load(Ordering::Acquire)
     }
 
-    pub(crate) fn ending(&self) -> Arc<LoopEnd> {
+    pub(crate) fn loop_end(&self) -> Arc<LoopEnd> {
         self.loop_end.clone()
     }
 
@@ -188,14 +189,14 @@ fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
 
 /// How long the journal's loop may rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum Pause {
     /// Step again at once.
     No,
     /// A writer is still filling a slot that a flush waits for.
     Short,
     /// For a moment; if nothing comes meanwhile, call [`JournalLoop::nothing_came`].
     Settle,
-    /// Until the next append or ring.
+    /// Until the next append or notification.
     Long,
     /// It has ended.
     End,
@@ -217,17 +218,17 @@ impl JournalLoop {
         contexts: &Contexts,
         journal: Arc<Journal>,
         writer: JournalWriter,
-        ending: Arc<LoopEnd>,
+        loop_end: Arc<LoopEnd>,
     ) -> Self {
         let (write, stored) = (contexts.write.clone(), contexts.read.stored.clone());
-        JournalLoop { write, stored, journal, writer, loop_end: ending, is_quiet: false }
+        JournalLoop { write, stored, journal, writer, loop_end, is_quiet: false }
     }
 
     pub(crate) fn nothing_came(&mut self) {
         self.is_quiet = true;
     }
 
-    pub(crate) fn step(&mut self) -> Rest {
+    pub(crate) fn step(&mut self) -> Pause {
         if self.journal.failure().is_some() {
             return self.rescue();
         }
@@ -240,37 +241,37 @@ impl JournalLoop {
                 // Room may have been made.
                 write::resume(write);
                 self.is_quiet = false;
-                Rest::No
+                Pause::No
             }
-            Ok(Step::Waiting) => Rest::Short,
+            Ok(Step::Waiting) => Pause::Short,
             Ok(Step::Idle | Step::Unsettled) if self.loop_end.end.load(Ordering::Acquire) => {
-                Rest::End
+                Pause::End
             }
-            Ok(_) if !self.is_quiet => Rest::Settle,
+            Ok(_) if !self.is_quiet => Pause::Settle,
             Ok(step) => {
                 self.is_quiet = false;
                 if step == Step::Unsettled
                     && let Err(error) = self.writer.settle()
                 {
                     journal.fail(error);
-                    return Rest::No;
+                    return Pause::No;
                 }
-                Rest::Long
+                Pause::Long
             }
             Err(error) => {
                 tracing::error!("{error}");
                 journal.fail(error);
-                Rest::No
+                Pause::No
             }
         }
     }
 
     /// The journal has failed, or the volume is fenced: hands accepted records over from memory,
     /// and fails the writes that wait for room.
-    fn rescue(&mut self) -> Rest {
+    fn rescue(&mut self) -> Pause {
         let write = &self.write;
         if self.loop_end.end.load(Ordering::Acquire) {
-            return Rest::End;
+            return Pause::End;
         }
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
         self.writer
@@ -279,7 +280,7 @@ impl JournalLoop {
             write.stalled.fail(error);
         }
         write.mailbox.wake.notify();
-        Rest::Short
+        Pause::Short
     }
 
     /// Writes the journal's final superblock.
@@ -306,20 +307,20 @@ fn run_journal(mut run: JournalLoop) {
     let journal = run.journal.clone();
     loop {
         match run.step() {
-            Rest::No => {}
-            Rest::Short => {
+            Pause::No => {}
+            Pause::Short => {
                 journal.wake.sleep(Some(SETTLE_AFTER));
             }
-            Rest::Settle => {
+            Pause::Settle => {
                 if journal.expects_flush() {
-                    journal.wake.watch(EXPECTED_WITHIN);
+                    journal.wake.watch(EXPECTED_TIME_MAX);
                 }
                 if !journal.wake.sleep(Some(SETTLE_AFTER)) {
                     run.nothing_came();
                 }
             }
-            Rest::Long => journal.rest(),
-            Rest::End => return run.close(),
+            Pause::Long => journal.rest(),
+            Pause::End => return run.close(),
         }
     }
 }
@@ -328,11 +329,11 @@ fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, loop_end: &LoopEn
     loop {
         let now = contexts.attachment.world.now();
         let stepped = engine.as_mut().and_then(|engine| engine.step(now));
-        let later = contexts.read.jobs.run_due(now);
+        let due_in = contexts.read.jobs.run_due(now);
         if loop_end.end.load(Ordering::Acquire) {
             // No waiter may outlive the volume.
             return contexts.read.jobs.close();
         }
-        contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(later).min());
+        contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(due_in).min());
     }
 }

@@ -211,7 +211,7 @@ impl Volume {
         let Some(journal) = contexts.write.journal.clone() else {
             return Err(Error::new(ErrorKind::Internal, "attached without a journal"));
         };
-        let journal = JournalLoop::new(contexts, journal, writer, threads.ending());
+        let journal = JournalLoop::new(contexts, journal, writer, threads.loop_end());
         Ok((unstarted.with(threads), Some((journal, engine))))
     }
 

@@ -21,13 +21,13 @@ use parking_lot::Mutex;
 use sawmill_device::Request;
 
 /// A volume that was used within this time is in use.
-const IN_USE_FOR: Duration = Duration::from_secs(10);
+const IN_USE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Uses closer together than this count as one, so that they do not contend for a cache line.
-const USE_STEP: Duration = Duration::from_millis(250);
+const USE_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the engine checks for fences while the volume is in use.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A flush is answered without a wait if ownership was confirmed within this time.
-const CONFIRMED_FOR: Duration = Duration::from_secs(5);
+const CONFIRMED_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a flush waits for a confirmation.
 pub(crate) const STORE_ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -59,15 +59,15 @@ impl Watch {
     pub(crate) fn is_woken_by_use(&self, now: Duration) -> bool {
         let used = self.used_us.load(Ordering::Relaxed);
         let idle_us = micros(now).saturating_sub(used);
-        if used == 0 || idle_us >= micros(USE_STEP) {
+        if used == 0 || idle_us >= micros(USE_INTERVAL) {
             self.used_us.store(micros(now).max(1), Ordering::Relaxed);
         }
-        used == 0 || idle_us >= micros(IN_USE_FOR)
+        used == 0 || idle_us >= micros(IN_USE_TIME_MAX)
     }
 
     pub(crate) fn is_in_use(&self, now: Duration) -> bool {
         let used = self.used_us.load(Ordering::Relaxed);
-        used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)
+        used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_TIME_MAX)
     }
 
     /// Records that this attachment was not fenced at time `of`.
@@ -89,7 +89,7 @@ impl Watch {
     /// answer, so that waiting would confirm nothing.
     pub(crate) fn may_answer_flush(&self, now: Duration) -> bool {
         self.store_silent.load(Ordering::Acquire)
-            || now.saturating_sub(self.confirmed_at()) <= CONFIRMED_FOR
+            || now.saturating_sub(self.confirmed_at()) <= CONFIRMED_TIME_MAX
     }
 
     pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {

@@ -182,7 +182,7 @@ struct State {
     turn: WriteTurn,
     bytes: u64,
     /// The largest frame number ever inserted: where a search for a segment's frames may end.
-    frame_max: u32,
+    frame_number_max: u32,
     pause: Pause,
 }
 
@@ -228,7 +228,7 @@ thread_local! {
 }
 
 /// Why the bytes of a found frame are not there.
-enum NoBytes {
+enum ReadMiss {
     WouldBlock,
     Wrong,
 }
@@ -253,7 +253,7 @@ impl ReadCache {
                 eviction,
                 turn,
                 bytes: 0,
-                frame_max: 0,
+                frame_number_max: 0,
                 pause: Pause::default(),
             }),
             owners: Mutex::default(),
@@ -322,8 +322,8 @@ impl ReadCache {
                 self.counters.hits.fetch_add(1, Relaxed);
                 return CacheRead::Hit;
             }
-            Some(Err(NoBytes::WouldBlock)) => return CacheRead::Slow,
-            Some(Err(NoBytes::Wrong)) if is_unchanged => self.drop_damaged(&key, &found),
+            Some(Err(ReadMiss::WouldBlock)) => return CacheRead::Slow,
+            Some(Err(ReadMiss::Wrong)) if is_unchanged => self.drop_damaged(&key, &found),
             _ => (),
         }
         self.counters.misses.fetch_add(1, Relaxed);
@@ -338,20 +338,20 @@ impl ReadCache {
         offset: u32,
         into: &mut [u8],
         read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
-    ) -> Option<Result<(), NoBytes>> {
+    ) -> Option<Result<(), ReadMiss>> {
         let range = self.layout.blocks(offset, into.len(), hit.data_bytes)?;
         let at = self.layout.slot_offset(hit.slot) + range.start as u64;
         let get = |bytes: &mut [u8]| {
             read(at, bytes).map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock => NoBytes::WouldBlock,
-                _ => NoBytes::Wrong,
+                io::ErrorKind::WouldBlock => ReadMiss::WouldBlock,
+                _ => ReadMiss::Wrong,
             })?;
             let block_bytes = self.layout.block_bytes as usize;
             let first = range.start / block_bytes;
             let mut blocks = bytes.chunks(block_bytes).zip(first..);
             let valid = blocks
                 .all(|(block, number)| payload_check(block) == self.index.crc(hit.slot, number));
-            if valid { Ok(()) } else { Err(NoBytes::Wrong) }
+            if valid { Ok(()) } else { Err(ReadMiss::Wrong) }
         };
         if range.len() == into.len() {
             return Some(get(into));
@@ -419,7 +419,7 @@ impl ReadCache {
         self.index.publish(&mut state.turn, slot, &key, &facts);
         state.eviction.admit(slot, index::hash(&key));
         state.bytes += data.len() as u64;
-        state.frame_max = state.frame_max.max(key.frame);
+        state.frame_number_max = state.frame_number_max.max(key.frame);
         self.counters.inserted.fetch_add(1, Relaxed);
     }
 
@@ -444,9 +444,9 @@ impl ReadCache {
     /// Forgets all frames of a segment, of any epoch: it was deleted from the store.
     pub fn forget_segment(&self, owner: OwnerId, sequence: u32) {
         let state = &mut *self.state.lock();
-        let slots: Vec<u32> = if state.frame_max < self.layout.slots {
+        let slots: Vec<u32> = if state.frame_number_max < self.layout.slots {
             let key = |frame| FrameKey { owner, sequence, epoch: 0, frame };
-            (0..=state.frame_max)
+            (0..=state.frame_number_max)
                 .flat_map(|frame| self.index.any_epoch(&state.turn, &key(frame)))
                 .collect()
         } else {

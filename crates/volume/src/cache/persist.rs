@@ -109,7 +109,7 @@ impl ReadCache {
         self.index.restore(&mut state.turn, entry.slot, &key, &facts);
         state.eviction.restore(entry.slot, tier);
         state.bytes += u64::from(entry.data_bytes);
-        state.frame_max = state.frame_max.max(entry.frame);
+        state.frame_number_max = state.frame_number_max.max(entry.frame);
     }
 
     /// Saves the index, so that the next open is warm. Insertions wait while it is copied, reads do

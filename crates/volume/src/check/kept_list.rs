@@ -26,7 +26,6 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::damage::{DamageList, Verified, undecodable};
-use crate::ask::{self, store_error};
 use crate::cuts::{CutBook, Lineage};
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint;
@@ -36,24 +35,25 @@ use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
+use crate::store_calls::{self, store_error};
 use crate::world::RealWorld;
 use crate::{ErrorKind, Result};
 
 /// Which states need an object: ranges of indices, as neighbors mostly need the same objects.
-pub(super) type Needers = Vec<(usize, usize)>;
+pub(super) type StateRanges = Vec<(usize, usize)>;
 
 /// A segment that some state needs, as the first of them records it.
 pub(super) struct Segment {
     pub(super) epoch: u64,
     pub(super) header_bytes: u64,
     pub(super) data_bytes: u64,
-    pub(super) needers: Needers,
+    pub(super) state_ranges: StateRanges,
 }
 
 /// A map part that some state needs.
 pub(super) struct Part {
     pub(super) crc: u32,
-    pub(super) needers: Needers,
+    pub(super) state_ranges: StateRanges,
 }
 
 /// See the head of this file.
@@ -362,8 +362,8 @@ impl KeptList {
         }
         for PartEntry { group, number, put_id, crc, .. } in &root.parts {
             let part = self.parts.entry((*group, *number, *put_id));
-            let part = part.or_insert_with(|| Part { crc: *crc, needers: Needers::new() });
-            add_needer(&mut part.needers, state);
+            let part = part.or_insert_with(|| Part { crc: *crc, state_ranges: StateRanges::new() });
+            add_needer(&mut part.state_ranges, state);
         }
     }
 
@@ -396,9 +396,9 @@ impl KeptList {
             epoch,
             header_bytes,
             data_bytes,
-            needers: Needers::new(),
+            state_ranges: StateRanges::new(),
         });
-        add_needer(&mut segment.needers, state);
+        add_needer(&mut segment.state_ranges, state);
     }
 
     /// The keys of all segments and parts that are needed.
@@ -412,8 +412,11 @@ impl KeptList {
     }
 
     /// The names, for people, of the states that need something.
-    pub(super) fn names<'a>(&'a self, needers: &'a Needers) -> impl Iterator<Item = &'a str> {
-        needers
+    pub(super) fn names<'a>(
+        &'a self,
+        state_ranges: &'a StateRanges,
+    ) -> impl Iterator<Item = &'a str> {
+        state_ranges
             .iter()
             .flat_map(|(first, last)| self.states[*first..=*last].iter().map(String::as_str))
     }
@@ -431,11 +434,11 @@ fn numbers(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<u64>> {
 }
 
 /// States come in order.
-fn add_needer(needers: &mut Needers, state: usize) {
-    match needers.last_mut() {
+fn add_needer(state_ranges: &mut StateRanges, state: usize) {
+    match state_ranges.last_mut() {
         Some((_, last)) if *last == state => {}
         Some((_, last)) if *last + 1 == state => *last = state,
-        _ => needers.push((state, state)),
+        _ => state_ranges.push((state, state)),
     }
 }
 
@@ -469,8 +472,10 @@ pub(super) fn read_root(
     volume_id: VolumeId,
     number: u64,
 ) -> Result<Option<Verified<Checkpoint>>> {
-    let read = ask::again_if_damaged(|| {
-        let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
+    let read = store_calls::again_if_damaged(|| {
+        let Some(bytes) = store_calls::get(store, key, None, Class::Background)? else {
+            return Ok(None);
+        };
         Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
             .map(Some)
             .map_err(undecodable)

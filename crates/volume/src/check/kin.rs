@@ -19,8 +19,8 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::damage::Verified;
 use super::kept_list::{KeptList, read_root};
-use crate::ask::{self, store_error};
 use crate::cuts::Lineage;
+use crate::store_calls::{self, store_error};
 use crate::{ErrorKind, Result, names};
 
 /// Adds what clones need here. Pins keep data from being deleted; a pin whose clone cannot be found
@@ -28,7 +28,7 @@ use crate::{ErrorKind, Result, names};
 pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
     for slot in 1.. {
         let key = pin_key(list.volume_id, slot);
-        let bytes = match ask::get(store, &key, None, Class::Background) {
+        let bytes = match store_calls::get(store, &key, None, Class::Background) {
             Ok(Some(bytes)) => bytes,
             Ok(None) => break,
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -37,7 +37,8 @@ pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result
             }
             Err(error) => return Err(error),
         };
-        if ask::get(store, &released_key(list.volume_id, slot), None, Class::Background)?.is_some()
+        if store_calls::get(store, &released_key(list.volume_id, slot), None, Class::Background)?
+            .is_some()
         {
             continue;
         }
@@ -116,7 +117,7 @@ pub(super) fn check_own_pins(
         }
         let key = pin_key(entry.volume_id, entry.pin);
         let released = released_key(entry.volume_id, entry.pin);
-        let found = ask::get(store, &key, None, Class::Background)?;
+        let found = store_calls::get(store, &key, None, Class::Background)?;
         let pin = found.map(|bytes| Pin::decode(&bytes, entry.volume_id, entry.pin));
         let what = match pin {
             None => "it is gone".to_owned(),
@@ -124,7 +125,9 @@ pub(super) fn check_own_pins(
             Some(Ok(pin)) if pin.clone_id != list.volume_id => {
                 "it belongs to another clone".to_owned()
             }
-            Some(Ok(_)) if ask::get(store, &released, None, Class::Background)?.is_some() => {
+            Some(Ok(_))
+                if store_calls::get(store, &released, None, Class::Background)?.is_some() =>
+            {
                 "it was released".to_owned()
             }
             Some(Ok(_)) => continue,

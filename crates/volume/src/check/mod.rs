@@ -28,7 +28,7 @@ use damage::DamageList;
 use kept_list::KeptList;
 
 /// How often the list of what is kept is made again while a writer advances.
-const LOOKS_MAX: u32 = 8;
+const LISTINGS_MAX: u32 = 8;
 
 /// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub fn check(
     if !damage.is_empty() || !list.damage.is_empty() {
         // A writer may have advanced, and deleted what is no longer needed.
         let mut is_overtaken = true;
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..LISTINGS_MAX {
             list = kept_by(store, record)?;
             is_overtaken = !list.damage.is_empty() && list.has_moved_on(store)?;
             if !is_overtaken {

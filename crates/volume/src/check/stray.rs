@@ -12,8 +12,8 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::CheckReport;
 use super::kept_list::KeptList;
-use crate::ask::store_error;
 use crate::recovery::roll_forward::headers;
+use crate::store_calls::store_error;
 use crate::{ErrorKind, Result, limits};
 
 /// Lists what is stranded, and counts what is unneeded.

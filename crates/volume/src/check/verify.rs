@@ -21,7 +21,7 @@ use super::CheckReport;
 use super::damage::{DamageList, Verified, undecodable};
 use super::kept_list::{KeptList, Part, Segment};
 use crate::recovery::stored::StoredVolume;
-use crate::{Error, ErrorKind, Result, ask};
+use crate::{Error, ErrorKind, Result, store_calls};
 
 /// Objects fetched at once.
 const FETCHES_PARALLEL_MAX: usize = 4;
@@ -35,12 +35,13 @@ fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
 fn verified<T>(
     store: &dyn ObjectStore,
     key: &str,
-    answer: ask::Answer,
+    answer: store_calls::Answer,
     verify: impl Fn(&Bytes) -> Result<T>,
 ) -> Result<Verified<T>> {
     let mut first = Some(answer);
-    Verified::of(ask::again_if_damaged(|| {
-        let answer = first.take().unwrap_or_else(|| ask::get(store, key, None, Class::Background));
+    Verified::of(store_calls::again_if_damaged(|| {
+        let answer =
+            first.take().unwrap_or_else(|| store_calls::get(store, key, None, Class::Background));
         verify(&answer?.ok_or_else(|| damaged("it is gone"))?)
     }))
 }
@@ -61,12 +62,12 @@ pub(super) fn parts(
         };
         let requests = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
         for ((name, part), answer) in
-            chunk.iter().zip(ask::get_all(store, requests, Class::Background))
+            chunk.iter().zip(store_calls::get_all(store, requests, Class::Background))
         {
             let (identity, key) = (identity(name), part_key(&identity(name)));
             let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
             if let Verified::Damaged(error) = verified(store, &key, answer, check)? {
-                damage.add(&key, error, &list.names(&part.needers).collect::<Vec<_>>());
+                damage.add(&key, error, &list.names(&part.state_ranges).collect::<Vec<_>>());
             }
         }
     }
@@ -104,7 +105,7 @@ pub(super) fn segments(
     for chunk in segments.chunks(FETCHES_PARALLEL_MAX) {
         let requests =
             chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
-        let answers = ask::get_all(store, requests.collect(), Class::Background);
+        let answers = store_calls::get_all(store, requests.collect(), Class::Background);
         for (((owner, sequence), segment), answer) in chunk.iter().zip(answers) {
             let key = segment_key(*owner, *sequence);
             match verified(store, &key, answer, |bytes| {
@@ -115,7 +116,7 @@ pub(super) fn segments(
                     report.bytes += bytes;
                 }
                 Verified::Damaged(error) => {
-                    damage.add(&key, error, &list.names(&segment.needers).collect::<Vec<_>>())
+                    damage.add(&key, error, &list.names(&segment.state_ranges).collect::<Vec<_>>())
                 }
             }
         }

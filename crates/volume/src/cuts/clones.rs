@@ -30,12 +30,12 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 use super::cut::Cut;
 use super::find::stored_cut;
 use super::{CutBook, PinHolder, release_pins};
-use crate::ask::{self, cannot_encode, store_error};
 use crate::fencing::{Fencing, require_fencing};
 use crate::map::part::MapPart;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::require_primary;
+use crate::store_calls::{self, cannot_encode, store_error};
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits, names};
 
@@ -152,7 +152,8 @@ fn put_pin(
         listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
     // A lagging list may still show the pins of a volume that was deleted.
     while slot > 1
-        && ask::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?.is_none()
+        && store_calls::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?
+            .is_none()
     {
         slot -= 1;
     }
@@ -197,7 +198,7 @@ fn check_again(
     }
     for entry in needed(stored) {
         let released = released_key(entry.volume_id, entry.pin);
-        if ask::get(store, &released, None, Class::Read)?.is_some() {
+        if store_calls::get(store, &released, None, Class::Read)?.is_some() {
             let text = format!(
                 "volume {base} has released its ancestors while it was being cloned: nothing was \
                 cloned"
@@ -210,14 +211,14 @@ fn check_again(
         return Ok(true);
     }
     let through = stored.end.stored_sequence;
-    let is_kept = |book: &CutBook| book.begins(root.number, root.put_id, through);
-    if is_kept(&CutBook::of(&newest)) {
+    let keeps_cut = |book: &CutBook| book.begins(root.number, root.put_id, through);
+    if keeps_cut(&CutBook::of(&newest)) {
         return Ok(true);
     }
     // The cut may have been ordered behind the newest checkpoint.
-    let now = names::stored(store, base, &mut Reporter::new(world))?;
-    let is_kept = is_kept(&now.view.cuts.lock());
-    Ok(is_kept && now.record.volume_id == root.volume_id)
+    let current = names::stored(store, base, &mut Reporter::new(world))?;
+    let is_kept = keeps_cut(&current.view.cuts.lock());
+    Ok(is_kept && current.record.volume_id == root.volume_id)
 }
 
 /// Puts the clone's map; each part is sent while the next is encoded.
@@ -236,7 +237,7 @@ fn put_map(
         parts.push(part.entry);
         Ok((part.key, part.bytes))
     });
-    ask::put_each(store, objects)?;
+    store_calls::put_each(store, objects)?;
     Ok(parts)
 }
 
@@ -288,7 +289,7 @@ fn write(
         ..stored.record.clone()
     };
     let root_put = vec![(checkpoint_key(clone_id, 1), root.encode().map_err(cannot_encode)?)];
-    let named = ask::put_all(store, root_put)
+    let named = store_calls::put_all(store, root_put)
         .and_then(|()| names::ledger::claim(world, store, name, &record));
     match named {
         Ok(Some(record)) => Ok(record),

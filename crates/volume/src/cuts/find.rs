@@ -16,7 +16,7 @@ use sawmill_store::ObjectStore;
 use super::book::CutBook;
 use super::cut::{Cut, rfc3339};
 use crate::names;
-use crate::recovery::checkpoint::{self, Newest};
+use crate::recovery::checkpoint::{self, NewestCheckpoint};
 use crate::recovery::end::start_of;
 use crate::recovery::roll_forward::{RollForwardLimit, roll_forward_until};
 use crate::recovery::stored::StoredVolume;
@@ -130,7 +130,7 @@ fn cut_of(
     let number_max = now.newest.number_max;
     // The size at the cut, not the present one.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..now.record };
-    let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
+    let newest = NewestCheckpoint { checkpoint: root, number_max, notes: Vec::new() };
     Ok(StoredVolume { record, newest, view, end })
 }
 

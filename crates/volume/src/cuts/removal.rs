@@ -24,7 +24,7 @@ use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
 use super::words::{self, WordContent};
 use crate::Result;
-use crate::ask::{self, cannot_encode, store_error};
+use crate::store_calls::{self, cannot_encode, store_error};
 use crate::world::World;
 
 /// What a delete removed.
@@ -52,7 +52,9 @@ pub(crate) fn release_pins(
 ) -> Result<DeleteReport> {
     let mut deleted = DeleteReport { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
-        if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
+        if store_calls::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?
+            .is_none()
+        {
             // Released earlier, and removed since.
             continue;
         }
@@ -138,8 +140,10 @@ pub(crate) fn pinned_by(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<
     let mut slot = 1;
     loop {
         let key = pin_key(volume_id, slot);
-        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(names) };
-        if ask::get(store, &released_key(volume_id, slot), None, Class::Read)?.is_none() {
+        let Some(bytes) = store_calls::get(store, &key, None, Class::Read)? else {
+            return Ok(names);
+        };
+        if store_calls::get(store, &released_key(volume_id, slot), None, Class::Read)?.is_none() {
             // An unreadable pin still holds.
             names.push(Pin::decode(&bytes, volume_id, slot).map_or(key, |pin| pin.name));
         }

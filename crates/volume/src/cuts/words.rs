@@ -10,12 +10,12 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{Pin, Word, word_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{self, cannot_encode, store_error};
+use crate::store_calls::{self, cannot_encode, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
 /// The newest word.
-pub(crate) struct Newest {
+pub(crate) struct NewestWord {
     /// Its number; 0: there is none.
     pub(crate) number: u64,
     /// Its state; a volume without any word lives.
@@ -26,23 +26,23 @@ pub(crate) struct Newest {
     pub(crate) name: String,
 }
 
-impl Newest {
+impl NewestWord {
     pub(crate) fn is_gone(&self) -> bool {
         self.word != Word::Lives
     }
 }
 
 /// Reads the words in order. There are few: one for each delete, and one for each restore.
-pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
-    let mut newest = Newest { number: 0, word: Word::Lives, fence: 0, name: String::new() };
+pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<NewestWord> {
+    let mut newest = NewestWord { number: 0, word: Word::Lives, fence: 0, name: String::new() };
     loop {
         let number = newest.number + 1;
-        let word = ask::again_if_damaged(|| {
-            let bytes = ask::get(store, &word_key(volume_id, number), None, Class::Read)?;
+        let word = store_calls::again_if_damaged(|| {
+            let bytes = store_calls::get(store, &word_key(volume_id, number), None, Class::Read)?;
             bytes.map(|bytes| decode(volume_id, number, &bytes)).transpose()
         })?;
         let Some((word, pin)) = word else { return Ok(newest) };
-        newest = Newest { number, word, fence: pin.through_sequence, name: pin.name };
+        newest = NewestWord { number, word, fence: pin.through_sequence, name: pin.name };
     }
 }
 

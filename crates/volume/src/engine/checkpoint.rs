@@ -29,10 +29,10 @@ use super::outgoing::OutgoingObject;
 use super::own_puts::OwnPuts;
 use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
-use crate::ask::{cannot_encode, want};
 use crate::counters::add;
 use crate::map::part::MapPart;
-use crate::recovery::end::RolledBack;
+use crate::recovery::end::RollbackRecord;
+use crate::store_calls::{cannot_encode, want};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -90,7 +90,7 @@ pub(super) struct Checkpoints {
     /// attachments.
     pub(super) cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// The last rollback that is stored.
-    pub(super) rolled_back: Option<RolledBack>,
+    pub(super) rolled_back: Option<RollbackRecord>,
     /// Bytes of log since the newest checkpoint.
     log_bytes: u64,
     /// The map did not fit a checkpoint: none is due before there is this much log.
@@ -187,7 +187,7 @@ impl Checkpoints {
     }
 
     /// A rollback is stored: recovery must not have to read the cut again for long.
-    pub(super) fn note_rollback(&mut self, rollback: RolledBack, options: &EngineOptions) {
+    pub(super) fn note_rollback(&mut self, rollback: RollbackRecord, options: &EngineOptions) {
         self.rolled_back = Some(rollback);
         self.log_bytes = self.log_bytes.max(options.checkpoint_bytes);
     }
@@ -359,9 +359,10 @@ impl Checkpoints {
             class: Class::Upload,
             bodies: Bodies::Whole,
         };
-        let answered = context.clone();
-        let callback =
-            move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
+        let callback_context = context.clone();
+        let callback = move |outcome| {
+            callback_context.mailbox.push_event(Event::CheckpointPut { object, outcome })
+        };
         context.attachment.store.put(put, Box::new(callback));
     }
 
@@ -454,9 +455,9 @@ impl Checkpoints {
         let Some(writing) = &self.write else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
         let get = want(key, None, Class::Upload);
-        let answered = context.clone();
+        let callback_context = context.clone();
         let callback =
-            move |outcome| answered.mailbox.push_event(Event::RivalCheckpoint { outcome });
+            move |outcome| callback_context.mailbox.push_event(Event::RivalCheckpoint { outcome });
         context.attachment.store.get(get, Box::new(callback));
     }
 

@@ -171,9 +171,9 @@ impl Cleanup {
             .filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
         let keys =
             own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
-        let answered = context.clone();
+        let callback_context = context.clone();
         let callback = move |outcome| {
-            answered.mailbox.push_event(Event::SegmentsDeleted(DeleteOutcome {
+            callback_context.mailbox.push_event(Event::SegmentsDeleted(DeleteOutcome {
                 number,
                 sequences,
                 outcome,
@@ -327,9 +327,9 @@ impl Cleanup {
     ) {
         self.in_flight += 1;
         let number = self.what.number;
-        let answered = context.clone();
+        let callback_context = context.clone();
         let callback = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
-            answered.mailbox.push_event(match outcome {
+            callback_context.mailbox.push_event(match outcome {
                 Ok(objects) => {
                     let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
                     keys.retain(|key| is_old(key) && !known.contains(key));
@@ -396,9 +396,9 @@ impl Cleanup {
 }
 
 fn delete_old(context: &Arc<Context>, keys: Vec<String>, number: u64, done: Event) {
-    let answered = context.clone();
+    let callback_context = context.clone();
     let callback = move |outcome: sawmill_store::Result<()>| {
-        answered.mailbox.push_event(match outcome {
+        callback_context.mailbox.push_event(match outcome {
             Ok(()) => done,
             Err(error) => {
                 Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") }

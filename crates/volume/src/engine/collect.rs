@@ -25,7 +25,6 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::{Event, GcRequest};
 use super::upload::Upload;
-use crate::ask::cannot_encode;
 use crate::counters::add;
 use crate::gc::gather;
 use crate::gc::gathered::{GatherFailure, MovedSegment, Outcome};
@@ -34,6 +33,7 @@ use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::segment::builder;
 use crate::status::GcReport;
+use crate::store_calls::cannot_encode;
 use crate::{Error, ErrorKind, limits};
 
 /// The wait after the store has used up its own retries, or while writers wait for room.

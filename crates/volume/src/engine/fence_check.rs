@@ -26,8 +26,8 @@ use sawmill_store::{Class, StoreErrorKind};
 
 use super::context::Context;
 use super::log_tail::LogTail;
-use super::messages::{Event, Look, Purpose};
-use crate::ask::want;
+use super::messages::{Event, FenceCheckPurpose, FenceCheckState};
+use crate::store_calls::want;
 use crate::watch::{LOOK_EVERY, STORE_ANSWER_TIME_MAX};
 use crate::write::flush;
 
@@ -39,7 +39,7 @@ const PUT_ID_AT: usize = 32;
 /// After this many consecutive checks that find the same foreign object, it is believed.
 const AGREEING_LOOKS: u32 = 3;
 /// The wait before an odd result is checked again.
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const RECHECK_DELAY: Duration = Duration::from_millis(200);
 
 /// The checks while the volume is in use.
 #[derive(Default)]
@@ -63,25 +63,29 @@ pub(super) enum FenceCheckResult {
 
 /// Checks for fences before checkpoint `number` deletes anything.
 pub(super) fn check_before_delete(context: &Arc<Context>, log: &LogTail, number: u64) {
-    begin_look(context, log, Purpose::Delete(number));
+    begin_look(context, log, FenceCheckPurpose::Delete(number));
 }
 
-fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: Purpose) {
+fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: FenceCheckPurpose) {
     let own = log.puts().map(|(sequence, put_id)| (sequence, Some(put_id)));
     let places_left = own.chain([(log.next_sequence(), None)]).collect();
-    request_next(context, Box::new(Look { places_left, purpose }));
+    request_next(context, Box::new(FenceCheckState { places_left, purpose }));
 }
 
 /// Requests the last place that is left to check.
-fn request_next(context: &Arc<Context>, look: Box<Look>) {
+fn request_next(context: &Arc<Context>, look: Box<FenceCheckState>) {
     let Some((sequence, _)) = look.places_left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
     // A user may wait for a periodic check.
-    let class =
-        if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
+    let class = if matches!(look.purpose, FenceCheckPurpose::Watch(_)) {
+        Class::Read
+    } else {
+        Class::Background
+    };
     let get = want(key, Some(0..HEAD_BYTES), class);
-    let answered = context.clone();
-    let callback = move |outcome| answered.mailbox.push_event(Event::FenceLooked { look, outcome });
+    let callback_context = context.clone();
+    let callback =
+        move |outcome| callback_context.mailbox.push_event(Event::FenceLooked { look, outcome });
     context.attachment.store.get(get, Box::new(callback));
 }
 
@@ -92,7 +96,7 @@ impl FenceCheck {
         &mut self,
         context: &Arc<Context>,
         log: &LogTail,
-        mut look: Box<Look>,
+        mut look: Box<FenceCheckState>,
         outcome: &sawmill_store::Result<Bytes>,
         now: Duration,
     ) -> Option<(u64, FenceCheckResult)> {
@@ -102,8 +106,10 @@ impl FenceCheck {
             Err(error) => {
                 let what = format!("looking for fences: {error}");
                 return match look.purpose {
-                    Purpose::Delete(number) => Some((number, FenceCheckResult::Failed(what))),
-                    Purpose::Watch(_) => {
+                    FenceCheckPurpose::Delete(number) => {
+                        Some((number, FenceCheckResult::Failed(what)))
+                    }
+                    FenceCheckPurpose::Watch(_) => {
                         self.handle_no_answer(context, what, now);
                         None
                     }
@@ -120,14 +126,18 @@ impl FenceCheck {
         };
         match (is_free, look.purpose, outcome) {
             (true, ..) if !look.places_left.is_empty() => request_next(context, look),
-            (true, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::NoFence)),
-            (true, Purpose::Watch(began), _) => self.handle_still_ours(context, began),
+            (true, FenceCheckPurpose::Delete(number), _) => {
+                return Some((number, FenceCheckResult::NoFence));
+            }
+            (true, FenceCheckPurpose::Watch(began), _) => self.handle_still_ours(context, began),
             // If it is a fence, our next put meets it.
-            (false, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::Odd)),
-            (false, Purpose::Watch(_), Ok(found)) => {
+            (false, FenceCheckPurpose::Delete(number), _) => {
+                return Some((number, FenceCheckResult::Odd));
+            }
+            (false, FenceCheckPurpose::Watch(_), Ok(found)) => {
                 self.handle_odd(context, log, sequence, found, now)
             }
-            (false, Purpose::Watch(_), Err(_)) => {}
+            (false, FenceCheckPurpose::Watch(_), Err(_)) => {}
         }
         None
     }
@@ -150,7 +160,7 @@ impl FenceCheck {
         if self.wait(context, now).is_some_and(|wait| wait.is_zero()) && !self.is_looking {
             self.is_looking = true;
             self.not_before = now + LOOK_EVERY;
-            begin_look(context, log, Purpose::Watch(now));
+            begin_look(context, log, FenceCheckPurpose::Watch(now));
         }
     }
 
@@ -197,7 +207,7 @@ impl FenceCheck {
         now: Duration,
     ) {
         self.is_looking = false;
-        self.not_before = now + AGAIN_AFTER;
+        self.not_before = now + RECHECK_DELAY;
         let is_segment = Preamble::decode(found)
             .is_ok_and(|head| head.kind == Kind::Segment as u16)
             && found.get(VOLUME_ID_AT..PUT_ID_AT)

@@ -16,6 +16,7 @@ use crate::threads::wake::Wake;
 
 /// See the head of this file.
 pub(crate) struct RecordIntake {
+    /// Bounded by `limits::RECORDS_UNSTORED_MAX`.
     records: Mutex<Vec<Arc<Record>>>,
     record_bytes: AtomicU64,
     /// The engine has records already and will check again in time: a few more need not wake it.

@@ -417,8 +417,9 @@ fn put(context: &Arc<Context>, upload: &Upload) {
     let sequence = upload.header.sequence;
     let key = segment_key(context.attachment.record.volume_id, sequence);
     let put = Put { key, body: upload.object.clone(), class: Class::Upload, bodies: Bodies::Whole };
-    let answered = context.clone();
-    let callback = move |outcome| answered.mailbox.push_event(Event::Put { sequence, outcome });
+    let callback_context = context.clone();
+    let callback =
+        move |outcome| callback_context.mailbox.push_event(Event::Put { sequence, outcome });
     context.attachment.store.put(put, Box::new(callback));
 }
 

@@ -57,7 +57,7 @@ pub(crate) enum Event {
         what: String,
     },
     FenceLooked {
-        look: Box<Look>,
+        look: Box<FenceCheckState>,
         outcome: sawmill_store::Result<Bytes>,
     },
     PinOutcome(PinOutcome),
@@ -134,7 +134,7 @@ pub(crate) struct OrderRequest {
 
 /// The purpose of a check.
 #[derive(Clone, Copy)]
-pub(super) enum Purpose {
+pub(super) enum FenceCheckPurpose {
     /// This checkpoint is about to delete something.
     Delete(u64),
     /// The volume is in use; the check started at this time.
@@ -142,8 +142,8 @@ pub(super) enum Purpose {
 }
 
 /// The places that are left to check.
-pub(crate) struct Look {
+pub(crate) struct FenceCheckState {
     /// Sequences, and our own put of each that is in flight.
     pub(super) places_left: Vec<(u64, Option<PutId>)>,
-    pub(super) purpose: Purpose,
+    pub(super) purpose: FenceCheckPurpose,
 }

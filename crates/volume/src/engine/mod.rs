@@ -36,7 +36,7 @@ use sawmill_format::segment::SegmentRole;
 
 use crate::gc::policy::GcPolicy;
 use crate::record::Record;
-use crate::recovery::end::RolledBack;
+use crate::recovery::end::RollbackRecord;
 use crate::{ErrorKind, write};
 
 mod cache_moves;
@@ -106,7 +106,7 @@ pub(crate) struct EngineStart {
     /// Size of the disk.
     pub(crate) size_bytes: u64,
     /// The last rollback that recovery met after it.
-    pub(crate) rolled_back: Option<RolledBack>,
+    pub(crate) rolled_back: Option<RollbackRecord>,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// The start of the ring: everything before it is among the records or stored.

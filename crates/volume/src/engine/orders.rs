@@ -24,10 +24,10 @@ use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::OrderRequest;
-use crate::ask::cannot_encode;
 use crate::cuts::LogPosition;
-use crate::recovery::end::RolledBack;
+use crate::recovery::end::RollbackRecord;
 use crate::segment::builder::BuiltSegment;
+use crate::store_calls::cannot_encode;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
@@ -149,7 +149,7 @@ impl Orders {
             context.stored.replace_view(view.rolled_back_to(then));
             let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
             let (cut_number, cut_through) = (*number, *through_sequence);
-            let rollback = RolledBack { sequence, wall_unix_ms, cut_number, cut_through };
+            let rollback = RollbackRecord { sequence, wall_unix_ms, cut_number, cut_through };
             checkpoints.note_rollback(rollback, options);
         }
         if matches!(ordered.order, Order::DeleteSnapshot(_) | Order::SetRetention(_)) {

@@ -18,12 +18,12 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::outgoing::OutgoingObject;
 use super::superseded::NamedParts;
-use crate::ask::cannot_encode;
-use crate::recovery::end::RolledBack;
+use crate::recovery::end::RollbackRecord;
+use crate::store_calls::cannot_encode;
 use crate::view::View;
 
 /// What a rollback needs of the past.
-fn cut_of(rollback: RolledBack) -> CutEntry {
+fn cut_of(rollback: RollbackRecord) -> CutEntry {
     CutEntry {
         kind: CutKind::Snapshot,
         number: rollback.cut_number,
@@ -70,7 +70,7 @@ impl Checkpoints {
     /// The rollback in the log between the newest durable checkpoint and the next one. If the next
     /// one is lost, recovery from this one needs the cut of the rollback, whichever cuts are kept
     /// by then.
-    pub(super) fn crossed(&self) -> Option<RolledBack> {
+    pub(super) fn crossed(&self) -> Option<RollbackRecord> {
         self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
     }
 

@@ -18,8 +18,8 @@ use sawmill_store::{Class, StoreErrorKind};
 
 use super::context::Context;
 use super::messages::{Event, PinOutcome};
-use crate::ask::{store_error, want};
 use crate::cuts::SlotPin;
+use crate::store_calls::{store_error, want};
 use crate::{Error, ErrorKind};
 
 /// Requests the next pin that was never seen; if there is none, `doomed` may be deleted.

@@ -38,7 +38,7 @@ use crate::map::part::MapPart;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::segment::batch;
-use crate::segment::builder::{LaidOut, lay_out};
+use crate::segment::builder::{SegmentLayout, lay_out};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits, names, write};
@@ -282,7 +282,7 @@ impl Forecast {
         self.pending_bytes = 0;
         self.busy_at = self.now;
         let header = self.header(SegmentRole::Data)?;
-        let LaidOut { header, coalesced_bytes, .. } = lay_out(&records, header)?;
+        let SegmentLayout { header, coalesced_bytes, .. } = lay_out(&records, header)?;
         self.report.coalesced_bytes += coalesced_bytes;
         self.report.batch_bytes += header.data_bytes;
         self.report.batch_segments += 1;

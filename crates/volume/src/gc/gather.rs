@@ -24,13 +24,13 @@ use sawmill_store::{Class, StoreError, StoreErrorKind};
 
 use super::gathered::{GatherFailure, MovedSegment, Outcome};
 use super::sweep::Plan;
-use crate::ask::want;
 use crate::engine::context::Context;
 use crate::journal::{JournalRead, Reach};
 use crate::map::MapExtent;
 use crate::readers::ReadGuard;
 use crate::segment::buffers::Buffers;
 use crate::segment::table::SegmentInfo;
+use crate::store_calls::want;
 use crate::stored_data::FrameName;
 use crate::{Error, ErrorKind, limits};
 

@@ -59,7 +59,7 @@ pub(crate) fn garbage_of(segments: &SegmentTable, threshold: f64) -> Garbage {
 
 /// Live bytes that one plan moves at most: planning takes a pass over a map of `extents` entries.
 pub(crate) fn plan_bytes_max(segment_bytes: u32, extents: u64) -> u64 {
-    let least = limits::GC_PLAN_SEGMENTS * u64::from(segment_bytes);
+    let least = limits::GC_PLAN_SEGMENTS_MIN * u64::from(segment_bytes);
     least.max(extents * limits::GC_PLAN_BYTES_PER_EXTENT)
 }
 

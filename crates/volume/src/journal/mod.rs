@@ -47,10 +47,6 @@ pub(crate) mod writer;
 
 pub(crate) use read::{JournalRead, Reach};
 
-/// Bytes at the ring's end that only padding may use, so that a flush can always end in a whole
-/// block.
-pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
-
 /// A waiter for everything before `target` to be logged.
 pub(crate) struct FlushWaiter {
     pub(crate) target: u64,
@@ -79,10 +75,10 @@ pub(crate) struct Journal {
     waiting: AtomicUsize,
     unstored_records: AtomicUsize,
     unstored_records_max: usize,
-    /// Writers met a full journal: trim as far as possible.
-    pressed: AtomicUsize,
+    /// A writer waits for room: trim as far as possible.
+    is_room_wanted: AtomicBool,
     failed: OnceLock<Error>,
-    /// The writer sleeps until there is work: the next append rings.
+    /// The writer sleeps until there is work: the next append wakes it.
     resting: AtomicBool,
     /// The next record is likely to be flushed by itself: it goes to the disk at once.
     expects_flush: AtomicBool,
@@ -106,7 +102,7 @@ pub(crate) struct Start {
 
 impl Journal {
     pub(crate) fn new(ring: Arc<Ring>, disk: Arc<dyn Disk>, start: &Start) -> Self {
-        ring.set_position_max(start.trim + start.capacity_bytes - PAD_RESERVE_BYTES);
+        ring.set_position_max(start.trim + start.capacity_bytes - limits::PAD_RESERVE_BYTES);
         Journal {
             ring,
             disk,
@@ -122,7 +118,7 @@ impl Journal {
             waiting: AtomicUsize::new(0),
             unstored_records: AtomicUsize::new(start.unstored_records),
             unstored_records_max: start.unstored_records_max,
-            pressed: AtomicUsize::new(0),
+            is_room_wanted: AtomicBool::new(false),
             failed: OnceLock::new(),
             resting: AtomicBool::new(false),
             expects_flush: AtomicBool::new(false),
@@ -255,10 +251,11 @@ impl Journal {
         self.expects_flush.load(Ordering::Relaxed)
     }
 
-    /// The writer's sleep when nothing has come for a while: until the next ring or append.
+    /// The writer's sleep when nothing has come for a while: until the next append or
+    /// notification.
     pub(crate) fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
-        // An append before the flag was set did not ring.
+        // An append before the flag was set did not notify.
         if self.order.lock().is_empty() {
             self.wake.sleep(None);
         }
@@ -276,10 +273,10 @@ impl Journal {
     }
 
     /// A stored segment covers everything before `end`.
-    pub(crate) fn set_stored(&self, sequence: u64, end: u64, records: usize) {
+    pub(crate) fn set_stored(&self, sequence: u64, end: u64, records_stored: usize) {
         self.stored_sequence.store(sequence, Ordering::Release);
         self.segments_end.store(end, Ordering::Release);
-        self.unstored_records.fetch_sub(records, Ordering::Relaxed);
+        self.unstored_records.fetch_sub(records_stored, Ordering::Relaxed);
         self.wake.notify();
     }
 
@@ -289,8 +286,8 @@ impl Journal {
     }
 
     /// A writer waits for room.
-    pub(crate) fn press(&self) {
-        self.pressed.store(1, Ordering::Release);
+    pub(crate) fn request_room(&self) {
+        self.is_room_wanted.store(true, Ordering::Release);
         self.wake.notify();
     }
 

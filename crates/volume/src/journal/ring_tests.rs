@@ -175,7 +175,7 @@ impl Bench {
     fn store(&mut self) {
         self.work();
         self.journal.set_stored(1, self.taken_end, std::mem::take(&mut self.taken_unstored));
-        self.journal.press();
+        self.journal.request_room();
         self.work();
     }
 

@@ -51,7 +51,7 @@ impl LogImage {
             let from = file.written();
             (file, from)
         });
-        let reach_bytes = limits::SCAN_BYTES_FIRST;
+        let reach_bytes = limits::SCAN_FIRST_BYTES;
         let (window, ring_copy) = ((0, Vec::new()), None);
         LogImage {
             disk,

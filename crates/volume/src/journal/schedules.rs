@@ -39,7 +39,7 @@ const CAPACITY_BYTES: u64 = 64 << 10;
 /// Both rings wrap around soon after it.
 const START: u64 = CAPACITY_BYTES - 8192;
 const TAG: u64 = 7;
-const MOMENT: Option<Duration> = Some(Duration::from_millis(50));
+const SLEEP_TIME: Option<Duration> = Some(Duration::from_millis(50));
 
 /// Tries `run` under random schedules, and under some that favor few switches.
 fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
@@ -177,7 +177,7 @@ impl Bench {
         appended.expect("there is room")
     }
 
-    /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the
+    /// Sleeps until everything up to `target` is logged; `on_logged` is called with the
     /// answer.
     fn flush(&self, target: u64, on_logged: impl FnOnce() + Send + 'static) {
         let signal = Arc::new((Mutex::new(false), Condvar::default()));
@@ -259,14 +259,14 @@ fn run_journal(bench: &Bench, mut writer: JournalWriter) {
         match step {
             Step::Busy => is_quiet = false,
             Step::Waiting => {
-                journal.wake.sleep(MOMENT);
+                journal.wake.sleep(SLEEP_TIME);
             }
             _ if bench.is_stopped.load(Ordering::SeqCst) => return,
             _ if !is_quiet => {
                 if journal.expects_flush() {
                     journal.wake.watch(Duration::from_micros(60));
                 }
-                is_quiet = !journal.wake.sleep(MOMENT);
+                is_quiet = !journal.wake.sleep(SLEEP_TIME);
             }
             step => {
                 is_quiet = false;
@@ -394,21 +394,21 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
     });
 }
 
-/// `RINGS` threads put one item each and ring; one sleeps until it has them all.
-fn notice_is_received(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
-    const RINGS: u32 = 3;
+/// Some threads put one item each and notify; one sleeps until it has them all.
+fn receive_all_items(notify: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
+    const NOTIFIERS: u32 = 3;
     let wake = Arc::new(Wake::default());
     let items = Arc::new(Mutex::new(0));
-    for _ in 0..RINGS {
+    for _ in 0..NOTIFIERS {
         let (wake, items) = (wake.clone(), items.clone());
         thread::spawn(move || {
             *items.lock() += 1;
-            ring(&wake);
+            notify(&wake);
         });
     }
-    while *items.lock() < RINGS {
+    while *items.lock() < NOTIFIERS {
         match shuttle::rand::thread_rng().gen_range(0..3) {
-            0 => drop(wake.sleep(MOMENT)),
+            0 => drop(wake.sleep(SLEEP_TIME)),
             1 => wake.watch(Duration::from_micros(60)),
             _ => drop(wake.sleep(None)),
         }
@@ -416,8 +416,8 @@ fn notice_is_received(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_ring_is_never_missed() {
-    under_schedules(|| notice_is_received(Wake::notify));
+fn a_wake_up_is_never_lost() {
+    under_schedules(|| receive_all_items(Wake::notify));
 }
 
 /// An engine that only collects: as `Engine::step` does it, without a store.
@@ -538,16 +538,16 @@ fn with_two_writers(append: impl Fn(&Bench) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn control_a_record_published_before_it_is_filled_is_caught() {
+fn a_planted_publication_before_the_record_is_filled_is_caught() {
     assert!(is_caught(|| with_two_writers(|bench| append_too_early(bench, 5, 300))));
 }
 
 #[test]
-fn control_a_queue_joined_outside_the_order_is_caught() {
+fn a_planted_queue_joined_outside_the_order_is_caught() {
     assert!(is_caught(|| with_two_writers(|bench| append_out_of_order(bench, 300))));
 }
 
 #[test]
-fn control_a_bell_that_rings_only_whom_it_sees_asleep_is_caught() {
-    assert!(is_caught(|| notice_is_received(Wake::notify_if_asleep)));
+fn a_planted_notify_that_wakes_only_a_sleeper_is_caught() {
+    assert!(is_caught(|| receive_all_items(Wake::notify_if_asleep)));
 }

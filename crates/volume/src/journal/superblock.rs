@@ -13,8 +13,8 @@ use sawmill_format::journal::{SUPERBLOCK_BYTES, Superblock, choose_superblock};
 use sawmill_sys::AlignedBytes;
 
 use super::disk_failed;
-use crate::ask::cannot_encode;
 use crate::disk::Disk;
+use crate::store_calls::cannot_encode;
 use crate::{Error, ErrorKind, Result};
 
 /// The superblock of an open journal.

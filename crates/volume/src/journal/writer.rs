@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use sawmill_sys::{BLOCK_BYTES, Consumer, Span};
 
 use super::superblock::SuperblockFile;
-use super::{FlushWaiter, Journal, PAD_RESERVE_BYTES, disk_failed};
+use super::{FlushWaiter, Journal, disk_failed};
 use crate::record::Record;
 use crate::{Result, limits};
 
@@ -24,10 +24,10 @@ pub(crate) enum Step {
     Busy,
     /// A flush waits for a writer that is still filling its slot: step again very soon.
     Waiting,
-    /// Nothing to do until the next ring.
+    /// Nothing to do until the next notification.
     Idle,
-    /// Nothing to do, but the marks on the disk are behind: settle them if there is no ring for a
-    /// while.
+    /// Nothing to do, but the marks on the disk are behind: settle them if no notification comes for
+    /// a while.
     Unsettled,
 }
 
@@ -271,9 +271,9 @@ impl JournalWriter {
         let stored = journal.segments_end.load(Ordering::Acquire);
         let next = journal.ring.next();
         let capacity = journal.capacity_bytes;
-        let pressed = journal.pressed.swap(0, Ordering::AcqRel) > 0;
+        let is_room_wanted = journal.is_room_wanted.swap(false, Ordering::AcqRel);
         let crowded = next - trim > capacity - capacity / 4;
-        if stored > trim && (crowded || pressed) {
+        if stored > trim && (crowded || is_room_wanted) {
             // Free an eighth of the ring at a time, as far as segments allow: each time costs a
             // sync.
             let trim_target =
@@ -283,7 +283,7 @@ impl JournalWriter {
                 // Readers must see the new trim before a byte below it can change.
                 journal.trim.store(reached, Ordering::Release);
                 self.write_superblock(reached, false)?;
-                journal.ring.set_position_max(reached + capacity - PAD_RESERVE_BYTES);
+                journal.ring.set_position_max(reached + capacity - limits::PAD_RESERVE_BYTES);
                 return Ok(true);
             }
         }

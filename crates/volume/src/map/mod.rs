@@ -85,7 +85,7 @@ pub struct MapExtent {
 /// An extent that cannot be part of a map. Nothing was loaded.
 #[derive(Debug, thiserror::Error)]
 #[error("map extent {index} (address {address}, length {length}) {why}: take an older checkpoint")]
-pub struct ImportError {
+pub struct MapLoadError {
     /// Which of the given extents, from 0.
     pub index: usize,
     /// Its first byte.

@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 use super::area::Area;
 use super::runs::{ReplacedBytes, Run};
 use super::{
-    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans,
+    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, Piece, spans,
 };
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
@@ -363,7 +363,7 @@ impl ObjectMap {
     /// Loads what an export returned, sorted by address, on top of what is mapped. Groups that were
     /// clean stay clean: the extents come from a durable checkpoint. All is checked before anything
     /// is loaded.
-    pub fn import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {
+    pub fn import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
         self.check_import(extents)?;
         let mut runs: Vec<Run> = Vec::new();
         let mut current = 0;
@@ -390,7 +390,7 @@ impl ObjectMap {
         Ok(())
     }
 
-    fn check_import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {
+    fn check_import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
         let mut previous_end = 0;
         for (index, extent) in extents.iter().enumerate() {
             let &MapExtent { address, length, data_offset, .. } = extent;
@@ -407,7 +407,7 @@ impl ObjectMap {
                 previous_end = end;
                 continue;
             };
-            return Err(ImportError { index, address, length, why });
+            return Err(MapLoadError { index, address, length, why });
         }
         Ok(())
     }

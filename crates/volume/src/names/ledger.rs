@@ -23,8 +23,8 @@ use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_ke
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{TRIES_MAX, VolumeEntry, busy};
-use crate::ask::{self, store_error};
 use crate::cuts::words::{self, WordContent};
+use crate::store_calls::{self, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -50,15 +50,15 @@ impl NameState {
 
 /// Reads the present state of a name.
 pub(crate) fn read_state(store: &dyn ObjectStore, name: &str) -> Result<NameState> {
-    ask::again_if_damaged(|| {
+    store_calls::again_if_damaged(|| {
         let Some((number, bytes)) = newest(store, name)? else {
-            let volume = ask::get(store, &volume_key(name), None, Class::Read)?;
+            let volume = store_calls::get(store, &volume_key(name), None, Class::Read)?;
             let volume = volume.map(|bytes| decode_old(name, &bytes)).transpose()?;
             return Ok(NameState { number: 0, newest: None, volume, waits: false });
         };
         let newest = decode(name, number, &bytes)?;
         let target = match target(&newest) {
-            Some(key) => ask::get(store, &key, None, Class::Read)?,
+            Some(key) => store_calls::get(store, &key, None, Class::Read)?,
             None => None,
         };
         NameState::by(newest, target.as_deref())
@@ -76,7 +76,7 @@ fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
             Some(free) if free - low <= 1 => return Ok(found),
             Some(free) => low + (free - low) / 2,
         };
-        match ask::get(store, &name_key(name, number), None, Class::Read)? {
+        match store_calls::get(store, &name_key(name, number), None, Class::Read)? {
             Some(bytes) => found = Some((number, bytes)),
             None => free = Some(number),
         }
@@ -240,7 +240,7 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
     let requests = names.iter().flat_map(|(name, number)| {
         [name_key(name, (*number).max(1)), name_key(name, number + 1)].map(|key| (key, None))
     });
-    let mut answers = ask::get_all(store, requests.collect(), Class::Read).into_iter();
+    let mut answers = store_calls::get_all(store, requests.collect(), Class::Read).into_iter();
     let mut next = || answers.next().unwrap_or(Ok(None));
     let mut found = Vec::new();
     for (name, number) in names {
@@ -250,7 +250,7 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
         });
     }
     let targets = found.iter().flatten().filter_map(target).map(|key| (key, None)).collect();
-    let mut targets = ask::get_all(store, targets, Class::Read).into_iter();
+    let mut targets = store_calls::get_all(store, targets, Class::Read).into_iter();
     let mut listed = Vec::new();
     for ((name, _), newest) in names.iter().zip(found) {
         let state = newest.and_then(|newest| match target(&newest) {

@@ -16,10 +16,10 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::{check_name, exists, ledger, list, replica};
-use crate::ask::{self, store_error};
 use crate::cuts::words;
 use crate::options::CreateOptions;
 use crate::recovery::checkpoint;
+use crate::store_calls::{self, store_error};
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -112,7 +112,9 @@ fn last_record(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<Vo
         Blocking(store).list(NAME_PREFIX, Class::Read).map_err(|error| store_error(&error))?
     {
         let Some((name, number)) = parse_name_key(&object.key) else { continue };
-        let Some(bytes) = ask::get(store, &object.key, None, Class::Read)? else { continue };
+        let Some(bytes) = store_calls::get(store, &object.key, None, Class::Read)? else {
+            continue;
+        };
         if let Ok(record) = ledger::decode(name, number, &bytes)
             && record.volume.volume_id == volume_id
         {

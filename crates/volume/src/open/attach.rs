@@ -11,13 +11,13 @@ use sawmill_format::journal::{RING_START_BYTES, Superblock};
 use sawmill_store::ObjectStore;
 use sawmill_sys::BLOCK_BYTES;
 
-use super::bind::{Bound, FenceIntent, bind};
+use super::bind::{BoundJournal, FenceIntent, bind};
 use super::journal::{self, JournalVerdict, UsableJournal, judge};
 use super::make::make_journal;
 use super::memory;
 use super::repeat::repeat_checkpoint;
 use crate::disk::Lock;
-use crate::fencing::{Claim, fence, require_fencing};
+use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::roll_forward;
@@ -37,7 +37,7 @@ const ATTACH_TRIES_MAX: u32 = 20;
 /// The state that the loops start from.
 pub(crate) struct AttachState {
     pub(crate) stored: StoredVolume,
-    pub(crate) bound: Bound,
+    pub(crate) bound: BoundJournal,
     pub(crate) lock: Lock,
     /// A time at which no other attachment had taken over yet.
     pub(crate) looked_at: Duration,
@@ -89,15 +89,15 @@ fn try_attach(
         log.doubt_syncs();
     }
     settle_intent(store, &mut stored, &mut judged, world)?;
-    let claim = Claim::after(stored.end.epoch, world)?;
+    let attempt = FenceAttempt::after(stored.end.epoch, world)?;
     let is_made = matches!(judged, JournalVerdict::Make { .. });
-    let intended = intend(&stored, options, judged, claim, world)?;
+    let intended = intend(&stored, options, judged, attempt, world)?;
     // A new journal is a file of its own.
     let lock: Lock = match is_made {
         true => Box::new((lock, journal::lock_file(options, world.disks())?)),
         false => lock,
     };
-    if !shut_others_out(store, name, &mut stored, claim, world, own)? {
+    if !shut_others_out(store, name, &mut stored, attempt, world, own)? {
         return Ok(None);
     }
     reporter.step(
@@ -118,11 +118,11 @@ fn shut_others_out(
     store: &dyn ObjectStore,
     name: &str,
     stored: &mut StoredVolume,
-    claim: Claim,
+    attempt: FenceAttempt,
     world: &dyn World,
     own: &mut Option<(u64, u64)>,
 ) -> Result<bool> {
-    fence_at_end(store, stored, claim, world)?;
+    fence_at_end(store, stored, attempt, world)?;
     if let Some((_, before)) = own.filter(|(epoch, _)| *epoch == stored.end.epoch_before) {
         stored.end.epoch_before = before;
     }
@@ -203,10 +203,10 @@ fn intend(
     stored: &StoredVolume,
     options: &OpenOptions,
     verdict: JournalVerdict,
-    claim: Claim,
+    attempt: FenceAttempt,
     world: &dyn World,
 ) -> Result<FenceIntent> {
-    let Claim { epoch: intent_epoch, put_id } = claim;
+    let FenceAttempt { epoch: intent_epoch, put_id } = attempt;
     match verdict {
         JournalVerdict::Use(usable) => {
             let UsableJournal { disk, mut superblock, log, scan } = *usable;
@@ -283,8 +283,8 @@ fn settle_intent(
         // The process that wrote it may have died before its sync: after a power cut, that fence
         // would look like another writer's.
         superblock.write(|_| ())?;
-        let claim = Claim { epoch: intent_epoch, put_id: intent_put_id };
-        fence_at_end(store, stored, claim, world)?;
+        let attempt = FenceAttempt { epoch: intent_epoch, put_id: intent_put_id };
+        fence_at_end(store, stored, attempt, world)?;
     }
     Ok(())
 }
@@ -294,12 +294,12 @@ fn settle_intent(
 fn fence_at_end(
     store: &dyn ObjectStore,
     stored: &mut StoredVolume,
-    claim: Claim,
+    attempt: FenceAttempt,
     world: &dyn World,
 ) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
-        match fence(store, &stored.record, &mut stored.end, claim, world) {
+        match fence(store, &stored.record, &mut stored.end, attempt, world) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Exists => resume_from(store, stored, world)?,
             Err(error) => return Err(error),
@@ -307,7 +307,7 @@ fn fence_at_end(
         if stored.end.epoch == epoch {
             continue;
         }
-        if stored.end.fence_put_id == Some(claim.put_id) {
+        if stored.end.fence_put_id == Some(attempt.put_id) {
             return Ok(());
         }
         let text = format!(

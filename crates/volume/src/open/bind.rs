@@ -15,7 +15,6 @@ use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 
 use super::memory::{spare_path, staging_path};
 use super::settle::{settle, write_ring};
-use crate::ask::cannot_encode;
 use crate::disk::Disk;
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
@@ -24,6 +23,7 @@ use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, Step};
+use crate::store_calls::cannot_encode;
 use crate::{Error, ErrorKind, Result};
 
 /// A journal with a durable intent to fence.
@@ -35,7 +35,7 @@ pub(super) struct FenceIntent {
 }
 
 /// A journal of the new attachment, and the state that its loops start from.
-pub(crate) struct Bound {
+pub(crate) struct BoundJournal {
     pub(crate) start: Start,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) staging_path: PathBuf,
@@ -53,7 +53,7 @@ pub(super) fn bind(
     options: &OpenOptions,
     memory: Memory,
     reporter: &mut Reporter<'_>,
-) -> Result<Bound> {
+) -> Result<BoundJournal> {
     let FenceIntent { disk, mut superblock, log, scan } = intent;
     let epoch = stored.end.epoch;
     let (capacity_bytes, tag) =
@@ -116,7 +116,7 @@ pub(super) fn bind(
         unstored_records: records.len(),
         unstored_records_max: options.bounds.records_unstored_max,
     };
-    Ok(Bound { start, disk, staging_path, superblock, ring, consumer, records })
+    Ok(BoundJournal { start, disk, staging_path, superblock, ring, consumer, records })
 }
 
 /// Pads the end of the log to a whole block in the new epoch, to be synced. Returns where the log

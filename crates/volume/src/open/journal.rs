@@ -15,7 +15,7 @@ use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
 use super::loss;
 use super::memory::{self, MemoryLookup};
-use super::seen;
+use super::newest_seen;
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
@@ -27,14 +27,14 @@ use crate::{Error, ErrorKind, Result};
 /// What the journal is, and what it holds.
 pub(crate) enum JournalVerdict {
     /// There is no journal, or it holds nothing relevant: make one.
-    Make { old: Old, why: String },
+    Make { old: OldFile, why: String },
     /// It is this volume's newest journal: use it.
     Use(Box<UsableJournal>),
 }
 
 /// What happens to the file with the journal's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Old {
+pub(crate) enum OldFile {
     /// It holds nothing and may be replaced.
     Remove,
     /// It holds, or may hold, writes that exist nowhere else: it is renamed and kept.
@@ -97,7 +97,7 @@ pub(crate) fn judge(
         Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let verdict = absent(stored, options, world)?;
-            return seen::require_not_older(stored, options).map(|()| verdict);
+            return newest_seen::require_not_older(stored, options).map(|()| verdict);
         }
         Err(error) => return Err(cannot_lock(path, error)),
     };
@@ -108,7 +108,7 @@ pub(crate) fn judge(
         superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(is_later));
     let verdict = judge_superblock(stored, options, world, disk, superblock)?;
     if !is_store_older {
-        seen::require_not_older(stored, options)?;
+        newest_seen::require_not_older(stored, options)?;
     }
     Ok(verdict)
 }
@@ -156,11 +156,11 @@ fn absent(
     let path = options.journal_path.display();
     if stored.end.clean {
         let why = "none needed: the volume was closed cleanly".into();
-        return Ok(JournalVerdict::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: OldFile::Keep, why });
     }
     if options.accept_journal_loss {
         let why = "lost; loss accepted: the volume is a cut at the end of the stored log".into();
-        return Ok(JournalVerdict::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: OldFile::Keep, why });
     }
     let text = format!(
         "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes \
@@ -182,7 +182,7 @@ fn overtaken(
 ) -> Result<JournalVerdict> {
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
-        return Ok(JournalVerdict::Make { old: Old::Remove, why });
+        return Ok(JournalVerdict::Make { old: OldFile::Remove, why });
     }
     let text = format!(
         "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached \
@@ -205,7 +205,7 @@ fn unusable(
     let path = &options.journal_path;
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(JournalVerdict::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: OldFile::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, \
@@ -380,7 +380,7 @@ fn stale(
 ) -> Result<JournalVerdict> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(JournalVerdict::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: OldFile::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; \

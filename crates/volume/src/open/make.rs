@@ -13,7 +13,7 @@ use std::sync::Arc;
 use sawmill_format::journal::RING_START_BYTES;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES};
 
-use super::journal::Old;
+use super::journal::OldFile;
 use crate::disk::{Disk, Disks, EntryKind};
 use crate::options::OpenOptions;
 use crate::world::World;
@@ -22,7 +22,7 @@ use crate::{Error, ErrorKind, Result};
 /// Makes the journal file; on a block device only the superblock is rewritten.
 pub(super) fn make_journal(
     path: &Path,
-    old: Old,
+    old: OldFile,
     options: &OpenOptions,
     world: &dyn World,
 ) -> Result<Arc<dyn Disk>> {
@@ -39,7 +39,7 @@ pub(super) fn make_journal(
     match disks.entry_kind(path) {
         EntryKind::Absent => {}
         EntryKind::Device => return take_device(path, old, disks),
-        EntryKind::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
+        EntryKind::File { len_bytes } if old == OldFile::Remove || len_bytes == 0 => {
             disks.remove(path).map_err(|error| failed("replaced", error))?;
         }
         EntryKind::File { .. } => {
@@ -69,11 +69,11 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
 
 /// A block device cannot be renamed. If its content must be kept, it is refused; otherwise it
 /// starts with blank superblocks, so that no older copy can win.
-fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
+fn take_device(path: &Path, old: OldFile, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
     let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
     let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
-    if old == Old::Keep && !blank {
+    if old == OldFile::Keep && !blank {
         let text = format!(
             "the journal {} is a device and cannot be set aside: copy it elsewhere if what it \
              holds matters, clear its first 8192 bytes, and try again",

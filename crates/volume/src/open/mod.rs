@@ -24,13 +24,13 @@ pub(crate) mod journal;
 mod loss;
 mod make;
 mod memory;
+mod newest_seen;
 mod repeat;
-mod seen;
 mod settle;
 
 pub(crate) use attach::{AttachState, attach};
 pub(crate) use memory::spare_path;
-pub use seen::{Age, age_of};
+pub use newest_seen::{Age, age_of};
 
 /// What attaching would find, without changing anything.
 pub(crate) fn dry_run(

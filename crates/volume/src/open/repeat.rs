@@ -17,8 +17,8 @@ use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::PutId;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{cannot_encode, store_error};
 use crate::recovery::stored::StoredVolume;
+use crate::store_calls::{cannot_encode, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 

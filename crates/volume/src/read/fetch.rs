@@ -22,8 +22,8 @@ use sawmill_store::{Class, StoreErrorKind};
 
 use super::ReadContext;
 use super::follow::follow;
-use crate::ask::{store_error, want};
 use crate::segment::table::SegmentInfo;
+use crate::store_calls::{store_error, want};
 use crate::stored_data::FrameName;
 use crate::{Error, ErrorKind};
 

@@ -1,12 +1,12 @@
 //! A read, from request to answer. It holds a shared lock of one area of a map at a time, waits for
-//! no I/O of a write, and never asks the engine.
+//! no I/O of a write, and asks the engine nothing; a first read after an idle time wakes it (`watch`).
 //!
-//! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame
-//! of a stored segment. Atoms in memory are served immediately; the rest go in parallel to threads
+//! The range is resolved into *pieces*: zeroes, a part of a journal record, or a part of one frame
+//! of a stored segment. Pieces in memory are served immediately; the rest go in parallel to threads
 //! that may wait for the local disk and to [`fetch`], and the last one to end answers the request.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
-//! by its record's or its frame's checksum; an atom whose source was given up meanwhile is resolved
+//! by its record's or its frame's checksum; a piece whose source was given up meanwhile is resolved
 //! again, in a read-only attachment with the whole read, so that all of it is from one cut.
 //!
 //! Not here: the maps (`map`), payloads in the journal (`journal::read`), the read cache (`cache`).
@@ -55,19 +55,19 @@ pub(crate) struct ReadContext {
     pub(crate) mailbox: Arc<Mailbox>,
 }
 
-/// How often one atom may be resolved again before we call it a bug.
+/// How often one piece may be resolved again before we call it a bug.
 const RESOLVE_AGAIN_MAX: u32 = 16;
 
 /// A run of bytes that comes from one source.
 #[derive(Clone)]
-pub(crate) struct Atom {
+pub(crate) struct ReadPiece {
     /// First byte in the volume.
     pub(crate) address: u64,
     /// Bytes.
     pub(crate) length: u64,
     pub(crate) source: ReadSource,
-    /// How often its source was given up before it could be read.
-    again: u32,
+    /// How often it was resolved again, because its source was given up.
+    times_resolved: u32,
 }
 
 #[derive(Clone)]
@@ -85,7 +85,7 @@ pub(crate) enum ReadSource {
     },
 }
 
-/// The result of an attempt to serve an atom without the network.
+/// The result of an attempt to serve a piece without the network.
 enum LocalResult {
     Done,
     /// It must wait for the local disk.
@@ -99,7 +99,7 @@ enum LocalResult {
 /// The farthest source that a read needed: it is counted there, once. A range that was never
 /// written comes from nowhere.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Source {
+enum FarthestSource {
     #[default]
     Nowhere,
     Journal,
@@ -107,14 +107,14 @@ enum Source {
     Store,
 }
 
-impl Source {
+impl FarthestSource {
     fn count(self, context: &ReadContext) {
         let counters = &context.attachment.counters;
         match self {
-            Source::Nowhere => {}
-            Source::Journal => add(&counters.reads_journal, 1),
-            Source::Cache => add(&counters.reads_cache, 1),
-            Source::Store => add(&counters.reads_store, 1),
+            FarthestSource::Nowhere => {}
+            FarthestSource::Journal => add(&counters.reads_journal, 1),
+            FarthestSource::Cache => add(&counters.reads_cache, 1),
+            FarthestSource::Store => add(&counters.reads_store, 1),
         }
     }
 }
@@ -125,33 +125,34 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
     let (start, length) = (request.address, request.length);
     add(&context.attachment.counters.reads, 1);
     add(&context.attachment.counters.read_bytes, length);
-    let mut source = Source::default();
+    let mut source = FarthestSource::default();
     let (mut slow, mut absent) = (Vec::new(), Vec::new());
-    let mut atoms = resolve(context, start, length);
-    while let Some(atom) = atoms.pop() {
-        let at = (atom.address - start) as usize;
-        let into = &mut request.buffer()[at..at + atom.length as usize];
-        match serve(context, &atom, into, Reach::PageCache, &mut source) {
+    let mut pieces = resolve(context, start, length);
+    while let Some(piece) = pieces.pop() {
+        let at = (piece.address - start) as usize;
+        let into = &mut request.buffer()[at..at + piece.length as usize];
+        match serve(context, &piece, into, Reach::PageCache, &mut source) {
             Ok(LocalResult::Done) => {}
-            Ok(LocalResult::Slow) => slow.push(atom),
-            Ok(LocalResult::Absent) => absent.push(atom),
-            Ok(LocalResult::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
-                atoms.extend(resolve_again(context, &atom));
+            Ok(LocalResult::Slow) => slow.push(piece),
+            Ok(LocalResult::Absent) => absent.push(piece),
+            Ok(LocalResult::Gone) if piece.times_resolved < RESOLVE_AGAIN_MAX => {
+                pieces.extend(resolve_again(context, &piece));
             }
-            Ok(LocalResult::Gone) => return request.fail(lost(&atom)),
+            Ok(LocalResult::Gone) => return request.fail(lost(&piece)),
             Err(error) => return request.fail(error),
         }
     }
-    let streams = source == Source::Cache || has_frames(&slow) || has_frames(&absent);
+    let streams = source == FarthestSource::Cache || has_frames(&slow) || has_frames(&absent);
     if slow.is_empty() && absent.is_empty() {
         source.count(context);
         request.done();
     } else {
         slow.reverse();
         absent.reverse();
-        let job = Job::new(context, request, slow.len() + absent.len(), source, reading);
-        job.serve_all(slow);
-        job.fetch(absent);
+        let pending =
+            PendingRead::new(context, request, slow.len() + absent.len(), source, reading);
+        pending.serve_all(slow);
+        pending.fetch(absent);
     }
     if streams {
         ahead::note(context, start, length);
@@ -159,8 +160,8 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
 }
 
 /// Whether any of them is a frame that the cache did not answer at once.
-fn has_frames(later: &[Atom]) -> bool {
-    later.iter().any(|atom| matches!(atom.source, ReadSource::Frame { .. }))
+fn has_frames(later: &[ReadPiece]) -> bool {
+    later.iter().any(|piece| matches!(piece.source, ReadSource::Frame { .. }))
 }
 
 /// Takes a prefetch: a hint, answered at once.
@@ -213,9 +214,10 @@ fn resolve_places(context: &ReadContext, address: u64, length: u64) -> Vec<(u64,
     runs.into_iter().map(|(_, length, data)| (length, data)).collect()
 }
 
-/// Resolves a range into atoms. Their order does not matter.
-pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<Atom> {
-    let mut atoms = Vec::with_capacity(2);
+/// Resolves a range into pieces. Their order does not matter. There are as many as the range has
+/// extents: at most one a byte, of [`limits::REQUEST_BYTES_MAX`](crate::limits::REQUEST_BYTES_MAX).
+pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<ReadPiece> {
+    let mut pieces = Vec::with_capacity(2);
     let mut holes: Vec<(u64, u64)> = Vec::new();
     context.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
@@ -225,7 +227,12 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
             } else {
                 ReadSource::Zero
             };
-            atoms.push(Atom { address: piece.address, length: piece.length, source, again: 0 });
+            pieces.push(ReadPiece {
+                address: piece.address,
+                length: piece.length,
+                source,
+                times_resolved: 0,
+            });
         }
         None => holes.push((piece.address, piece.length)),
     });
@@ -234,18 +241,18 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
     let view = context.stored.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {
-            None => atoms.push(Atom {
+            None => pieces.push(ReadPiece {
                 address: piece.address,
                 length: piece.length,
                 source: ReadSource::Zero,
-                again: 0,
+                times_resolved: 0,
             }),
             Some(location) => {
-                resolve_stored(context, &view, piece.address, piece.length, location, &mut atoms);
+                resolve_stored(context, &view, piece.address, piece.length, location, &mut pieces);
             }
         });
     }
-    atoms
+    pieces
 }
 
 /// Cuts a stored run at resident records and at frames.
@@ -255,7 +262,7 @@ fn resolve_stored(
     address: u64,
     length: u64,
     location: crate::map::Location,
-    atoms: &mut Vec<Atom>,
+    pieces: &mut Vec<ReadPiece>,
 ) {
     let frame_bytes = context.attachment.record.frame_bytes;
     let sequence = location.sequence;
@@ -275,27 +282,27 @@ fn resolve_stored(
             }
         };
         let run = available.min(length - done);
-        atoms.push(Atom { address: address + done, length: run, source, again: 0 });
+        pieces.push(ReadPiece { address: address + done, length: run, source, times_resolved: 0 });
         done += run;
     }
 }
 
-/// Serves an atom from memory, or, if it may wait, from the local disk.
+/// Serves a piece from memory, or, if it may wait, from the local disk.
 fn serve(
     context: &ReadContext,
-    atom: &Atom,
+    piece: &ReadPiece,
     into: &mut [u8],
     reach: Reach<'_>,
-    source: &mut Source,
+    source: &mut FarthestSource,
 ) -> Result<LocalResult> {
-    match &atom.source {
+    match &piece.source {
         ReadSource::Zero => {
             into.fill(0);
             Ok(LocalResult::Done)
         }
         ReadSource::Record { record, offset, stored } => {
             let Some(journal) = &context.journal else { return Ok(LocalResult::Gone) };
-            *source = (*source).max(Source::Journal);
+            *source = (*source).max(FarthestSource::Journal);
             match (journal.read(record, *offset, into, reach), stored) {
                 (Ok(JournalRead::Done), _) => Ok(LocalResult::Done),
                 (Ok(JournalRead::Slow), _) => Ok(LocalResult::Slow),
@@ -320,7 +327,7 @@ fn serve(
             };
             Ok(match found {
                 CacheRead::Hit => {
-                    *source = (*source).max(Source::Cache);
+                    *source = (*source).max(FarthestSource::Cache);
                     LocalResult::Done
                 }
                 CacheRead::Slow => LocalResult::Slow,
@@ -330,33 +337,33 @@ fn serve(
     }
 }
 
-/// Resolves an atom whose source was given up.
-fn resolve_again(context: &ReadContext, atom: &Atom) -> Vec<Atom> {
-    let mut atoms = resolve(context, atom.address, atom.length);
-    for fresh in &mut atoms {
-        fresh.again = atom.again + 1;
+/// Resolves a piece whose source was given up.
+fn resolve_again(context: &ReadContext, piece: &ReadPiece) -> Vec<ReadPiece> {
+    let mut pieces = resolve(context, piece.address, piece.length);
+    for fresh in &mut pieces {
+        fresh.times_resolved = piece.times_resolved + 1;
     }
-    atoms
+    pieces
 }
 
-fn lost(atom: &Atom) -> Error {
+fn lost(piece: &ReadPiece) -> Error {
     let text = format!(
         "{} bytes at {} were moved {RESOLVE_AGAIN_MAX} times while they were being read: report \
          this, with the log",
-        atom.length, atom.address
+        piece.length, piece.address
     );
     Error::new(ErrorKind::Internal, text)
 }
 
-/// A read with atoms in flight.
-struct Job {
+/// A read with pieces in flight.
+struct PendingRead {
     context: Arc<ReadContext>,
     start: u64,
     request: Mutex<Option<Request>>,
-    pending_atoms: AtomicUsize,
+    pending_pieces: AtomicUsize,
     error: Mutex<Option<Error>>,
     /// Where it is to be counted when it ends; what waits for the store is counted at once.
-    source: Mutex<Source>,
+    source: Mutex<FarthestSource>,
     /// A read-only attachment moved to another cut: the whole read is repeated, so that all of it
     /// is from one cut.
     restart: AtomicBool,
@@ -364,20 +371,20 @@ struct Job {
     _reading: ReadGuard,
 }
 
-impl Job {
-    /// The job of a read of which `pending_atoms` atoms are not served yet.
+impl PendingRead {
+    /// The pending of a read of which `pending_pieces` pieces are not served yet.
     fn new(
         context: &Arc<ReadContext>,
         request: Request,
-        pending_atoms: usize,
-        source: Source,
+        pending_pieces: usize,
+        source: FarthestSource,
         guard: ReadGuard,
     ) -> Arc<Self> {
-        Arc::new(Job {
+        Arc::new(PendingRead {
             context: context.clone(),
             start: request.address,
             request: Mutex::new(Some(request)),
-            pending_atoms: AtomicUsize::new(pending_atoms),
+            pending_pieces: AtomicUsize::new(pending_pieces),
             error: Mutex::default(),
             source: Mutex::new(source),
             restart: AtomicBool::new(false),
@@ -386,73 +393,73 @@ impl Job {
         })
     }
 
-    /// Notes that an atom came from `source`, or is asked for there.
-    fn came_from(&self, source: Source) {
+    /// Notes that a piece came from `source`, or is asked for there.
+    fn came_from(&self, source: FarthestSource) {
         let mut farthest = self.source.lock();
         if source > *farthest {
             *farthest = source;
-            if source == Source::Store {
+            if source == FarthestSource::Store {
                 source.count(&self.context);
             }
         }
     }
 
-    /// Serves an atom on a thread that may wait.
-    fn serve_waiting(self: &Arc<Self>, atom: Atom) {
-        let mut bytes = vec![0; atom.length as usize];
-        let mut source = Source::default();
-        match serve(&self.context, &atom, &mut bytes, Reach::Device, &mut source) {
+    /// Serves a piece on a thread that may wait.
+    fn serve_waiting(self: &Arc<Self>, piece: ReadPiece) {
+        let mut bytes = vec![0; piece.length as usize];
+        let mut source = FarthestSource::default();
+        match serve(&self.context, &piece, &mut bytes, Reach::Device, &mut source) {
             Ok(LocalResult::Done) => {
                 self.came_from(source);
-                self.arrived(&atom, &bytes);
+                self.arrived(&piece, &bytes);
             }
-            Ok(LocalResult::Absent | LocalResult::Slow) => self.fetch(vec![atom]),
-            Ok(LocalResult::Gone) => self.resolve_again(&atom),
-            Err(error) => self.end_atom(Some(error)),
+            Ok(LocalResult::Absent | LocalResult::Slow) => self.fetch(vec![piece]),
+            Ok(LocalResult::Gone) => self.resolve_again(&piece),
+            Err(error) => self.end_piece(Some(error)),
         }
     }
 
-    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share
+    /// Asks the store for the frames of `pieces`; frames that follow each other in one segment share
     /// a request.
-    fn fetch(self: &Arc<Self>, atoms: Vec<Atom>) {
+    fn fetch(self: &Arc<Self>, pieces: Vec<ReadPiece>) {
         let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
-        for atom in atoms {
-            let ReadSource::Frame { name, offset } = atom.source else {
-                self.resolve_again(&atom);
+        for piece in pieces {
+            let ReadSource::Frame { name, offset } = piece.source else {
+                self.resolve_again(&piece);
                 continue;
             };
-            let job = self.clone();
+            let pending = self.clone();
             let waiter = Box::new(move |fetched| match fetched {
-                FetchResult::Frame(data) => job.arrived_in(&atom, name, offset, &data),
-                FetchResult::Gone => job.resolve_again(&atom),
-                FetchResult::Failed(error) => job.end_atom(Some(error)),
+                FetchResult::Frame(data) => pending.arrived_in(&piece, name, offset, &data),
+                FetchResult::Gone => pending.resolve_again(&piece),
+                FetchResult::Failed(error) => pending.end_piece(Some(error)),
             });
             wanted.push((name, Some(waiter)));
         }
         if !wanted.is_empty() {
-            self.came_from(Source::Store);
+            self.came_from(FarthestSource::Store);
             fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
         }
     }
 
-    fn resolve_again(self: &Arc<Self>, atom: &Atom) {
-        if atom.again >= RESOLVE_AGAIN_MAX {
-            return self.end_atom(Some(lost(atom)));
+    fn resolve_again(self: &Arc<Self>, piece: &ReadPiece) {
+        if piece.times_resolved >= RESOLVE_AGAIN_MAX {
+            return self.end_piece(Some(lost(piece)));
         }
         if self.context.attachment.read_only {
             self.restart.store(true, Ordering::Release);
-            return self.end_atom(None);
+            return self.end_piece(None);
         }
-        let atoms = resolve_again(&self.context, atom);
-        self.pending_atoms.fetch_add(atoms.len(), Ordering::AcqRel);
-        self.serve_all(atoms);
-        self.end_atom(None);
+        let pieces = resolve_again(&self.context, piece);
+        self.pending_pieces.fetch_add(pieces.len(), Ordering::AcqRel);
+        self.serve_all(pieces);
+        self.end_piece(None);
     }
 
-    fn serve_all(self: &Arc<Self>, atoms: Vec<Atom>) {
-        for atom in atoms {
-            let job = self.clone();
-            self.context.pool.run(move || job.serve_waiting(atom));
+    fn serve_all(self: &Arc<Self>, pieces: Vec<ReadPiece>) {
+        for piece in pieces {
+            let pending = self.clone();
+            self.context.pool.run(move || pending.serve_waiting(piece));
         }
     }
 
@@ -463,34 +470,34 @@ impl Job {
         {
             return false;
         }
-        let atoms = resolve(&self.context, self.start, length);
-        self.pending_atoms.store(atoms.len(), Ordering::Release);
-        self.serve_all(atoms);
+        let pieces = resolve(&self.context, self.start, length);
+        self.pending_pieces.store(pieces.len(), Ordering::Release);
+        self.serve_all(pieces);
         true
     }
 
-    /// The frame of an atom has arrived; the atom's bytes are at `offset` in it.
-    fn arrived_in(self: &Arc<Self>, atom: &Atom, name: FrameName, offset: u32, frame: &[u8]) {
-        let end = offset as usize + atom.length as usize;
+    /// The frame of a piece has arrived; the piece's bytes are at `offset` in it.
+    fn arrived_in(self: &Arc<Self>, piece: &ReadPiece, name: FrameName, offset: u32, frame: &[u8]) {
+        let end = offset as usize + piece.length as usize;
         match frame.get(offset as usize..end) {
-            Some(bytes) => self.arrived(atom, bytes),
-            None => self.end_atom(Some(short_frame(&self.context, name))),
+            Some(bytes) => self.arrived(piece, bytes),
+            None => self.end_piece(Some(short_frame(&self.context, name))),
         }
     }
 
-    fn arrived(self: &Arc<Self>, atom: &Atom, bytes: &[u8]) {
+    fn arrived(self: &Arc<Self>, piece: &ReadPiece, bytes: &[u8]) {
         if let Some(request) = &mut *self.request.lock() {
-            let at = (atom.address - self.start) as usize;
+            let at = (piece.address - self.start) as usize;
             request.buffer()[at..at + bytes.len()].copy_from_slice(bytes);
         }
-        self.end_atom(None);
+        self.end_piece(None);
     }
 
-    fn end_atom(self: &Arc<Self>, error: Option<Error>) {
+    fn end_piece(self: &Arc<Self>, error: Option<Error>) {
         if let Some(error) = error {
             self.error.lock().get_or_insert(error);
         }
-        if self.pending_atoms.fetch_sub(1, Ordering::AcqRel) > 1 {
+        if self.pending_pieces.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         if self.restart.swap(false, Ordering::AcqRel) && self.error.lock().is_none() {
@@ -502,7 +509,7 @@ impl Job {
         }
         let Some(request) = self.request.lock().take() else { return };
         let source = *self.source.lock();
-        if source != Source::Store {
+        if source != FarthestSource::Store {
             source.count(&self.context);
         }
         match self.error.lock().take() {

@@ -22,10 +22,10 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use crate::ask::{self, store_error};
 use crate::cuts::{CutBook, Lineage};
 use crate::map::{DATA_SPACE_BYTES, MapExtent, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
+use crate::store_calls::{self, store_error};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -35,7 +35,7 @@ const PARTS_PARALLEL_MAX: usize = 16;
 const LIST_AGAIN_MAX: u32 = 3;
 
 /// A checkpoint found.
-pub(crate) struct Newest {
+pub(crate) struct NewestCheckpoint {
     pub(crate) checkpoint: Checkpoint,
     /// The highest number in use, which may belong to one that cannot be read.
     pub(crate) number_max: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Newest {
 }
 
 /// Finds the newest checkpoint that can be read.
-pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
+pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<NewestCheckpoint> {
     newest_below(store, volume_id, u64::MAX)
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn newest_below(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     bound: u64,
-) -> Result<Newest> {
+) -> Result<NewestCheckpoint> {
     for _ in 0..LIST_AGAIN_MAX {
         let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Read);
         let listed = listed.map_err(|error| store_error(&error))?;
@@ -82,7 +82,7 @@ fn newest_of(
     volume_id: VolumeId,
     mut numbers: Vec<u64>,
     bound: u64,
-) -> Result<Option<Newest>> {
+) -> Result<Option<NewestCheckpoint>> {
     let mut notes = Vec::new();
     // Ask beyond the list, which may lag. Number 1 is written at creation.
     let mut next = numbers.last().map_or(1, |last| last + 1);
@@ -109,7 +109,7 @@ fn newest_of(
             decoded = Checkpoint::decode(&bytes, &identity);
         }
         match decoded {
-            Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
+            Ok(checkpoint) => return Ok(Some(NewestCheckpoint { checkpoint, number_max, notes })),
             // A newer version's checkpoint is not damage: skipping it would undo its content.
             Err(error @ sawmill_format::FormatError::Version { .. }) => {
                 let key = checkpoint_key(volume_id, number);
@@ -127,7 +127,11 @@ fn newest_of(
 
 /// Returns no bytes for an object that cannot be a checkpoint (far too long, or not a file): it is
 /// passed over like any other unreadable one.
-fn get_or_nothing(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
+fn get_or_nothing(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+) -> store_calls::Answer {
     match get(store, volume_id, number) {
         Err(error) if error.kind() == ErrorKind::Corrupt => {
             tracing::warn!("{error}");
@@ -137,8 +141,8 @@ fn get_or_nothing(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> 
     }
 }
 
-fn get(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
-    ask::get(store, &checkpoint_key(volume_id, number), None, Class::Read)
+fn get(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> store_calls::Answer {
+    store_calls::get(store, &checkpoint_key(volume_id, number), None, Class::Read)
 }
 
 /// Reads one checkpoint, by number or the newest.
@@ -220,17 +224,19 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
             number: part.number,
             put_id: part.put_id,
         };
-        let get =
-            |part: &PartEntry| ask::want_named(part_key(&identity(part)), part.bytes, Class::Read);
-        let answers = ask::get_each(store, parts.iter().map(get).collect());
+        let get = |part: &PartEntry| {
+            store_calls::want_named(part_key(&identity(part)), part.bytes, Class::Read)
+        };
+        let answers = store_calls::get_each(store, parts.iter().map(get).collect());
         for (part, answer) in parts.iter().zip(answers) {
             let (identity, key) = (identity(part), part_key(&identity(part)));
             let damaged = |what: String| {
                 Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"))
             };
             let mut first = Some(answer);
-            let extents = ask::again_if_damaged(|| {
-                let answer = first.take().or_else(|| ask::get_each(store, vec![get(part)]).pop());
+            let extents = store_calls::again_if_damaged(|| {
+                let answer =
+                    first.take().or_else(|| store_calls::get_each(store, vec![get(part)]).pop());
                 let bytes = answer
                     .unwrap_or(Ok(None))?
                     .ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
@@ -279,7 +285,7 @@ pub(crate) fn kept_root(
     let identity = CheckpointIdentity { volume_id, number };
     let mut damage = None;
     for key in [kept_key(volume_id, number, put_id), checkpoint_key(volume_id, number)] {
-        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
+        let Some(bytes) = store_calls::get(store, &key, None, Class::Read)? else { continue };
         match Checkpoint::decode(&bytes, &identity) {
             // A late root of a fenced writer may have the number of a checkpoint that was deleted.
             Ok(root) if root.put_id == put_id => return Ok(root),

@@ -33,7 +33,7 @@ pub(crate) struct LogEnd {
     /// The checkpoint that rolling forward began from, for the orders that it applies.
     pub(crate) place: LogPosition,
     /// The last rollback met.
-    pub(crate) rolled_back: Option<RolledBack>,
+    pub(crate) rolled_back: Option<RollbackRecord>,
     /// Segments and extents applied.
     pub(crate) segments: u64,
     pub(crate) extents: u64,
@@ -41,7 +41,7 @@ pub(crate) struct LogEnd {
 
 /// A rollback in the log: its segment, when that was made, and the cut that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RolledBack {
+pub(crate) struct RollbackRecord {
     pub(crate) sequence: u64,
     pub(crate) wall_unix_ms: u64,
     /// The checkpoint that the cut begins from.

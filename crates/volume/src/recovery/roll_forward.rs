@@ -31,11 +31,11 @@ use sawmill_store::{Class, ObjectStore};
 
 use super::apply::apply_extents;
 use super::checkpoint::sequence32;
-use super::end::{LogEnd, RolledBack, start_of};
-use crate::ask;
+use super::end::{LogEnd, RollbackRecord, start_of};
 use crate::cuts::LogPosition;
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
+use crate::store_calls;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -69,7 +69,7 @@ pub(crate) fn roll_forward(
     roll_forward_until(store, volume_id, view, end, RollForwardLimit::END)
 }
 
-/// As [`roll_forward`], but not past `until`.
+/// As [`roll_forward`], but not past `limit`.
 pub(crate) fn roll_forward_until(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -77,7 +77,7 @@ pub(crate) fn roll_forward_until(
     end: &mut LogEnd,
     limit: RollForwardLimit,
 ) -> Result<()> {
-    let mut copier = LeftByCopier::Unknown;
+    let mut copier = CopierOrigin::Unknown;
     while end.next_sequence <= limit.sequence {
         let first = u64::from(sequence32(end.next_sequence)?);
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
@@ -98,7 +98,7 @@ pub(crate) fn roll_forward_until(
             };
             if limit.is_end()
                 && header.checkpoint_number > end.checkpoint_number
-                && copier.fetch_next(store, volume_id, end)?
+                && copier.is_left(store, volume_id, end)?
             {
                 return Ok(());
             }
@@ -112,23 +112,23 @@ pub(crate) fn roll_forward_until(
 }
 
 /// Whether a copier put the checkpoint rolled from: looked up once, when it matters.
-enum LeftByCopier {
+enum CopierOrigin {
     Unknown,
     Known(bool),
 }
 
-impl LeftByCopier {
-    fn fetch_next(
+impl CopierOrigin {
+    fn is_left(
         &mut self,
         store: &dyn ObjectStore,
         volume_id: VolumeId,
         end: &LogEnd,
     ) -> Result<bool> {
-        if let LeftByCopier::Known(is_left) = *self {
+        if let CopierOrigin::Known(is_left) = *self {
             return Ok(is_left);
         }
         let is_left = is_left_by_copier(store, volume_id, end)?;
-        *self = LeftByCopier::Known(is_left);
+        *self = CopierOrigin::Known(is_left);
         Ok(is_left)
     }
 }
@@ -165,7 +165,7 @@ fn carry_out(
         *view = view.rolled_back_to(then);
         let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
         let (cut_number, cut_through) = (number, through_sequence);
-        end.rolled_back = Some(RolledBack { sequence, wall_unix_ms, cut_number, cut_through });
+        end.rolled_back = Some(RollbackRecord { sequence, wall_unix_ms, cut_number, cut_through });
     }
     Ok(())
 }
@@ -182,8 +182,8 @@ pub(crate) fn read_order(store: &dyn ObjectStore, header: &SegmentHeader) -> Res
     let range = raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, 0);
     let (volume_id, sequence, epoch) = (header.volume_id, header.sequence, header.epoch);
     let identity = FrameIdentity { volume_id, sequence, epoch, frame: 0 };
-    ask::again_if_damaged(|| {
-        let bytes = ask::get(store, &key, Some(range.clone()), Class::Read)?;
+    store_calls::again_if_damaged(|| {
+        let bytes = store_calls::get(store, &key, Some(range.clone()), Class::Read)?;
         let bytes = bytes.ok_or_else(|| damaged("it is gone".into()))?;
         let unreadable = |error: FormatError| damaged(error.to_string()).with_source(error);
         let data = frame_open(&identity, &bytes).map_err(unreadable)?;
@@ -368,8 +368,8 @@ pub(crate) fn headers(
     let key = |sequence: u64| segment_key(volume_id, sequence);
     let probe = Some(0..limits::HEADER_PROBE_BYTES);
     let requests = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
-    let answers = ask::get_all(store, requests, Class::Read);
-    let decode = |sequence: u64, answer: ask::Answer| {
+    let answers = store_calls::get_all(store, requests, Class::Read);
+    let decode = |sequence: u64, answer: store_calls::Answer| {
         let answer = answer.map_err(|error| match error.kind() {
             // The object is empty: not one byte could be read.
             ErrorKind::Invalid => Error::caused(ErrorKind::Corrupt, key(sequence), error),
@@ -383,7 +383,7 @@ pub(crate) fn headers(
         };
         let header_bytes = header_bytes_of(&bytes).map_err(damaged)?;
         if header_bytes > bytes.len() as u64 && bytes.len() as u64 >= limits::HEADER_PROBE_BYTES {
-            match ask::get(store, &key(sequence), Some(0..header_bytes), Class::Read)? {
+            match store_calls::get(store, &key(sequence), Some(0..header_bytes), Class::Read)? {
                 Some(more) => bytes = more,
                 None => return Ok(None),
             }
@@ -392,10 +392,10 @@ pub(crate) fn headers(
             .map(Some)
             .map_err(damaged)
     };
-    let read = |(sequence, answer): (&u64, ask::Answer)| {
+    let read = |(sequence, answer): (&u64, store_calls::Answer)| {
         let mut first = Some(answer);
-        ask::again_if_damaged(|| {
-            let again = || ask::get(store, &key(*sequence), probe.clone(), Class::Read);
+        store_calls::again_if_damaged(|| {
+            let again = || store_calls::get(store, &key(*sequence), probe.clone(), Class::Read);
             decode(*sequence, first.take().unwrap_or_else(again))
         })
     };

@@ -9,7 +9,7 @@ use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
-use super::checkpoint::{self, Newest};
+use super::checkpoint::{self, NewestCheckpoint};
 use super::end::{LogEnd, start_of};
 use super::roll_forward::roll_forward;
 use super::{Reporter, Step};
@@ -20,7 +20,7 @@ use crate::{Error, ErrorKind, Result};
 /// A volume as the store has it.
 pub(crate) struct StoredVolume {
     pub(crate) record: VolumeRecord,
-    pub(crate) newest: Newest,
+    pub(crate) newest: NewestCheckpoint,
     pub(crate) view: View,
     pub(crate) end: LogEnd,
 }
@@ -32,7 +32,7 @@ pub(crate) fn stored_of(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<StoredVolume> {
-    let may_fall = |checkpoint: &DamagedCheckpoint, older: &Newest| {
+    let may_fall = |checkpoint: &DamagedCheckpoint, older: &NewestCheckpoint| {
         require_may_fall(store, older.checkpoint.volume_id, checkpoint, older)
     };
     let (stored, skipped) = stored_as(store, record, reporter, &may_fall)?;
@@ -84,7 +84,7 @@ fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
-    may_fall: &dyn Fn(&DamagedCheckpoint, &Newest) -> Result<()>,
+    may_fall: &dyn Fn(&DamagedCheckpoint, &NewestCheckpoint) -> Result<()>,
 ) -> Result<(StoredVolume, Option<DamagedCheckpoint>)> {
     reporter
         .step(Step::VolumeRecord, format!("id {}, {} bytes", record.volume_id, record.size_bytes));
@@ -126,7 +126,7 @@ fn require_may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     checkpoint: &DamagedCheckpoint,
-    older: &Newest,
+    older: &NewestCheckpoint,
 ) -> Result<()> {
     let (to, damage) = (older.checkpoint.number, &checkpoint.damage);
     if role::may_fall(store, volume_id, checkpoint.number, to)? {
@@ -144,7 +144,7 @@ fn require_may_fall(
 fn stored_from(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
-    newest: Newest,
+    newest: NewestCheckpoint,
     reporter: &mut Reporter<'_>,
 ) -> Result<StoredVolume> {
     let root = &newest.checkpoint;

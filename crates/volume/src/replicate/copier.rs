@@ -44,12 +44,12 @@ use super::destination::{
 use super::destination_objects::{self, DestinationObjects, header_of};
 use super::options::{CopyOptions, VolumeAt};
 use super::{objects, sweep};
-use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::end::LogEnd;
 use crate::recovery::end::start_of;
 use crate::recovery::roll_forward::{read_order, take};
 use crate::recovery::stored::end_of_log;
+use crate::store_calls::{self, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
@@ -217,7 +217,7 @@ impl<'a> Copier<'a> {
             segment_key(id, reached.end.next_sequence),
         ];
         let requests = keys.into_iter().map(|key| (key, Some(0..16))).collect();
-        let answers = ask::get_all(self.source, requests, Class::Background);
+        let answers = store_calls::get_all(self.source, requests, Class::Background);
         let presence =
             answers.into_iter().map(|answer| Ok(answer?.is_some())).collect::<Result<Vec<_>>>()?;
         Ok(presence != [true, false, false])
@@ -408,8 +408,12 @@ impl<'a> Copier<'a> {
         let Some(reached) = &self.position else { return Ok(()) };
         let id = self.record.volume_id;
         let is_there = |number: u64| {
-            let found =
-                ask::get(self.source, &checkpoint_key(id, number), Some(0..16), Class::Background);
+            let found = store_calls::get(
+                self.source,
+                &checkpoint_key(id, number),
+                Some(0..16),
+                Class::Background,
+            );
             found.map(|bytes| bytes.is_some())
         };
         let key = segment_key(id, sequence);

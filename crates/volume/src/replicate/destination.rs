@@ -18,11 +18,11 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::options::CopyOptions;
 use super::{destination_objects, role};
-use crate::ask::{self, store_error};
 use crate::cuts::words;
-use crate::fencing::{Claim, fence};
+use crate::fencing::{FenceAttempt, fence};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::stored::end_of_log;
+use crate::store_calls::{self, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
@@ -79,7 +79,8 @@ pub(super) fn check_names(
     name: &str,
 ) -> Result<bool> {
     let newest = words::newest(destination, record.volume_id)?;
-    let is_old = |key| ask::get(destination, key, None, Class::Read).map(|found| found.is_some());
+    let is_old =
+        |key| store_calls::get(destination, key, None, Class::Read).map(|found| found.is_some());
     if newest.word == Word::Deleted
         || newest.number == 0 && is_old(&tombstone_key(record.volume_id))?
     {
@@ -273,7 +274,7 @@ fn is_same_store(
     let key = role_key(role.volume_id, number);
     // A put that failed may have taken effect: the word is removed in any case.
     let put = role::put(destination, &word);
-    let visible_word = put.and_then(|_| ask::get(source, &key, None, Class::Read));
+    let visible_word = put.and_then(|_| store_calls::get(source, &key, None, Class::Read));
     let removed = Blocking(destination).delete(vec![key], Class::Upload);
     let visible_word = visible_word?;
     removed.map_err(|error| store_error(&error))?;
@@ -294,8 +295,8 @@ fn shut_out_writers(
         if end.checkpoint_number >= begins.checkpoint_number {
             return Ok(());
         }
-        let claim = Claim::after(end.epoch, world)?;
-        match fence(destination, record, &mut end, claim, world) {
+        let attempt = FenceAttempt::after(end.epoch, world)?;
+        match fence(destination, record, &mut end, attempt, world) {
             Ok(_) => return Ok(()),
             // The writer was faster: the log has grown.
             Err(error) if error.kind() == ErrorKind::Exists => {}

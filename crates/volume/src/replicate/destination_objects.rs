@@ -17,9 +17,9 @@ use sawmill_format::segment::{SegmentHeader, parse_segment_key, segment_key, seg
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::objects::{differ, is_named};
-use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
+use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result, limits};
 
 /// See the head of this file.
@@ -140,7 +140,7 @@ pub(super) fn header_of(
     headers(store, id, &[sequence]).pop().unwrap_or(Ok(None))
 }
 
-/// The objects of `wanted` that are not at the destination. A list shows which may be missing; a
+/// The objects of `needed` that are not at the destination. A list shows which may be missing; a
 /// read shows whether they are.
 pub(super) fn missing(
     destination: &dyn ObjectStore,
@@ -155,7 +155,9 @@ pub(super) fn missing(
     let mut missing = Vec::new();
     for keys in unlisted.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
         let ranges = keys.iter().map(|key| (key.clone(), Some(0..16))).collect();
-        for (key, answer) in keys.iter().zip(ask::get_all(destination, ranges, Class::Background)) {
+        for (key, answer) in
+            keys.iter().zip(store_calls::get_all(destination, ranges, Class::Background))
+        {
             if answer?.is_none() {
                 missing.push(key.clone());
             }

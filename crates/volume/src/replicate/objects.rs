@@ -22,8 +22,8 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{self, store_error};
 use crate::cuts::needs;
+use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result};
 
 /// A verified object, or `None` if it does not exist.
@@ -35,8 +35,10 @@ fn read<T>(
     key: &str,
     decode: impl Fn(&Bytes) -> Result<T>,
 ) -> ObjectLookup<T> {
-    ask::again_if_damaged(|| {
-        let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
+    store_calls::again_if_damaged(|| {
+        let Some(bytes) = store_calls::get(store, key, None, Class::Background)? else {
+            return Ok(None);
+        };
         let value = decode(&bytes).map_err(|error| {
             let text =
                 format!("{key}: {error}; it is not copied; run `sawmill check` on the source");

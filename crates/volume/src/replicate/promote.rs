@@ -24,11 +24,11 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{destination_objects, role};
-use crate::ask::{self, cannot_encode, store_error};
 use crate::map::part::MapPart;
 use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint as checkpoints};
+use crate::store_calls::{self, cannot_encode, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
@@ -236,9 +236,9 @@ fn begin_history(
     let begins = |number, put_id| (number, put_id) == (base.number, base.put_id);
     if root.kept.cuts.iter().any(|cut| begins(cut.number, cut.put_id)) {
         let key = kept_key(base.volume_id, base.number, base.put_id);
-        ask::put_all(store, vec![(key, base.encode().map_err(cannot_encode)?)])?;
+        store_calls::put_all(store, vec![(key, base.encode().map_err(cannot_encode)?)])?;
     }
-    ask::put_all(store, objects)?;
+    store_calls::put_all(store, objects)?;
     // Twice, so that the newest two checkpoints are both in this history, because one may get
     // damaged.
     let root = put_or_read(store, root)?;

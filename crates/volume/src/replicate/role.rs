@@ -13,8 +13,8 @@ use sawmill_format::role::{Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
+use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result};
 
 /// The newest role; `None`: a primary.
@@ -31,8 +31,10 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Opt
 
 fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Option<Role>> {
     let key = role_key(volume_id, number);
-    ask::again_if_damaged(|| {
-        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(None) };
+    store_calls::again_if_damaged(|| {
+        let Some(bytes) = store_calls::get(store, &key, None, Class::Read)? else {
+            return Ok(None);
+        };
         Role::decode(&bytes, volume_id, number).map(Some).map_err(|error| {
             Error::new(ErrorKind::Corrupt, format!("{key}: {error}; nothing was changed"))
                 .with_source(error)
@@ -54,9 +56,9 @@ pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
 pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     let keys =
         [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
-    let mut answers = ask::get_all(store, keys.into(), Class::Read).into_iter();
+    let mut answers = store_calls::get_all(store, keys.into(), Class::Read).into_iter();
     let (own, next) = (answers.next(), answers.next());
-    let bytes = |answer: Option<ask::Answer>| answer.unwrap_or(Ok(None));
+    let bytes = |answer: Option<store_calls::Answer>| answer.unwrap_or(Ok(None));
     if bytes(next)?.is_some() {
         return Ok(false);
     }
@@ -89,7 +91,7 @@ pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     }
     // The list may lag.
     let key = checkpoint_key(role.volume_id, promoted.checkpoint_number);
-    Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
+    Ok(store_calls::get(store, &key, Some(0..16), Class::Read)?.is_some())
 }
 
 /// Whether the state may be recovered from checkpoint `to` because `from` or what follows it is

@@ -23,9 +23,9 @@ use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segme
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::objects::{self, part_keys};
-use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
+use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result, limits};
 
 /// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest.
@@ -115,7 +115,7 @@ fn pinned_through(store: &dyn ObjectStore, id: VolumeId) -> Result<u64> {
         if released.contains(&slot) {
             continue;
         }
-        if let Some(bytes) = ask::get(store, &pin_key(id, slot), None, Class::Background)? {
+        if let Some(bytes) = store_calls::get(store, &pin_key(id, slot), None, Class::Background)? {
             // An unreadable pin protects everything.
             through = through
                 .max(Pin::decode(&bytes, id, slot).map_or(u64::MAX, |pin| pin.through_sequence));

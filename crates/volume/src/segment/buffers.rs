@@ -12,7 +12,7 @@ use sawmill_sys::AlignedBytes;
 use crate::limits;
 
 /// Buffers kept for the next segments.
-const SPARE_MAX: usize = 4;
+const BUFFERS_SPARE_MAX: usize = 4;
 
 /// See the head of this file.
 #[derive(Clone, Default)]
@@ -63,7 +63,7 @@ impl AsRef<[u8]> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut spare = self.home.spare.lock();
-        if spare.len() < SPARE_MAX {
+        if spare.len() < BUFFERS_SPARE_MAX {
             spare.extend(self.bytes.take());
         }
     }
@@ -84,9 +84,9 @@ mod tests {
         assert_eq!((again.as_ref().as_ptr(), again.as_ref().len()), (address, 6000));
         let larger = buffers.take(100_000);
         assert_eq!(larger.as_ref().len(), 100_000);
-        let many: Vec<_> = (0..SPARE_MAX).map(|_| buffers.take(1)).collect();
+        let many: Vec<_> = (0..BUFFERS_SPARE_MAX).map(|_| buffers.take(1)).collect();
         drop((again, larger, many));
-        assert_eq!(buffers.spare.lock().len(), SPARE_MAX);
+        assert_eq!(buffers.spare.lock().len(), BUFFERS_SPARE_MAX);
         buffers.clear();
         assert_eq!(buffers.spare.lock().len(), 0);
     }

@@ -20,9 +20,9 @@ use sawmill_format::segment::{
 use super::buffers::Buffers;
 use super::coalesce::coalesce;
 use super::resident::ResidentPiece;
-use crate::ask::cannot_encode;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::record::Record;
+use crate::store_calls::cannot_encode;
 use crate::{Error, ErrorKind, Result};
 
 /// A built segment, ready to be put.
@@ -38,7 +38,7 @@ pub(crate) struct BuiltSegment {
 }
 
 /// The layout of a segment: everything but its bytes.
-pub(crate) struct LaidOut {
+pub(crate) struct SegmentLayout {
     pub(crate) header: SegmentHeader,
     /// Where each run of the segment's data comes from, by data offset.
     pub(crate) pieces: Vec<ResidentPiece>,
@@ -48,7 +48,7 @@ pub(crate) struct LaidOut {
 
 /// Decides what the segment of `records` holds and where. `header` comes with its identity, marks
 /// and times filled in.
-pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Result<LaidOut> {
+pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Result<SegmentLayout> {
     let remnants = coalesce(records);
     let payload_bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     let mut pieces = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Res
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
         Error::caused(ErrorKind::Internal, "a batch does not fit a segment", error)
     })?;
-    Ok(LaidOut { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
+    Ok(SegmentLayout { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
 }
 
 /// Builds the segment of `records`. `header` as for [`lay_out`].
@@ -85,7 +85,7 @@ pub(crate) fn build(
     buffers: &Buffers,
     header: SegmentHeader,
 ) -> Result<BuiltSegment> {
-    let LaidOut { header, pieces: resident, coalesced_bytes } = lay_out(records, header)?;
+    let SegmentLayout { header, pieces: resident, coalesced_bytes } = lay_out(records, header)?;
     let encoded = header.encode().map_err(cannot_encode)?;
     let header_bytes = encoded.len();
     // Block-aligned, so that a store on a local disk can take it without another copy.

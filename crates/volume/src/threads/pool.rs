@@ -1,8 +1,9 @@
 //! Threads that may wait for local disks, on behalf of readers that must not wait.
 //!
 //! Invariants: threads start on demand, up to a limit, and end after some idle time, so an unused
-//! volume has none. An accepted job runs. The queue is bounded by the requests that doors admit;
-//! optional work is refused when the queue is long.
+//! volume has none. An accepted job runs. The queue is bounded by what doors admit: a read adds a
+//! job for each of its pieces that is not in memory (its bytes, for a map of single bytes), and each
+//! job holds the bytes of its piece alone. Optional work is refused when the queue is long.
 //!
 //! Not here: the jobs (`read`, `engine::collect`), jobs that are due later (`later`), and how many
 //! threads a pool may have (`contexts`).
@@ -27,7 +28,7 @@ pub(crate) enum Priority {
 
 #[derive(Default)]
 struct State {
-    /// Bounded by the requests that doors admit; optional work is refused when it is long.
+    /// Bounded by the pieces of the reads that doors admit; optional work is refused when it is long.
     jobs: VecDeque<Job>,
     closed: bool,
     /// Threads that have not ended, and those among them that wait for a job.
@@ -52,13 +53,13 @@ pub(crate) struct Pool {
 /// not warm the cache.
 const OPTIONAL_JOBS_MAX: usize = 256;
 /// A thread that was idle for this long ends. Starting another takes less time than a disk read.
-const IDLE_MAX: Duration = Duration::from_secs(10);
+const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Pool {
     /// A pool of up to `threads_max` threads. With none, jobs run on the caller's thread (for
     /// simulations).
     pub(crate) fn new(name: &'static str, threads_max: usize, priority: Priority) -> Arc<Self> {
-        Self::with_idle_max(name, threads_max, priority, IDLE_MAX)
+        Self::with_idle_max(name, threads_max, priority, IDLE_TIME_MAX)
     }
 
     fn with_idle_max(

@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 
 use crate::Result;
 use crate::options::OpenOptions;
-use crate::threads::{Loops, Rest};
+use crate::threads::{Loops, Pause};
 use crate::volume::Volume;
 use crate::world::World;
 
@@ -43,7 +43,7 @@ impl SteppedVolume {
 
     /// One step of the journal's loop. Returns whether it did something.
     pub fn step_journal(&mut self) -> bool {
-        self.loops.as_mut().is_some_and(|(journal, _)| journal.step() == Rest::No)
+        self.loops.as_mut().is_some_and(|(journal, _)| journal.step() == Pause::No)
     }
 
     /// One step of the journal's loop, as if time had passed and nothing had arrived: it does its

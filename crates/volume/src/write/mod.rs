@@ -6,6 +6,10 @@
 //! in order of arrival, and is resumed by the thread that made room. Nothing is refused for lack of
 //! room.
 //!
+//! The order: [`submit`] tries to append. Without room it notes why, asks for room and queues the
+//! rest; `stall` then tries once more, because room may have been made meanwhile. [`resume`] is that
+//! second try, and every later one.
+//!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
 //! that begins after the answer sees it.
 //!
@@ -27,7 +31,7 @@ use crate::record::Record;
 use crate::unstored::AgeLimit;
 use crate::watch::Watch;
 use crate::{Error, limits};
-use stalled::{Job, StalledWrites};
+use stalled::{PartialWrite, StalledWrites};
 
 pub(crate) mod flush;
 mod stalled;
@@ -99,17 +103,17 @@ pub(crate) fn submit(context: &WriteContext, request: Request) {
         Operation::WriteZeroes => RecordOperation::Zero,
         _ => RecordOperation::Write,
     };
-    let mut job = Job { request, operation, done: 0, end: 0 };
+    let mut partial = PartialWrite { request, operation, done_bytes: 0, end_position: 0 };
     if context.stalled.count() == 0 && !is_held_back(context) {
-        match append(context, &mut job) {
-            Ok(()) => return answer(context, job),
+        match append(context, &mut partial) {
+            Ok(()) => return answer(context, partial),
             Err(full) => {
                 context.stalled.note(full, context.journal.as_deref());
                 make_room(context, full);
             }
         }
     }
-    stall(context, job);
+    stall(context, partial);
 }
 
 /// Whether unstored writes are too old to accept more; if so, they are sealed at once.
@@ -122,10 +126,10 @@ fn is_held_back(context: &WriteContext) -> bool {
     true
 }
 
-fn stall(context: &WriteContext, job: Job) {
+fn stall(context: &WriteContext, partial: PartialWrite) {
     add(&context.attachment.counters.writes_stalled, 1);
-    context.stalled.push(job);
-    // Room may have been made between the attempt and now; then nothing else would resume this job.
+    context.stalled.push(partial);
+    // Room may have been made between the attempt and now; then nothing else would resume this write.
     resume(context);
     if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
         context.stalled.fail(error);
@@ -147,18 +151,18 @@ pub(crate) fn resume(context: &WriteContext) {
         return;
     }
     let finished = context.stalled.resume(
-        |job| append(context, job),
+        |partial| append(context, partial),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // The thread that frees space calls this again, so there is no need to ring. But a full
+            // The thread that frees space calls this again, so there is no need to wake it. But a full
             // journal frees space only if even a partial batch is sealed.
             if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }
         },
     );
-    for job in finished {
-        answer(context, job);
+    for partial in finished {
+        answer(context, partial);
     }
 }
 
@@ -171,39 +175,39 @@ pub(crate) fn record_length(operation: RecordOperation, left_bytes: u64) -> u64 
 }
 
 /// Appends what is left of a write.
-fn append(context: &WriteContext, job: &mut Job) -> Result<(), ReserveError> {
+fn append(context: &WriteContext, partial: &mut PartialWrite) -> Result<(), ReserveError> {
     let Some(journal) = &context.journal else { return Ok(()) };
     if context.unstored.is_limited() {
         context.unstored.note(journal.ring.next(), context.attachment.world.now());
     }
-    while job.done < job.request.length {
-        let length = record_length(job.operation, job.request.length - job.done);
-        let (address, done) = (job.request.address + job.done, job.done);
-        let request = &mut job.request;
+    while partial.done_bytes < partial.request.length {
+        let length = record_length(partial.operation, partial.request.length - partial.done_bytes);
+        let (address, done) = (partial.request.address + partial.done_bytes, partial.done_bytes);
+        let request = &mut partial.request;
         let record = journal.append(
-            job.operation,
+            partial.operation,
             address,
             length,
             |payload| request.fill(done, payload),
             |record| context.journal_map.insert(address, length, record.position, record.clone()),
         )?;
-        job.done += length;
-        job.end = record.end();
+        partial.done_bytes += length;
+        partial.end_position = record.end();
     }
     Ok(())
 }
 
-fn answer(context: &WriteContext, job: Job) {
-    if job.operation == RecordOperation::Write {
+fn answer(context: &WriteContext, partial: PartialWrite) {
+    if partial.operation == RecordOperation::Write {
         add(&context.attachment.counters.writes, 1);
-        add(&context.attachment.counters.written_bytes, job.request.length);
+        add(&context.attachment.counters.written_bytes, partial.request.length);
     } else {
         add(&context.attachment.counters.discards, 1);
     }
-    if job.request.flags.fua {
-        flush::wait_for(context, job.end, job.request);
+    if partial.request.flags.fua {
+        flush::wait_for(context, partial.end_position, partial.request);
     } else {
-        job.request.done();
+        partial.request.done();
     }
 }
 
@@ -211,12 +215,12 @@ fn make_room(context: &WriteContext, refusal: ReserveError) {
     let Some(journal) = &context.journal else { return };
     match refusal {
         ReserveError::Staging => journal.wake.notify(),
-        // The stall notices.
+        // `stall` looks at the ring, and fails the write.
         ReserveError::Closed => {}
         ReserveError::Journal => {
             // Everything appended so far must be stored before the ring can advance.
             context.mailbox.intake.seal_through(journal.ring.next());
-            journal.press();
+            journal.request_room();
         }
     }
 }

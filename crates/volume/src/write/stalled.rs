@@ -18,20 +18,20 @@ use crate::journal::Journal;
 use crate::status::Stall;
 
 /// A write on its way into the journal.
-pub(super) struct Job {
+pub(super) struct PartialWrite {
     pub(super) request: Request,
     pub(super) operation: RecordOperation,
     /// Bytes already in the journal.
-    pub(super) done: u64,
+    pub(super) done_bytes: u64,
     /// End of the last record appended.
-    pub(super) end: u64,
+    pub(super) end_position: u64,
 }
 
 /// Writes that wait for room, in order of arrival.
 #[derive(Default)]
 pub(crate) struct StalledWrites {
     /// Bounded by the writes that the doors admit.
-    jobs: Mutex<VecDeque<Job>>,
+    writes: Mutex<VecDeque<PartialWrite>>,
     count: AtomicUsize,
     /// What the first of them lacked when it was last tried: a number of [`STALLS`].
     lacks: AtomicUsize,
@@ -68,41 +68,41 @@ impl StalledWrites {
         self.lacks.store(UNSTORED_AGE, Ordering::Relaxed);
     }
 
-    pub(super) fn push(&self, job: Job) {
-        let mut jobs = self.jobs.lock();
-        jobs.push_back(job);
-        self.count.store(jobs.len(), Ordering::Release);
+    pub(super) fn push(&self, partial: PartialWrite) {
+        let mut writes = self.writes.lock();
+        writes.push_back(partial);
+        self.count.store(writes.len(), Ordering::Release);
     }
 
-    /// Tries the jobs in order until there is no room; returns those that have finished. `no_room`
+    /// Tries the writes in order until there is no room; returns those that have finished. `no_room`
     /// is called under the lock, with what the next one lacks.
     pub(super) fn resume(
         &self,
-        mut try_append: impl FnMut(&mut Job) -> Result<(), ReserveError>,
+        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
         no_room: impl FnOnce(ReserveError),
-    ) -> Vec<Job> {
+    ) -> Vec<PartialWrite> {
         let mut finished = Vec::new();
-        let mut jobs = self.jobs.lock();
-        while let Some(job) = jobs.front_mut() {
-            if let Err(full) = try_append(job) {
+        let mut writes = self.writes.lock();
+        while let Some(partial) = writes.front_mut() {
+            if let Err(full) = try_append(partial) {
                 no_room(full);
                 break;
             }
-            finished.extend(jobs.pop_front());
+            finished.extend(writes.pop_front());
         }
-        self.count.store(jobs.len(), Ordering::Release);
+        self.count.store(writes.len(), Ordering::Release);
         finished
     }
 
     /// Answers all with `error`.
     pub(crate) fn fail(&self, error: &Error) {
-        let jobs = {
-            let mut jobs = self.jobs.lock();
+        let writes = {
+            let mut writes = self.writes.lock();
             self.count.store(0, Ordering::Release);
-            std::mem::take(&mut *jobs)
+            std::mem::take(&mut *writes)
         };
-        for job in jobs {
-            job.request.fail(error.clone());
+        for partial in writes {
+            partial.request.fail(error.clone());
         }
     }
 }

@@ -62,7 +62,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &engine("histories::a_store_that_became_older_is_refused_also_without_its_journal"),
         "a store that is older than what was seen of it is as good",
-        "volume/src/open/seen.rs",
+        "volume/src/open/newest_seen.rs",
         "if age_of(seen, epoch, sequence) == Age::AsSeen {",
         "if age_of(seen, epoch, sequence) != Age::AsSeen || epoch > 0 {",
     ),
@@ -380,7 +380,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "                if false {\n",
     ),
     caught_by(
-        &engine("a_rivals_root_that_comes_garbled_is_looked_at_again"),
+        &engine("a_rivals_root_that_arrives_garbled_is_read_again"),
         "a root in the way is believed at the first look",
         "volume/src/engine/checkpoint.rs",
         "const RIVAL_LOOKS_MAX: u32 = 4;",
