@@ -377,7 +377,9 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     let id = record.volume_id;
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     let word = word_pin(id, 0, 0);
-    Blocking(&*machine.plain).put(&tombstone_key(id), word.encode().unwrap().into(), Class::Upload).unwrap();
+    Blocking(&*machine.plain)
+        .put(&tombstone_key(id), word.encode().unwrap().into(), Class::Upload)
+        .unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
     // Whatever the list shows: here, no name at all.
     let store = StaleListStore { inner: machine.plain.clone(), visible_keys: Vec::new() };
@@ -434,7 +436,9 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
     let delete_thread = std::thread::spawn(move || delete(&*store, "copy"));
     until("it waits", || delete_thread.is_finished() || !machine.faults.held().is_empty());
     let lives = word_pin(id, 2, Word::Lives as u64);
-    Blocking(&*machine.plain).put(&word_key(id, 2), lives.encode().unwrap().into(), Class::Upload).unwrap();
+    Blocking(&*machine.plain)
+        .put(&word_key(id, 2), lives.encode().unwrap().into(), Class::Upload)
+        .unwrap();
     machine.faults.release_all();
     machine.heal();
     delete_thread.join().unwrap().unwrap();
