@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
 
 step() { printf '\n==> %s\n' "$*"; }
-tell() { printf '    %s\n' "$*"; }
+note() { printf '    %s\n' "$*"; }
 
 step "What this machine needs"
 tests/setup/prepare.sh demo
@@ -82,7 +82,7 @@ attach() {
 step "A disk of $size in $home/store"
 "$sawmill" create disk1 --size $size
 serve
-tell "served at $uri"
+note "served at $uri"
 
 can_mount() {
     [[ $(id -u) == 0 && -w /dev/fuse && -w /dev/loop-control && -z ${SAWMILL_DEMO_PLAIN:-} ]]
@@ -93,7 +93,7 @@ kill_in_the_middle() {
     wait "$server" 2>/dev/null || true
     server=''
     exec 3<&-
-    tell "killed with kill -9"
+    note "killed with kill -9"
 }
 
 if can_mount && attach; then
@@ -101,7 +101,7 @@ if can_mount && attach; then
     mkfs.ext4 -q "$device"
     mkdir "$home/mnt"
     mount "$device" "$home/mnt" && mounted=yes
-    tell "$device mounted at $home/mnt"
+    note "$device mounted at $home/mnt"
     (
         # A file is listed once its fsync has returned: from then on it must survive.
         for n in $(seq 100000); do
@@ -117,7 +117,7 @@ if can_mount && attach; then
     kill_in_the_middle
     wait "$writer" || true
     unmount_all
-    tell "$(wc -l <"$home/synced") files were synced before that"
+    note "$(wc -l <"$home/synced") files were synced before that"
 
     step "Starting again"
     serve
@@ -126,16 +126,16 @@ if can_mount && attach; then
     mount "$device" "$home/mnt" && mounted=yes
     # The last line may be cut off, because its writer was killed; all listed files were synced.
     (cd "$home/mnt" && sha256sum --quiet --check "$home/synced")
-    tell "all $(wc -l <"$home/synced") synced files are there, every byte"
+    note "all $(wc -l <"$home/synced") synced files are there, every byte"
     umount "$home/mnt" && mounted=''
-    e2fsck -fn "$device" >"$home/e2fsck.log" 2>&1 && tell "e2fsck finds the file system clean"
+    e2fsck -fn "$device" >"$home/e2fsck.log" 2>&1 && note "e2fsck finds the file system clean"
     unmount_all
 else
     unmount_all
     step "Writing 512 MiB through an NBD client (mounting needs root, /dev/fuse and loop devices)"
     head -c $size /dev/urandom >"$home/image"
     nbdcopy --flush "$home/image" "$uri"
-    tell "written and flushed; writing the same once more"
+    note "written and flushed; writing the same once more"
     nbdcopy "$home/image" "$uri" 2>/dev/null &
     writer=$!
     flushed=$(status | jq '.volumes[0].counters.written_bytes')
@@ -151,7 +151,7 @@ else
     jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$recovered"
     nbdcopy "$uri" "$home/back"
     cmp "$home/image" "$home/back"
-    tell "all $size are there, every byte"
+    note "all $size are there, every byte"
 fi
 
 step "Storing everything"
@@ -177,11 +177,11 @@ jq -rn --argjson before "$before" --argjson after "$after" '
       + "\(calls("delete")) DELETE"'
 
 step "Where everything is"
-tell "objects:   $home/store"
-tell "journal:   $("$sawmill" info disk1 --json | jq -r '[.. | .journal_path? // empty][0]')"
-tell "log:       $home/serve.log"
-tell "door:      $uri"
-tell "dashboard: $admin"
+note "objects:   $home/store"
+note "journal:   $("$sawmill" info disk1 --json | jq -r '[.. | .journal_path? // empty][0]')"
+note "log:       $home/serve.log"
+note "door:      $uri"
+note "dashboard: $admin"
 if [[ -t 0 && -t 1 ]]; then
     printf '\nThe disk is still served. Look around; press Enter to end. '
     read -r _
@@ -189,7 +189,7 @@ fi
 
 step "Stopping in order"
 kill -TERM "$server"
-wait "$server" && tell "everything is stored; the server ended with 0"
+wait "$server" && note "everything is stored; the server ended with 0"
 server=''
 "$sawmill" check disk1
-tell "The folder stays: rm -r $home"
+note "The folder stays: rm -r $home"

@@ -69,8 +69,8 @@ def draw(columns, rows, date):
             parts.append(text(LEFT + length + 6, y + 12, 'fill="#555"', f"{rate:,}"))
             y += ROW
         y += 24
-    said = f"Measured on {date}: medians of rounds, one machine, one run."
-    parts.append(text(0, y - 6, 'fill="#777"', said))
+    caption = f"Measured on {date}: medians of rounds, one machine, one run."
+    parts.append(text(0, y - 6, 'fill="#777"', caption))
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
             'font-family="system-ui, sans-serif" font-size="12">\n'
             f'<rect width="{WIDTH}" height="{y}" fill="#fff"/>\n')

@@ -47,7 +47,7 @@ EXPECTED = {
     ("iotests", "181"): NO_QTEST,
     ("iotests", "241"): "it is about how qemu-nbd itself shows a file of 1000 bytes",
     ("tester", "integrity, huge"):
-        "its requests are of up to 48 MiB; a server need not take more than 32 MiB, and we say so",
+        "its requests are of up to 48 MiB; a server need not take more than 32 MiB, as documented",
 }
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -120,15 +120,15 @@ class Place:
 
     def log(self):
         log = self.folder / "log"
-        return log.read_text(errors="replace")[-500:] if log.exists() else "it said nothing"
+        return log.read_text(errors="replace")[-500:] if log.exists() else "it printed nothing"
 
 
 def outcome_of(done):
     """Of a program that ends with 0, or with 77 for what it cannot do."""
     if done.returncode == 77:
         return NOT_RUN, done.stdout.strip()[-200:]
-    said = f"ended with {done.returncode}: {done.stdout.strip()[-300:]}"
-    return (PASS, "") if done.returncode == 0 else (FAIL, said)
+    result = f"ended with {done.returncode}: {done.stdout.strip()[-300:]}"
+    return (PASS, "") if done.returncode == 0 else (FAIL, result)
 
 
 def iotests(place):
@@ -140,24 +140,24 @@ def iotests(place):
         place.environment[program] = shutil.which(path)
     place.environment.update(QEMU_NBD_PROG=str(AS_QEMU_NBD), TEST_DIR=str(place.folder / "scratch"),
                              SOCK_DIR=str(place.folder / "sock"))
-    said = place.run("./check", "-raw", "-nbd", *names, cwd=folder).stdout
+    output = place.run("./check", "-raw", "-nbd", *names, cwd=folder).stdout
     results = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         found = re.search(r"(\d{3})\s+(pass|fail|not run)\s+\[[\d:]+\] \[[\d:]+\]\s+\S+\s*(.*)$",
                           line)
         if found:
             why = difference(folder, place, found[1]) if found[2] == FAIL else found[3].strip()
             results[found[1]] = found[2], why
     for name in names:
-        results.setdefault(name, (FAIL, f"check did not come to it: {said[-300:]}"))
+        results.setdefault(name, (FAIL, f"check did not reach it: {output[-300:]}"))
     return results
 
 
 def difference(folder, place, name):
-    """The first lines in which a test said something else than it ought to."""
+    """The first lines in which the output of a test is not the expected one."""
     wanted, found = folder / f"{name}.out", place.folder / "scratch" / f"{name}.out.bad"
     if not found.exists():
-        return "it said nothing"
+        return "it printed nothing"
     lines = [path.read_text(errors="replace").splitlines() for path in (wanted, found)]
     changed = [line for line in difflib.ndiff(*lines) if line.startswith(("- ", "+ "))]
     return "; ".join(changed[:4]) or "only its exit code is wrong"

@@ -3,8 +3,8 @@
 
     tests/stores/matrix.py [--runs N] [SERVER...]
 
-Starts each server on the loopback with a fresh folder, runs `sawmill doctor` on it N times (20 if
-not told), prints a table of servers and checks, and asserts: an honest server passes every check of
+Starts each server on the loopback with a fresh folder, runs `sawmill doctor` on it N times (20 by
+default), prints a table of servers and checks, and asserts: an honest server passes every check of
 every run; the dishonest one is found out in every run by the races (and by them alone), with
 advice, and `create` and `serve` refuse it. moto looks and makes in two steps without a lock, but
 quickly: a few races have several winners, most do not, so its races are shown and not asserted.
@@ -155,13 +155,13 @@ def sawmill(environment, *words):
 
 
 def doctor(name, environment):
-    """One run: what each check found. The exit code must say the same."""
+    """One run: what each check found. The exit code must agree."""
     done = sawmill(environment, "doctor", "--json")
     if done.returncode not in (0, 1):
         raise Broken(f"{name}: doctor ended with {done.returncode}: {done.stderr}")
     checks = json.loads(done.stdout)["store_checks"]
     if (done.returncode == 0) != all(check["ok"] for check in checks):
-        raise Broken(f"{name}: the exit code {done.returncode} does not say what the checks say")
+        raise Broken(f"{name}: the exit code {done.returncode} does not agree with the checks")
     return checks
 
 

@@ -58,9 +58,9 @@ def with_go(folder, *words):
     go = shutil.which("go", path=PATH)
     if go is None:
         raise Missing("no go")
-    asked = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True,
+    output = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True,
                            env=dict(os.environ, GOTOOLCHAIN="local"))
-    version = asked.stdout.strip()
+    version = output.stdout.strip()
     number = version.removeprefix("go").split(".")
     if len(number) < 2 or not number[1].isdigit() or (int(number[0]), int(number[1])) < (1, 23):
         raise Missing(f"go is '{version}', older than 1.23")

@@ -116,9 +116,9 @@ one() {
     [[ $expects == yes ]] && forbidden=$faults || forbidden="$io_errors|$faults"
     grep -qE "$forbidden" "$share/$name.dmesg" &&
         why+=("kernel: $(grep -m 1 -E "$forbidden" "$share/$name.dmesg" | sed 's/^\[[^]]*\] //')")
-    local said=ok
-    ((${#why[@]})) && said=$(printf '%s; ' "${why[@]}")
-    echo "$((SECONDS - from)) ${said%; }" >"$share/$name.outcome.new"
+    local result=ok
+    ((${#why[@]})) && result=$(printf '%s; ' "${why[@]}")
+    echo "$((SECONDS - from)) ${result%; }" >"$share/$name.outcome.new"
     mv "$share/$name.outcome.new" "$share/$name.outcome"
 }
 

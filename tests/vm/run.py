@@ -95,21 +95,21 @@ class Test:
             if not line.startswith("#"):
                 break
             head.append(line.lstrip("#").strip())
-        said = {}
+        values = {}
         for line in head:
             key, colon, value = line.partition(":")
             if colon and key in ("set", "seconds", "needs", "fails-with", "where", "drivers"):
-                said[key] = value.split()
-        kind = said.get("set", ["full"])[0]
+                values[key] = value.split()
+        kind = values.get("set", ["full"])[0]
         if kind not in ("quick", "full", "bench"):
             raise SystemExit(f"{path}: there is no set {kind}")
-        limits = [int(word) for word in said.get("seconds", ["120"])]
+        limits = [int(word) for word in values.get("seconds", ["120"])]
         head = [line for line in head if not line.startswith("!")]
         return cls(str(path.relative_to(HERE).with_suffix("")), head[0] if head else "",
                    kind, limits[0] if quick else limits[-1],
-                   said.get("needs", []), "expects-io-errors" in head,
-                   " ".join(said.get("fails-with", [])), path, said.get("where") == ["host"],
-                   said.get("drivers", []))
+                   values.get("needs", []), "expects-io-errors" in head,
+                   " ".join(values.get("fails-with", [])), path, values.get("where") == ["host"],
+                   values.get("drivers", []))
 
     def plan(self):
         expects = "yes" if self.expects_io_errors else "no"
@@ -195,11 +195,11 @@ class Guest:
         self.console.start()
 
     def copy_console(self):
-        """What boot and kernel say goes into a file.
+        """The output of boot and kernel goes into a file.
         QEMU opens its output by name, so that is a pipe."""
         with open(self.share / "console", "ab") as console:
-            while said := self.process.stdout.read1():
-                console.write(said)
+            while bytes_of_console := self.process.stdout.read1():
+                console.write(bytes_of_console)
                 console.flush()
 
     def is_ready(self):
@@ -213,8 +213,8 @@ class Guest:
         path = self.share / f"{test.name}.outcome"
         if not path.exists():
             return None
-        seconds, _, said = path.read_text().strip().partition(" ")
-        return int(seconds), said
+        seconds, _, result = path.read_text().strip().partition(" ")
+        return int(seconds), result
 
     def wait_for(self, condition, limit_s):
         """Whether it came true before the guest's end and the limit."""
@@ -237,10 +237,10 @@ class Guest:
 
 def last_words(path, count):
     if not path.exists():
-        return "it said nothing"
+        return "it printed nothing"
     lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines()
              if line.strip()]
-    return "\n    ".join(lines[-count:]) or "it said nothing"
+    return "\n    ".join(lines[-count:]) or "it printed nothing"
 
 
 class Lab:
@@ -252,15 +252,15 @@ class Lab:
         # QEMU itself was seen to abort before the kernel ran.
         self.starts_spare = 1
 
-    def told(self, test, seconds, said):
-        if said == "ok" if not test.fails_with else test.fails_with in said:
+    def report(self, test, seconds, result):
+        if result == "ok" if not test.fails_with else test.fails_with in result:
             self.passed += 1
             print(f"ok {test.name} {seconds} s", flush=True)
             return
         if test.fails_with:
-            said = f"should have failed with {test.fails_with!r}; it ended with {said!r}"
+            result = f"should have failed with {test.fails_with!r}; it ended with {result!r}"
         self.failed.append(test.name)
-        print(f"FAILED {test.name} after {seconds} s: {said}\n    "
+        print(f"FAILED {test.name} after {seconds} s: {result}\n    "
               + last_words(self.share / f"{test.name}.log", 15), flush=True)
 
     def run(self, remaining):
@@ -280,7 +280,7 @@ class Lab:
                     self.starts_spare -= 1
                 else:
                     for test in remaining:
-                        self.told(test, 0, "the guest did not start")
+                        self.report(test, 0, "the guest did not start")
                     print("    " + last_words(self.share / "console", 30))
                     return
             finally:
@@ -295,14 +295,14 @@ class Lab:
             process = subprocess.Popen([test.path], stdin=subprocess.DEVNULL, stdout=into,
                                        stderr=into, env=environment, preexec_fn=die_with_parent)
         try:
-            said = ("ok" if process.wait(test.seconds) == 0
+            result = ("ok" if process.wait(test.seconds) == 0
                     else f"it ended with {process.returncode}")
         except subprocess.TimeoutExpired:
             # It must end its own children.
             process.terminate()
             process.wait()
-            said = f"it took more than {test.seconds} s"
-        self.told(test, round(time.monotonic() - from_s), said)
+            result = f"it took more than {test.seconds} s"
+        self.report(test, round(time.monotonic() - from_s), result)
 
     def follow(self, guest, remaining):
         """Waits for one test after the other; gives those that a dead guest left."""
@@ -310,15 +310,15 @@ class Lab:
             from_s = time.monotonic()
             ended = guest.wait_for(lambda: guest.outcome(test), test.seconds + GRACE_S)
             if ended:
-                self.told(test, *guest.outcome(test))
+                self.report(test, *guest.outcome(test))
                 continue
             current = self.share / "current"
             if current.exists() and current.read_text().strip() != test.name:
                 # It ended after the previous test, as it must when that left something behind.
                 return remaining[n:]
             why = "the guest hangs" if guest.is_running() else "the guest died"
-            self.told(test, round(time.monotonic() - from_s), f"{why}; its console:\n    "
-                      + last_words(self.share / "console", 25) + "\n    and the test said:")
+            self.report(test, round(time.monotonic() - from_s), f"{why}; its console:\n    "
+                      + last_words(self.share / "console", 25) + "\n    and the test printed:")
             return remaining[n + 1:]
         return []
 

@@ -11,12 +11,12 @@ await() {
     local end=$((SECONDS + $1))
     shift
     until "$@" 2>/dev/null; do
-        ((SECONDS < end)) || { echo "waited in vain for: $*" >&2 && return 1; }
+        ((SECONDS < end)) || { echo "timed out: $*" >&2 && return 1; }
         sleep 0.05
     done
 }
 
-# serve WORD...: `sawmill serve` of these words, until it has said that it is ready.
+# serve WORD...: `sawmill serve` of these words, until it reports that it is ready.
 # Its process is $server.
 serve() {
     : >"$SCRATCH/serve.out"

@@ -13,7 +13,7 @@ started=0
 
 fail() { echo "$*" >&2 && exit 1; }
 bdus() { "$programs/bdus" "$@"; }
-has_said() { [[ -s $said ]] || ! kill -0 "$driver"; }
+has_output() { [[ -s $output ]] || ! kill -0 "$driver"; }
 is_gone() { [[ ! -e $1 ]]; }
 # ends_with CODE: how the driver must end.
 ends_with() {
@@ -25,11 +25,11 @@ ends_with() {
 # $numbers.
 start() {
     started=$((started + 1))
-    said=$SCRATCH/said-$started
-    "$programs/ram" foreground "$@" >"$said" &
+    output=$SCRATCH/output-$started
+    "$programs/ram" foreground "$@" >"$output" &
     driver=$!
-    await 60 has_said
-    read -r id node numbers <"$said" || fail "no device with: $*"
+    await 60 has_output
+    read -r id node numbers <"$output" || fail "no device with: $*"
 }
 
 echo "== a device with numbers"
@@ -50,7 +50,7 @@ cmp -n 1M "$SCRATCH/data" <(dd if="$node" bs=64k skip=3 iflag=direct status=none
 echo "== what no device carries is refused, and zeroes are not"
 blkdiscard --zeroout --offset 196608 --length 65536 "$node"
 cmp -n 64K /dev/zero <(dd if="$node" bs=64k skip=3 iflag=direct status=none) || fail "no zeroes"
-! blkdiscard --secure "$node" 2>"$SCRATCH/refused" || fail "erased"
+! blkdiscard --secure "$node" 2>"$SCRATCH/refused" || fail "a secure erase succeeded"
 grep -q 'not supported' "$SCRATCH/refused" || fail "refused otherwise: $(cat "$SCRATCH/refused")"
 python3 -c 'import errno, fcntl, sys
 try:
@@ -63,7 +63,7 @@ echo "== destroyed, by path and by id, and gone with a driver that dies"
 bdus destroy "$node"
 ends_with 0
 await 30 is_gone "$node"
-bdus destroy "$id" || fail "what is gone is as it shall be"
+bdus destroy "$id" || fail "destroying a missing device succeeds"
 start
 kill -9 "$driver"
 ends_with 137
@@ -72,7 +72,7 @@ await 60 is_gone "$node"
 echo "== not for everybody"
 if setpriv --reuid 65534 --regid 65534 --clear-groups "$programs/ram" foreground \
     2>"$SCRATCH/refused"; then
-    fail "anybody makes block devices"
+    fail "an unprivileged user created a block device"
 fi
 grep -q 'errno 1:' "$SCRATCH/refused" || fail "refused otherwise: $(cat "$SCRATCH/refused")"
 
@@ -116,7 +116,7 @@ followed() {
         ((round % 2)) || kill -9 "$old"
         start recoverable "file=$image" threads=4 "rerun=$at"
         [[ $id == "$at" && $node == "$first" ]] || fail "round $round: $id $node"
-        wait "$old" || ((round % 2 == 0)) || fail "round $round: one that is replaced ends well"
+        wait "$old" || ((round % 2 == 0)) || fail "round $round: a replaced driver ended with an error"
     done
 }
 FIO_OPTIONS="--size=16M --iodepth=8" verify_while "$node" followed

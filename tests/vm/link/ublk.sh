@@ -10,18 +10,18 @@ link=udp:127.0.0.1:9700,tcp:127.0.0.1:9700
 "$BIN/sawmill" create disk --size 32M
 "$BIN/sawmill" link key "$SCRATCH/key"
 
-# begin NAME WORD...: `sawmill` of these words, until it has said that it is ready.
+# begin NAME WORD...: `sawmill` of these words, until it reports that it is ready.
 # Its process is $begun.
 begin() {
-    local said=$SCRATCH/$1.out
+    local output=$SCRATCH/$1.out
     shift
-    : >"$said"
-    "$BIN/sawmill" "$@" --key-file "$SCRATCH/key" >"$said" &
+    : >"$output"
+    "$BIN/sawmill" "$@" --key-file "$SCRATCH/key" >"$output" &
     begun=$!
-    await 60 said_or_dead "$said"
-    grep -q . "$said" || { echo "'$*' ended" >&2 && return 1; }
+    await 60 has_output_or_ended "$output"
+    grep -q . "$output" || { echo "'$*' ended" >&2 && return 1; }
 }
-said_or_dead() { grep -q . "$1" || ! kill -0 "$begun"; }
+has_output_or_ended() { grep -q . "$1" || ! kill -0 "$begun"; }
 target() {
     begin target target disk --listen "$link" --journal "$SCRATCH/journal" --journal-bytes 64M \
         --cache-bytes 0
@@ -82,7 +82,7 @@ await 60 is_waiting
 kill "$attached"
 sleep 1
 kill "$attached"
-wait "$attached" && echo "it said that all was flushed" && exit 1
+wait "$attached" && echo "it reported that all was flushed" && exit 1
 wait "$writer" && echo "a write that went nowhere succeeded" && exit 1
 await 60 test ! -e "$node"
 

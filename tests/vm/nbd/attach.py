@@ -62,16 +62,16 @@ class Netlink:
                        + body)
         answer = b""
         while True:
-            said = self.link.recv(1 << 16)
-            while said:
-                length, kind = struct.unpack_from("=IH", said)
+            messages = self.link.recv(1 << 16)
+            while messages:
+                length, kind = struct.unpack_from("=IH", messages)
                 if kind == 2:
-                    error = -struct.unpack_from("=i", said, 16)[0]
+                    error = -struct.unpack_from("=i", messages, 16)[0]
                     if error:
                         raise OSError(error, f"the kernel refuses command {command}")
                     return answer
-                answer = said[20:length]
-                said = said[(length + 3) & ~3:]
+                answer = messages[20:length]
+                messages = messages[(length + 3) & ~3:]
 
     def nbd(self, command, *attributes):
         return self.ask(self.family, command, b"".join(attributes))

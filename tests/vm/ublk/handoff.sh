@@ -36,7 +36,7 @@ kill -INT $fio
 wait $fio || true
 ! grep -E 'verify failed|bad (magic|header)|io_u error|err= *[1-9]' fio.log ||
     fail "fio found a difference or an error"
-grep -q 'err= 0' fio.log || fail "fio said nothing: $(tail -n 30 fio.log)"
+grep -q 'err= 0' fio.log || fail "fio printed nothing: $(tail -n 30 fio.log)"
 echo counts >&"$SERVER_INPUT"
 wait_for 20 grep -q '^DoorCounts' server.handoff.out || fail "no counts"
 grep -q 'errors: 0,.*protocol_violations: 0' server.handoff.out ||

@@ -29,7 +29,7 @@ kill -INT $fio
 wait $fio && status=0 || status=$?
 ! grep -E 'verify failed|bad (magic|header)|io_u error|err= *[1-9]' fio.log ||
     fail "fio found a difference or an error"
-grep -q 'err= 0' fio.log || fail "fio said nothing (status $status): $(tail -n 30 fio.log)"
+grep -q 'err= 0' fio.log || fail "fio printed nothing (status $status): $(tail -n 30 fio.log)"
 stop_server
 grep -E '^ +(read|write):' fio.log | tail -n 2
 echo "$rounds kills; the slowest recovery took $slowest ms"

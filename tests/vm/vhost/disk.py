@@ -10,7 +10,7 @@
 The disk is a volume in a folder. The guest makes an ext4 file system, and runs fio with
 verification, round after round, while the server is killed (kill -9) and started again, and gives
 way to a new process, by turns. The volume grows, once under a guest at work and once while QEMU has
-no server, and the guest's kernel must hear of it. In the end the guest grows and checks its file
+no server, and the guest's kernel must notice that. In the end the guest grows and checks its file
 system, and its kernel's log must not know of any error. Between two blows the guest must have got
 on: nothing here waits for a time.
 
@@ -123,8 +123,8 @@ def modules(version):
     """Paths of the modules with all they need, in the order to load them."""
     paths = []
     for module in MODULES:
-        asked = ["modprobe", "-n", "--show-depends", "-d", KERNEL, "-S", version, module]
-        plan = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True,
+        command = ["modprobe", "-n", "--show-depends", "-d", KERNEL, "-S", version, module]
+        plan = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
                               env=dict(os.environ,
                                        PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")).stdout
         for line in plan.splitlines():
@@ -160,7 +160,7 @@ class Server:
         self.serve()
 
     def sawmill(self, *words):
-        """A command that must succeed; what it said."""
+        """Runs a command that must succeed; returns its output."""
         done = subprocess.run([SAWMILL, *words], env=self.environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
@@ -207,8 +207,8 @@ class Server:
         return f"{done['stall_ms']} ms"
 
     def last_words(self):
-        said = (self.work / "server.log").read_text().splitlines()
-        return "\n".join(["; the server's log ends:", *said[-20:]])
+        lines = (self.work / "server.log").read_text().splitlines()
+        return "\n".join(["; the server's log ends:", *lines[-20:]])
 
 
 class Guest:
@@ -230,7 +230,7 @@ class Guest:
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT)
         os.set_blocking(self.process.stdout.fileno(), False)
-        self.said, self.rest = [], b""
+        self.output_lines, self.rest = [], b""
         # What the watcher in the guest has told: how often, requests answered, the disk's size.
         self.looks, self.answered, self.sectors = 0, 0, 0
         self.selector = selectors.DefaultSelector()
@@ -247,7 +247,7 @@ class Guest:
                     self.answered, self.sectors = int(found[1]), int(found[2])
                     self.looks += 1
                 else:
-                    self.said.append(line)
+                    self.output_lines.append(line)
                     print("guest:", line, flush=True)
                 if line.startswith("GUEST-FAILED") or "Kernel panic" in line:
                     self.fail(line)
@@ -295,8 +295,8 @@ def trouble(guest, server, options):
     guest.gets_on()
     grow(guest, server, GROWN_BYTES[0])
     for number, blow in enumerate(blows(options.kills, options.handoffs)):
-        said = server.kill() if blow == "kill" else server.hand_over()
-        print(f"{number + 1}: {blow}", said or "", flush=True)
+        outcome = server.kill() if blow == "kill" else server.hand_over()
+        print(f"{number + 1}: {blow}", outcome or "", flush=True)
         if number == 0:
             # QEMU connects again in a second, and is to be told then.
             grow(guest, server, GROWN_BYTES[1])
