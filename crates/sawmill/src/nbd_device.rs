@@ -3,6 +3,8 @@
 //! Invariant: every request that NBD can express goes to the door, even an invalid one, because the
 //! door must answer it (D6, D7). Not here: files and block devices (`file_device`), what is tested.
 
+use std::sync::{Arc, Weak};
+
 use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
 };
@@ -12,7 +14,7 @@ use sawmill_console::exit::{Failure, Result};
 
 /// An export of an NBD server.
 pub(crate) struct NbdDevice {
-    client: Client,
+    client: Arc<Client>,
     geometry: Geometry,
     /// What a request of this client can express.
     askable: Geometry,
@@ -41,7 +43,7 @@ impl NbdDevice {
         };
         // Bounds and read-only are left to the door: its refusals are what the tests look at.
         let askable = Geometry { size_bytes: u64::MAX, read_only: false, ..geometry };
-        Ok(NbdDevice { client, geometry, askable })
+        Ok(NbdDevice { client: Arc::new(client), geometry, askable })
     }
 }
 
@@ -74,8 +76,15 @@ impl BlockDevice for NbdDevice {
             }
         };
         let size_bytes = self.geometry.size_bytes;
-        self.client
-            .submit_then(&command, move |outcome| complete_request(request, size_bytes, outcome));
+        // Weak: a request in flight must not keep the connection of a dropped device open.
+        let client = Arc::downgrade(&self.client);
+        self.client.submit_then(&command, move |outcome| match outcome {
+            Ok(reply) => complete_request(request, reply),
+            Err(failure) => {
+                let error = error_of(&failure, &request, size_bytes, &client);
+                request.fail(error);
+            }
+        });
     }
 }
 
@@ -89,17 +98,21 @@ pub(crate) fn kind_of(errno: u32) -> ErrorKind {
     }
 }
 
-fn complete_request(
-    mut request: Request,
+fn error_of(
+    failure: &NbdFailure,
+    request: &Request,
     size_bytes: u64,
-    outcome: Result<sawmill_nbd_client::Reply, NbdFailure>,
-) {
-    let reply = match outcome {
-        Ok(reply) => reply,
-        Err(NbdFailure::Gone) => {
-            return request.fail(Error::new(ErrorKind::Closed, "the NBD connection ended"));
+    client: &Weak<Client>,
+) -> Error {
+    match *failure {
+        NbdFailure::Gone => {
+            let what = "the NBD connection ended";
+            match client.upgrade().and_then(|client| client.why_gone()) {
+                Some(why) => Error::caused(ErrorKind::Closed, what, why),
+                None => Error::new(ErrorKind::Closed, what),
+            }
         }
-        Err(NbdFailure::Errno(errno)) => {
+        NbdFailure::Errno(errno) => {
             let kind = match kind_of(errno) {
                 // NBD's error for a write past the end.
                 ErrorKind::Full if request.end().is_none_or(|end| end > size_bytes) => {
@@ -107,10 +120,12 @@ fn complete_request(
                 }
                 kind => kind,
             };
-            return request
-                .fail(Error::new(kind, format!("the NBD server answered with errno {errno}")));
+            Error::new(kind, format!("the NBD server answered with errno {errno}"))
         }
-    };
+    }
+}
+
+fn complete_request(mut request: Request, reply: sawmill_nbd_client::Reply) {
     match request.operation {
         Operation::Read => match request.buffer() {
             // The contract promises all bytes of a read; a short one must not leave old bytes in
@@ -146,8 +161,6 @@ fn complete_request(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parking_lot::Mutex;
     use sawmill_device::{BlockDeviceExt, Flags, MemoryDevice};
     use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
@@ -192,5 +205,22 @@ mod tests {
             expected.push((Operation::Discard, flags));
         }
         assert_eq!(*recorder.requests.lock(), expected);
+    }
+
+    #[test]
+    fn a_request_after_the_end_of_the_connection_fails_with_why_it_ended() {
+        let disk = Arc::new(MemoryDevice::new(1 << 20));
+        let folder = tempfile::tempdir().unwrap();
+        let server =
+            NbdServer::start(NbdOptions::new(Listen::Unix(folder.path().join("sock")))).unwrap();
+        let (name, description) = ("disk".to_owned(), String::new());
+        let geometry = disk.geometry();
+        server.add_export(Export { name, description, device: disk }).unwrap();
+        let device = NbdDevice::connect(&server.uri("disk"), &geometry).unwrap();
+        device.flush().unwrap();
+        drop(server);
+        let error = device.flush().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(error.to_string().starts_with("the NBD connection ended: "), "{error}");
     }
 }

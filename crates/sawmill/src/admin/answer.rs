@@ -16,10 +16,13 @@ use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_volume::Safety;
+use serde::Serialize;
 
 use super::status::ProcessStatus;
 use super::{AdminState, Call, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, Subject, metrics, page};
-use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
+use crate::control::protocol::{
+    ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, WaitReply,
+};
 
 pub(super) async fn answer(
     request: Request<Incoming>,
@@ -52,13 +55,7 @@ pub(super) async fn answer(
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
     }
     match request.uri().path() {
-        "/status" => match serde_json::to_vec(&visible_status(shared, only)) {
-            Ok(body) => reply("application/json", body),
-            Err(error) => refuse(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                &Failure::caused(Exit::Internal, "cannot write the status", error),
-            ),
-        },
+        "/status" => json(&visible_status(shared, only)),
         "/metrics" => {
             reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
         }
@@ -120,10 +117,7 @@ async fn wait(query: &str, shared: &Arc<AdminState>, only: Option<&str>) -> Resp
     })
     .await;
     drop(token);
-    waited.map_or_else(
-        |refused| refused,
-        |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),
-    )
+    waited.map_or_else(|refused| refused, |reached| json(&WaitReply { reached }))
 }
 
 /// The request in a POST.
@@ -151,7 +145,7 @@ async fn carry_out(
 ) -> Response<Full<Bytes>> {
     let carried =
         blocking(shared, Call::Change, move |subject| (subject.carry_out)(&volume, request)).await;
-    carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
+    carried.map_or_else(|refused| refused, |answer| json(&answer))
 }
 
 /// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a
@@ -210,10 +204,9 @@ fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option
             ("safety", "stored") => safety = Some(Safety::Stored),
             ("safety", "logged") => safety = Some(Safety::Logged),
             ("timeout_ms", text) => {
-                let milliseconds = text.parse().map_err(|_| {
-                    Failure::usage(format!(
-                        "timeout_ms={text} is not a whole number of milliseconds"
-                    ))
+                let milliseconds = text.parse().map_err(|error| {
+                    let what = format!("timeout_ms={text} is not a whole number of milliseconds");
+                    Failure::caused(Exit::Usage, what, error)
                 })?;
                 timeout = Some(Duration::from_millis(milliseconds));
             }
@@ -231,6 +224,16 @@ fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option
     Ok((volume, safety, timeout))
 }
 
+fn json(answer: &impl Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_vec(answer) {
+        Ok(body) => reply("application/json", body),
+        Err(error) => {
+            let failure = Failure::caused(Exit::Internal, "cannot write the answer", error);
+            refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure)
+        }
+    }
+}
+
 fn reply(kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     let headers = response.headers_mut();
@@ -244,8 +247,10 @@ fn reply(kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
 }
 
 fn refuse(status: StatusCode, failure: &Failure) -> Response<Full<Bytes>> {
-    let body = serde_json::json!({ "error": failure.to_string(), "exit": failure.exit().code() });
-    let mut response = reply("application/json", body.to_string());
+    let refusal = Refusal { error: failure.to_string(), exit: failure.exit().code() };
+    // A text and a number: this cannot fail.
+    let body = serde_json::to_vec(&refusal).unwrap_or_default();
+    let mut response = reply("application/json", body);
     *response.status_mut() = status;
     response
 }

@@ -258,6 +258,34 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
 }
 
 #[test]
+fn a_wait_of_others_ends_after_a_minute_and_our_own_when_we_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let sender = Mutex::new(sender);
+    let safety_waiter: Box<SafetyWaiter> = Box::new(move |_, _, timeout, _| {
+        sender.lock().send(timeout).unwrap();
+        Ok(true)
+    });
+    let path = folder.path().join(control::WRITER_SOCKET);
+    let control = Door::Control { path, volume: "oak".into() };
+    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let callbacks = Subject { waiter: safety_waiter, ..subject() };
+    let admin = Admin::start(callbacks, vec![control, loopback]).unwrap();
+    let minute = Some(Duration::from_secs(60));
+    for (timeout, expected) in [
+        ("", minute),
+        ("&timeout_ms=3600000", minute),
+        ("&timeout_ms=5000", Some(Duration::from_secs(5))),
+    ] {
+        let target = format!("/wait?safety=stored&volume=oak{timeout}");
+        assert_eq!(get(&admin, &target).0, 200);
+        assert_eq!(receiver.recv(), Ok(expected), "{timeout}");
+    }
+    assert!(control::wait(folder.path(), "oak", "stored", None).unwrap());
+    assert_eq!(receiver.recv(), Ok(None), "our own wait has no limit");
+}
+
+#[test]
 fn a_page_of_another_site_receives_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
@@ -274,6 +302,7 @@ fn connections_of_others_have_a_limit_and_places_come_free() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
     let connect = || TcpStream::connect(admin.address.unwrap()).unwrap();
+    assert_eq!(LOOPBACK_CONNECTIONS_MAX, 64, "as promised (P112)");
     let mut idle: Vec<_> = (0..LOOPBACK_CONNECTIONS_MAX).map(|_| connect()).collect();
     let mut byte = [0];
     assert_eq!(connect().read(&mut byte).unwrap_or(0), 0, "one too many is closed");

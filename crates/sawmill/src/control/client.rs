@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use hyper::Method;
 use serde::de::DeserializeOwned;
 
-use super::protocol::{ControlRequest, REQUEST_TARGET};
+use super::protocol::{ControlRequest, REQUEST_TARGET, WaitReply};
 use super::{WRITER_SOCKET, http};
 use crate::admin::status::{ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
@@ -151,13 +151,11 @@ pub(crate) fn wait(
             ),
         ));
     };
-    let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-    answer["reached"].as_bool().ok_or_else(|| {
-        Failure::new(
-            Exit::Internal,
-            format!("the process that serves {name} sent an invalid answer"),
-        )
-    })
+    let WaitReply { reached } = serde_json::from_slice(&body).map_err(|error| {
+        let what = format!("the process that serves {name} sent an invalid answer");
+        Failure::caused(Exit::Internal, what, error)
+    })?;
+    Ok(reached)
 }
 
 /// What the writer of a volume reports about it.

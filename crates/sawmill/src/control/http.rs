@@ -15,6 +15,7 @@ use hyper::{Method, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
+use super::protocol::Refusal;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The longest answer of a process: the status of thousands of volumes.
@@ -127,17 +128,22 @@ fn is_ended(error: &hyper::Error) -> bool {
         || matches!(cause, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
 }
 
-/// The failure that a refused request carries: `{"error": text, "exit": code}`.
+/// The failure that a refused request carries: a [`Refusal`].
 fn refusal(status: StatusCode, body: &[u8]) -> Failure {
-    let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let text =
-        answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
-    let code = answer["exit"].as_u64();
+    let Refusal { error, exit } = match serde_json::from_slice(body) {
+        Ok(refusal) => refusal,
+        Err(error) => {
+            let what = format!(
+                "the serving process answered with HTTP status {status} and an invalid refusal"
+            );
+            return Failure::caused(Exit::Internal, what, error);
+        }
+    };
     let known = sawmill_console::exit::TABLE
         .iter()
-        .map(|(exit, _, _)| *exit)
-        .find(|e| Some(u64::from(e.code())) == code);
-    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {text}"))
+        .map(|(known, _, _)| *known)
+        .find(|known| known.code() == exit);
+    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {error}"))
 }
 
 #[cfg(test)]
@@ -182,5 +188,13 @@ mod tests {
             refusal(StatusCode::CONFLICT, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
         assert_eq!(failure.exit(), Exit::Fenced);
         assert!(failure.to_string().contains("epoch 7"), "{failure}");
+    }
+
+    #[test]
+    fn a_refusal_that_is_no_json_says_its_status_and_why() {
+        let failure = refusal(StatusCode::BAD_GATEWAY, b"<html>");
+        assert_eq!(failure.exit(), Exit::Internal);
+        assert!(failure.to_string().contains("502"), "{failure}");
+        assert!(failure.to_string().contains("line 1 column 1"), "{failure}");
     }
 }

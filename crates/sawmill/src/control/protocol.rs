@@ -61,6 +61,21 @@ pub(crate) struct HandOff {
     pub(crate) stall_max: Duration,
 }
 
+/// The answer to a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WaitReply {
+    /// Whether it was reached before the timeout.
+    pub(crate) reached: bool,
+}
+
+/// The body of every answer whose HTTP status is not 200.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) error: String,
+    /// The exit code of a command that fails with it.
+    pub(crate) exit: u8,
+}
+
 /// What garbage collection moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CollectReply {

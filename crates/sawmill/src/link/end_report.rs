@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sawmill_link::carrier::{LinkAddress, Peer};
 use sawmill_link::{LinkStatus, OneLink, cache};
@@ -25,6 +25,9 @@ const EXTENSION: &str = "end";
 
 /// Time for an end to accept a question or an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// The longest report: 64 connections with a few links each.
+const REPORT_BYTES_MAX: usize = 4 << 20;
 
 /// One end and its connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -279,11 +282,27 @@ pub(crate) fn query_all(folder: &Path) -> Vec<EndReport> {
 
 fn query(path: &Path) -> io::Result<EndReport> {
     let mut stream = UnixStream::connect(path)?;
-    // An end that hangs must not keep the others from being listed.
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    let deadline = Instant::now() + ANSWER_WITHIN;
     let mut text = Vec::new();
-    stream.read_to_end(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    let mut part = [0; 16 << 10];
+    // An end that hangs, is slow or never stops must not keep the others from being listed.
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(serde_json::from_slice(&text)?),
+            Ok(count) => text.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if text.len() > REPORT_BYTES_MAX {
+            let what = format!("its report is longer than {REPORT_BYTES_MAX} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -302,5 +321,22 @@ mod tests {
         let dead = folder.path().join("9.end");
         drop(UnixListener::bind(&dead).unwrap());
         assert!(query_all(folder.path()).is_empty() && !dead.exists());
+    }
+
+    #[test]
+    fn a_report_without_an_end_is_given_up_at_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("7.end");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            let endless = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                // Ends when the other end closes.
+                while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
+            });
+            let error = query(&path).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            endless.join().unwrap();
+        });
     }
 }
