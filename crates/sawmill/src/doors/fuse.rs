@@ -22,7 +22,7 @@ use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
 pub(super) const KIND: Kind = Kind {
-    words: &["fuse", "loop"],
+    keywords: &["fuse", "loop"],
     forms: &["fuse=FOLDER", "loop=FOLDER"],
     examples: &["fuse=/folder", "loop=/folder"],
     parse,
@@ -95,6 +95,7 @@ impl Plan for FusePlan {
     }
 
     fn check_free(&self) -> Result<()> {
+        // Only a mount finds out: `open`.
         Ok(())
     }
 
@@ -107,12 +108,12 @@ impl Plan for FusePlan {
         None
     }
 
-    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
+    fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance> {
         make_mountpoint(&self.mountpoint)?;
         if self.with_loop {
             hold_memory();
         }
-        let volume = opening.only()?;
+        let volume = context.only()?;
         // Before the mount: the holder of a mount serves one process only.
         let claim = self.claim(volume)?;
         let door = FuseDoor::mount(self.options(volume)?, Arc::clone(&volume.device))?;
@@ -122,9 +123,9 @@ impl Plan for FusePlan {
     fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance> {
-        let volume = opening.only()?;
+        let volume = context.only()?;
         let claim = self.claim(volume)?;
         let device = Arc::clone(&volume.device);
         let door = FuseDoor::take_over(self.options(volume)?, device, pieces)?;

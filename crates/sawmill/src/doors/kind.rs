@@ -20,14 +20,14 @@ use sawmill_console::exit::Result;
 
 /// A kind of door.
 pub(crate) struct Kind {
-    /// The words that a text form may begin with, before the `=`. The first is also the name of the
-    /// option.
-    pub(super) words: &'static [&'static str],
+    /// The keywords that a text form may begin with, before the `=`. The first is also the name of
+    /// the option.
+    pub(super) keywords: &'static [&'static str],
     /// The text forms, for the error about an invalid one.
     pub(super) forms: &'static [&'static str],
     /// Examples of the text form, for help.
     pub(super) examples: &'static [&'static str],
-    /// Reads the text form: one of `words`, and what follows the `=`, empty without one.
+    /// Reads the text form: one of `keywords`, and what follows the `=`, empty without one.
     pub(super) parse: fn(&str, &str) -> Result<Box<dyn Plan>>,
     /// Adds the options of the kind to a command.
     pub(super) add_options: fn(clap::Command) -> clap::Command,
@@ -59,13 +59,13 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
     fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>>;
 
     /// Opens a new door.
-    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance>;
+    fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance>;
 
     /// Takes over the door of another process, which has released it. The door may still be quiet.
     fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance>;
 }
 

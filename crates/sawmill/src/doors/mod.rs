@@ -36,10 +36,10 @@ use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Threads that quiesce doors; each mostly waits.
-const QUIETERS_MAX: usize = 64;
+const QUIESCE_THREADS_MAX: usize = 64;
 
 /// Threads that take over doors; each may wait for a kernel or a mount holder.
-const TAKERS_MAX: usize = 64;
+const TAKE_OVER_THREADS_MAX: usize = 64;
 
 /// An open volume, as doors serve it.
 #[derive(Clone)]
@@ -71,6 +71,8 @@ impl DoorVolume {
 struct DoorResources {
     /// Threads for the queues of many devices, once there are many.
     ublk_workers: ublk::Workers,
+    /// Devices that a dead server left, as the command that opens doors now found them.
+    ublk_orphans: ublk::Orphans,
     /// Memory of all NBD servers.
     nbd_budget: Budget,
 }
@@ -82,7 +84,6 @@ struct DoorContext<'a> {
     /// How many volumes the process serves.
     volumes_in_process: usize,
     shared: &'a DoorResources,
-    orphans: &'a ublk::Orphans,
 }
 
 impl DoorContext<'_> {
@@ -169,13 +170,9 @@ impl Doors {
         Doors { shared, ..Doors::default() }
     }
 
-    fn opening<'a>(
-        &'a self,
-        volumes: &'a [DoorVolume],
-        orphans: &'a ublk::Orphans,
-    ) -> DoorContext<'a> {
+    fn context<'a>(&'a self, volumes: &'a [DoorVolume]) -> DoorContext<'a> {
         let volumes_in_process = self.volumes.load(Ordering::Relaxed);
-        DoorContext { volumes, volumes_in_process, shared: &self.shared, orphans }
+        DoorContext { volumes, volumes_in_process, shared: &self.shared }
     }
 
     /// The memory of all NBD servers.
@@ -188,18 +185,18 @@ impl Doors {
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[DoorVolume]) -> Result<()> {
         // Before the first door: the number decides whether ublk devices share threads.
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
-        let orphans = ublk::Orphans::default();
+        self.shared.ublk_orphans.forget();
         for plan in plans {
             if let [only] = volumes {
-                self.open_with(plan.clone(), std::slice::from_ref(only), &orphans)?;
+                self.open_one(plan.clone(), std::slice::from_ref(only))?;
                 continue;
             }
             let of_volumes = volumes.iter().map(|volume| plan.of_volume(&volume.name));
             match of_volumes.collect::<Option<Vec<_>>>() {
-                None => drop(self.open_with(plan.clone(), volumes, &orphans)?),
+                None => drop(self.open_one(plan.clone(), volumes)?),
                 Some(each) => {
                     for (plan, volume) in each.into_iter().zip(volumes) {
-                        self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
+                        self.open_one(plan, std::slice::from_ref(volume))?;
                     }
                 }
             }
@@ -209,19 +206,15 @@ impl Doors {
 
     /// Opens one door.
     pub(crate) fn open(&self, plan: DoorPlan, volumes: &[DoorVolume]) -> Result<Arc<OpenDoor>> {
-        self.open_with(plan, volumes, &ublk::Orphans::default())
+        self.shared.ublk_orphans.forget();
+        self.open_one(plan, volumes)
     }
 
-    fn open_with(
-        &self,
-        plan: DoorPlan,
-        volumes: &[DoorVolume],
-        orphans: &ublk::Orphans,
-    ) -> Result<Arc<OpenDoor>> {
-        let _one_at_a_time = self.changing.lock();
+    fn open_one(&self, plan: DoorPlan, volumes: &[DoorVolume]) -> Result<Arc<OpenDoor>> {
+        let _changing = self.changing.lock();
         // Under the lock: a hand-off that ended while this waited has given all doors away.
         self.require_ours()?;
-        let opened = plan.open(&self.opening(volumes, orphans))?;
+        let opened = plan.open(&self.context(volumes))?;
         let opened = Arc::new(OpenDoor::new(plan, volumes, opened));
         self.open.write().push(Arc::clone(&opened));
         Ok(opened)
@@ -230,7 +223,7 @@ impl Doors {
     /// Closes the door with this address that serves this volume. Requests in flight finish; then
     /// its users see it end. Returns the plan that would reopen it, as it was noted.
     pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
-        let _one_at_a_time = self.changing.lock();
+        let _changing = self.changing.lock();
         self.require_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
             [open.door.export(volume).address, open.door.address(), open.plan.to_string()]
@@ -346,7 +339,7 @@ impl Doors {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..all.len().min(QUIETERS_MAX) {
+            for _ in 1..all.len().min(QUIESCE_THREADS_MAX) {
                 // Without another thread it takes longer.
                 let _ = std::thread::Builder::new().name("quiet".into()).spawn_scoped(scope, work);
             }
@@ -365,7 +358,7 @@ impl Doors {
     /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the
     /// next server; connections end.
     pub(crate) fn leave(&self, away: &[&str]) {
-        let _one_at_a_time = self.changing.lock();
+        let _changing = self.changing.lock();
         let is_away = |name: &String| away.contains(&name.as_str());
         for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
             if open.shows.iter().all(is_away) {
@@ -429,7 +422,7 @@ impl Doors {
         doors: Vec<T>,
         open: impl Fn(T) -> sawmill_device::Result<OpenDoor> + Sync,
     ) -> Vec<Error> {
-        let threads = doors.len().min(TAKERS_MAX);
+        let threads = doors.len().min(TAKE_OVER_THREADS_MAX);
         let next = Mutex::new(doors.into_iter().enumerate());
         let outcomes = Mutex::new(Vec::new());
         let work = || loop {
@@ -468,7 +461,7 @@ impl Doors {
 
     /// Closes all doors: requests in flight finish, then users see the end.
     pub(crate) fn stop(&self) {
-        let _one_at_a_time = self.changing.lock();
+        let _changing = self.changing.lock();
         self.all().iter().for_each(|open| open.door.stop(Stop::Drained));
     }
 
@@ -495,8 +488,7 @@ impl Doors {
             .filter(|volume| shows.contains(&volume.name.as_str()))
             .cloned()
             .collect();
-        let opened =
-            plan.take_over(pieces, &self.opening(&door_volume, &ublk::Orphans::default()))?;
+        let opened = plan.take_over(pieces, &self.context(&door_volume))?;
         Ok(OpenDoor::new(plan, &door_volume, opened))
     }
 }

@@ -20,7 +20,7 @@ use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::parse_size;
 
 pub(super) const KIND: Kind = Kind {
-    words: &["nbd", "nbd-insecure"],
+    keywords: &["nbd", "nbd-insecure"],
     forms: &["nbd=ADDRESS"],
     examples: &["nbd=unix:/path", "nbd=tcp:127.0.0.1:10809"],
     parse,
@@ -150,12 +150,12 @@ impl Plan for NbdPlan {
         Some(NbdPlan::boxed(Listen::Tcp(bound.parse().ok()?), self.insecure))
     }
 
-    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
+    fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance> {
         if let Listen::Unix(path) = &self.listen {
             make_parent(path)?;
         }
-        let server = NbdServer::start(self.options(opening.shared))?;
-        for volume in opening.volumes {
+        let server = NbdServer::start(self.options(context.shared))?;
+        for volume in context.volumes {
             server.add_export(export(volume))?;
         }
         Ok(DoorInstance::new(server))
@@ -164,10 +164,10 @@ impl Plan for NbdPlan {
     fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance> {
-        let exports = opening.volumes.iter().map(export).collect();
-        NbdServer::take_over(self.options(opening.shared), exports, pieces).map(DoorInstance::new)
+        let exports = context.volumes.iter().map(export).collect();
+        NbdServer::take_over(self.options(context.shared), exports, pieces).map(DoorInstance::new)
     }
 }
 

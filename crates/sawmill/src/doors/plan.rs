@@ -30,7 +30,7 @@ impl DoorPlan {
     pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
         // At the first one: paths may have more of them.
         let (word, value) = text.split_once('=').unwrap_or((text, ""));
-        let kind = KINDS.iter().find(|kind| kind.words.contains(&word)).ok_or_else(|| {
+        let kind = KINDS.iter().find(|kind| kind.keywords.contains(&word)).ok_or_else(|| {
             let forms = KINDS.iter().flat_map(|kind| kind.forms).copied();
             let forms = alternatives(forms.collect());
             Failure::usage(format!("unknown door '{text}'; write {forms}"))
@@ -63,16 +63,16 @@ impl DoorPlan {
         self.0.reopened_at(address).map_or_else(|| self.clone(), DoorPlan::from)
     }
 
-    pub(super) fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
-        self.0.open(opening)
+    pub(super) fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance> {
+        self.0.open(context)
     }
 
     pub(super) fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance> {
-        self.0.take_over(pieces, opening)
+        self.0.take_over(pieces, context)
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn examples() -> String {
 
 /// The options that request a door: `--nbd, --ublk or --fuse`.
 pub(crate) fn options() -> String {
-    let names = KINDS.iter().filter_map(|kind| kind.words.first());
+    let names = KINDS.iter().filter_map(|kind| kind.keywords.first());
     alternatives(names.map(|name| format!("--{name}")).collect())
 }
 
@@ -239,9 +239,10 @@ mod tests {
         let plan = DoorPlan::parse("loop=/mnt").unwrap();
         assert_eq!(plan.of_volume("a").unwrap().to_string(), "loop=/mnt/a");
     }
+
     #[test]
     fn a_word_names_one_kind() {
-        let mut words: Vec<_> = KINDS.iter().flat_map(|kind| kind.words).collect();
+        let mut words: Vec<_> = KINDS.iter().flat_map(|kind| kind.keywords).collect();
         let all = words.len();
         words.sort();
         words.dedup();

@@ -5,7 +5,7 @@
 //! device`).
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use crate::config::UBLK_FOLDER;
 use sawmill_console::exit::{Failure, Result};
 
 pub(super) const KIND: Kind = Kind {
-    words: &["ublk", UNPRIVILEGED],
+    keywords: &["ublk", UNPRIVILEGED],
     forms: &["ublk", "ublk=ID"],
     examples: &["ublk", "ublk=3"],
     parse,
@@ -107,6 +107,7 @@ impl Plan for UblkPlan {
     }
 
     fn check_free(&self) -> Result<()> {
+        // The kernel tells `open` that a number is in use.
         Ok(())
     }
 
@@ -122,23 +123,23 @@ impl Plan for UblkPlan {
         Some(Box::new(UblkPlan { id, unprivileged: self.unprivileged }))
     }
 
-    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
+    fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance> {
         hold_memory();
-        let volume = opening.only()?;
-        let options = self.options(volume, opening.workers()?);
-        Ok(DoorInstance::new(open(options, volume, opening.orphans)?))
+        let volume = context.only()?;
+        let options = self.options(volume, context.workers()?);
+        Ok(DoorInstance::new(open(options, volume, &context.shared.ublk_orphans)?))
     }
 
     fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance> {
-        let volume = opening.only()?;
+        let volume = context.only()?;
         let piece = pieces
             .first()
             .ok_or_else(|| Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id"))?;
-        let workers = opening.workers().unwrap_or_else(|error| {
+        let workers = context.workers().unwrap_or_else(|error| {
             // The users of the device wait: threads of its own serve them equally well.
             tracing::warn!("ublk: devices do not share threads: {error}");
             None
@@ -181,7 +182,7 @@ fn open(
     volume: &DoorVolume,
     orphans: &Orphans,
 ) -> sawmill_device::Result<UblkDoor> {
-    for found in orphans.listed(&options)? {
+    for found in &*orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
             // Another server may have removed it first.
@@ -226,19 +227,24 @@ impl Workers {
     }
 }
 
-/// Devices without a server at the first request, looked up once for all volumes of a command,
-/// which may be hundreds.
+/// Devices without a server, looked up once for all volumes of a command, which may be hundreds.
 #[derive(Default)]
-pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
+pub(super) struct Orphans(Mutex<Option<Arc<[ublk::DeviceInfo]>>>);
 
 impl Orphans {
-    fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
+    /// The next command looks again.
+    pub(super) fn forget(&self) {
+        *self.0.lock() = None;
+    }
+
+    fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<Arc<[ublk::DeviceInfo]>> {
+        let mut list = self.0.lock();
         // Listing asks the kernel about every device, so the volumes of one command share the list.
-        if self.0.get().is_none() {
-            let all = ublk::devices(&options.run_folder)?;
-            // If another thread was first, its list serves equally well.
-            let _ = self.0.set(all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect());
+        if let Some(list) = &*list {
+            return Ok(Arc::clone(list));
         }
-        Ok(self.0.get().map_or(&[], Vec::as_slice))
+        let all = ublk::devices(&options.run_folder)?;
+        let orphans = all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect();
+        Ok(Arc::clone(list.insert(orphans)))
     }
 }

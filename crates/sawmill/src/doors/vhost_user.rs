@@ -18,7 +18,7 @@ use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
 pub(super) const KIND: Kind = Kind {
-    words: &["vhost-user"],
+    keywords: &["vhost-user"],
     forms: &["vhost-user=PATH"],
     examples: &["vhost-user=/path"],
     parse,
@@ -76,6 +76,7 @@ impl Plan for VhostPlan {
     }
 
     fn check_free(&self) -> Result<()> {
+        // A connection to find out would wait in the backlog behind the frontend: `open` finds it.
         Ok(())
     }
 
@@ -87,9 +88,9 @@ impl Plan for VhostPlan {
         None
     }
 
-    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
+    fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance> {
         make_parent(&self.path)?;
-        let volume = opening.only()?;
+        let volume = context.only()?;
         let door = VhostDoor::start(self.options(volume), Arc::clone(&volume.device))?;
         Ok(DoorInstance::new(door))
     }
@@ -97,9 +98,9 @@ impl Plan for VhostPlan {
     fn take_over(
         &self,
         pieces: Vec<DoorPiece>,
-        opening: &DoorContext<'_>,
+        context: &DoorContext<'_>,
     ) -> sawmill_device::Result<DoorInstance> {
-        let volume = opening.only()?;
+        let volume = context.only()?;
         let device = Arc::clone(&volume.device);
         // It arrives quiet: its rings must not be read before the whole process resumes its doors.
         let (door, quiet) = VhostDoor::take_over(self.options(volume), device, pieces)?;
