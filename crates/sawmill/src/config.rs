@@ -11,6 +11,7 @@ use std::{env, fs};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use sawmill_format::crc::crc32c;
+use sawmill_format::kept_block::NAME_BYTES_MAX;
 use sawmill_volume::Cut;
 
 use crate::moment::parse_cut;
@@ -74,8 +75,9 @@ impl VolumeAddress {
 impl Paths {
     /// Reads the environment. Relative XDG paths are ignored, as their specification says.
     pub(crate) fn from_environment() -> Self {
-        let absolute =
-            |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+        let absolute = |variable: &str| {
+            env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+        };
         Paths {
             store: env::var(STORE_VARIABLE).ok().filter(|url| !url.is_empty()),
             home: absolute("HOME"),
@@ -205,9 +207,6 @@ impl Paths {
         }
     }
 }
-
-/// The longest name of a volume, in bytes.
-const NAME_BYTES_MAX: usize = 128;
 
 /// Refuses names that no volume can have, before any request to a store.
 pub(crate) fn check_name(name: &str) -> Result<()> {

@@ -13,7 +13,7 @@ pub(crate) const EVENTS_MAX: usize = 1024;
 
 /// One door, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct DoorOf {
+pub(crate) struct DoorDocument {
     /// `nbd`, `ublk`, `vhost-user`, `fuse`.
     pub(crate) kind: &'static str,
     /// What its users open.
@@ -30,17 +30,17 @@ pub(crate) fn start() {
     }
 }
 
-/// Calls `on_outcome` on a thread of its own for each of these signals, until it returns `false`.
+/// Calls `on_signal` on a thread of its own for each of these signals, until it returns `false`.
 pub(crate) fn on_signals(
     signals: &[i32],
-    mut on_outcome: impl FnMut(i32) -> bool + Send + 'static,
+    mut on_signal: impl FnMut(i32) -> bool + Send + 'static,
 ) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     // Here and not on the thread: a signal that comes before the thread runs is kept for it.
     let mut signals = Signals::new(signals).map_err(cannot)?;
     let forward = move || {
         for signal in signals.forever() {
-            if !on_outcome(signal) {
+            if !on_signal(signal) {
                 return;
             }
         }

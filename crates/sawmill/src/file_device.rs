@@ -283,7 +283,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         conformance::all(&|| {
-            // The file is created anew, full of zeroes, each time.
+            // Each time the file is created again, full of zeroes.
             File::create(&path).unwrap().set_len(64 << 20).unwrap();
             Arc::new(FileDevice::alone(&path, false).unwrap())
         });

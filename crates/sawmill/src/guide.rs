@@ -29,7 +29,8 @@ pub(crate) fn compare(page: &str, expected: &str) {
         fs::write(&path, renewed).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         return;
     }
-    let differing = actual.trim().lines().zip(expected.trim().lines()).find(|(a, b)| a != b);
+    let differing =
+        actual.trim().lines().zip(expected.trim().lines()).find(|(line, wanted)| line != wanted);
     panic!(
         "docs/guide/{page} has drifted from the code (first difference, page against code: \
          {differing:?}); run: SAWMILL_REGENERATE=1 cargo test -p sawmill"

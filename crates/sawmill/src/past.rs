@@ -8,17 +8,17 @@ use sawmill_volume::{Undo, Volume};
 use crate::attach::{Attach, served};
 use crate::config::{Paths, VolumeAddress};
 use crate::control;
-use crate::control::protocol::{ChangeReply, ControlRequest, Past};
+use crate::control::protocol::{ChangeReply, ControlRequest, PastChange};
 use sawmill_console::exit::{Failure, Result};
 
-impl Past {
+impl PastChange {
     /// Waits until the order is done. Returns how to undo a rollback.
     pub(crate) fn carry_out(&self, volume: &Volume) -> sawmill_volume::Result<Option<Undo>> {
         match self {
-            Past::CreateSnapshot(name) => volume.create_snapshot(name).map(|()| None),
-            Past::DeleteSnapshot(name) => volume.delete_snapshot(name).map(|()| None),
-            Past::SetRetention(seconds) => volume.set_retention(*seconds).map(|()| None),
-            Past::RollBack(cut) => volume.roll_back(cut).map(Some),
+            PastChange::CreateSnapshot(name) => volume.create_snapshot(name).map(|()| None),
+            PastChange::DeleteSnapshot(name) => volume.delete_snapshot(name).map(|()| None),
+            PastChange::SetRetention(seconds) => volume.set_retention(*seconds).map(|()| None),
+            PastChange::RollBack(cut) => volume.roll_back(cut).map(Some),
         }
     }
 }
@@ -29,7 +29,7 @@ pub(crate) fn order(
     paths: &Paths,
     address: &VolumeAddress,
     attach: &Attach,
-    past: &Past,
+    past: &PastChange,
 ) -> Result<Option<String>> {
     if let Some((folder, _)) = served(paths, address)?
         // A server that ended in between answers nothing; then the volume is at rest.

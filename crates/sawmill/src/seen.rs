@@ -29,8 +29,9 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         read => read.map_err(|error| error.to_string()),
     };
-    let newest =
-        bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
+    let newest = bytes.and_then(|bytes| {
+        NewestState::decode(&bytes, volume_id).map_err(|error| error.to_string())
+    });
     let newest = newest.inspect_err(|error| {
         tracing::warn!(
             "{}: {error}; cannot tell whether the store is older than before",

@@ -29,7 +29,7 @@ use crate::doors::Doors;
 use crate::doors::added::DoorNote;
 use crate::doors::plan::DoorPlan;
 use crate::handoff::HandOffRequest;
-use crate::link::end_report::Teller;
+use crate::link::end_report::ReportSource;
 use crate::plan::Plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 pub(crate) use served::ServedVolume;
@@ -56,7 +56,7 @@ pub(crate) struct ServeProcess {
     /// A hand-off is in progress.
     is_handing_off: AtomicBool,
     /// Reports the status of links, if the volumes are exported over some.
-    link: OnceLock<Teller>,
+    link: OnceLock<ReportSource>,
 }
 
 impl ServeProcess {
@@ -75,9 +75,9 @@ impl ServeProcess {
     }
 
     /// The volumes are exported over a link too; the status includes it from now on.
-    pub(crate) fn is_end_of_link(&self, teller: Teller) {
+    pub(crate) fn set_link_report(&self, report_source: ReportSource) {
         // A process is one end at most.
-        let _ = self.link.set(teller);
+        let _ = self.link.set(report_source);
     }
 
     /// The status document: of the whole process, or of one volume.
@@ -110,7 +110,7 @@ impl ServeProcess {
             nbd_memory: Some(self.doors.nbd_memory()),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),
-            link: self.link.get().map(|teller| teller()),
+            link: self.link.get().map(|report_source| report_source()),
         }
     }
 

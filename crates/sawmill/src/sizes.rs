@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_default_is_below_what_works() {
+    fn no_default_is_below_its_minimum() {
         assert_eq!(journal(0, 100, LEAST), LEAST);
         assert_eq!(journal(40 * GIB, 100, 256 * MIB), 256 * MIB, "large segments need more");
         assert_eq!(cache(0), CACHE_BYTES_MIN);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_said_for_all_volumes_together() {
+    fn what_is_taken_is_reported_for_all_volumes_together() {
         let folder = tempfile::tempdir().unwrap();
         let make = |name: &str| {
             let path = folder.path().join(name);

@@ -1,5 +1,5 @@
 //! Extracts what a journal holds and its store lacked into a file, for people who must recover by
-//! hand what a take-over left behind.
+//! hand what a takeover left behind.
 //!
 //! Invariants: both files are new; the journal is read and never changed. Every write that was not
 //! stored is extracted, and perhaps some that were, because the journal learns of stores later.

@@ -17,7 +17,7 @@ use sawmill_frontend::nbd::Listen;
 use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, limits};
 
-use crate::admin::{Admin, Door, Subject};
+use crate::admin::{Admin, Callbacks, ListenAddress};
 use crate::config::{Paths, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
@@ -74,7 +74,7 @@ pub(crate) fn serve(
     serving.open_added_doors(&plan.doors);
     let serving = Arc::new(serving);
     // Last, because its sockets tell commands that the volumes are served.
-    let admin = start_admin(&serving, plan.admin.map(Door::Loopback))?;
+    let admin = start_admin(&serving, plan.admin.map(ListenAddress::Loopback))?;
     Ok((serving, admin))
 }
 
@@ -244,8 +244,11 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
 }
 
 /// Starts the admin server: a control socket per volume, and a loopback address if requested.
-pub(crate) fn start_admin(serving: &Arc<ServeProcess>, loopback: Option<Door>) -> Result<Admin> {
-    let mut doors: Vec<Door> = loopback.into_iter().collect();
+pub(crate) fn start_admin(
+    serving: &Arc<ServeProcess>,
+    loopback: Option<ListenAddress>,
+) -> Result<Admin> {
+    let mut addresses: Vec<ListenAddress> = loopback.into_iter().collect();
     for served in &serving.volumes {
         // Readers' sockets have the process in their name, so no successor replaces them.
         control::sweep_dead_readers(&served.folder);
@@ -253,13 +256,13 @@ pub(crate) fn start_admin(serving: &Arc<ServeProcess>, loopback: Option<Door>) -
             Some(_) => served.folder.join(control::WRITER_SOCKET),
             None => served.folder.join(control::reader_socket(process::id())),
         };
-        doors.push(Door::Control { path: socket, volume: served.name().to_owned() });
+        addresses.push(ListenAddress::Control { path: socket, volume: served.name().to_owned() });
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
     let (status_serving, waiter_serving, order_serving) =
         (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
     let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
-    let subject = Subject {
+    let callbacks = Callbacks {
         status: Box::new(move |only| {
             status_serving.upgrade().map(|serving| serving.status(only)).unwrap_or_default()
         }),
@@ -272,5 +275,5 @@ pub(crate) fn start_admin(serving: &Arc<ServeProcess>, loopback: Option<Door>) -
             None => Err(ending()),
         }),
     };
-    Admin::start(subject, doors)
+    Admin::start(callbacks, addresses)
 }

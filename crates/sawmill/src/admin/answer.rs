@@ -19,7 +19,7 @@ use sawmill_volume::Safety;
 use serde::Serialize;
 
 use super::status::ProcessStatus;
-use super::{AdminState, Call, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, Subject, metrics, page};
+use super::{AdminState, Call, Callbacks, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, metrics, page};
 use crate::control::protocol::{
     ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, WaitReply,
 };
@@ -56,9 +56,10 @@ pub(super) async fn answer(
     }
     match request.uri().path() {
         "/status" => json(&visible_status(shared, only)),
-        "/metrics" => {
-            reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
-        }
+        "/metrics" => reply(
+            "text/plain; version=0.0.4",
+            metrics::exposition(&(shared.callbacks.status)(only)),
+        ),
         "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
         path => match page::file(path) {
             Some((kind, text)) => reply(kind, text),
@@ -92,7 +93,7 @@ fn is_of_another_site(request: &Request<Incoming>) -> bool {
 /// The status. Through the loopback address, which any user of this machine can read, it omits our
 /// paths.
 fn visible_status(shared: &AdminState, only: Option<&str>) -> ProcessStatus {
-    let mut status = (shared.subject.status)(only);
+    let mut status = (shared.callbacks.status)(only);
     if only.is_none() {
         status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
         status.cache.iter_mut().for_each(|cache| cache.path.clear());
@@ -112,8 +113,8 @@ async fn wait(query: &str, shared: &Arc<AdminState>, only: Option<&str>) -> Resp
     // If the client hangs up, this future is dropped with the token, and the wait ends.
     let token = Arc::new(());
     let caller = Arc::downgrade(&token);
-    let waited = blocking(shared, kind, move |subject| {
-        (subject.waiter)(&volume, safety, timeout, &|| caller.strong_count() > 0)
+    let waited = blocking(shared, kind, move |callbacks| {
+        (callbacks.waiter)(&volume, safety, timeout, &|| caller.strong_count() > 0)
     })
     .await;
     drop(token);
@@ -144,7 +145,8 @@ async fn carry_out(
     volume: String,
 ) -> Response<Full<Bytes>> {
     let carried =
-        blocking(shared, Call::Change, move |subject| (subject.carry_out)(&volume, request)).await;
+        blocking(shared, Call::Change, move |callbacks| (callbacks.carry_out)(&volume, request))
+            .await;
     carried.map_or_else(|refused| refused, |answer| json(&answer))
 }
 
@@ -177,7 +179,7 @@ impl Drop for Slot {
 async fn blocking<T: Send + 'static>(
     shared: &Arc<AdminState>,
     kind: Call,
-    work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&Callbacks) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
     let Some(slot) = Slot::take(shared, kind) else {
         let failure = Failure::new(
@@ -186,7 +188,7 @@ async fn blocking<T: Send + 'static>(
         );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     };
-    let outcome = tokio::task::spawn_blocking(move || work(&slot.shared.subject)).await;
+    let outcome = tokio::task::spawn_blocking(move || work(&slot.shared.callbacks)).await;
     match outcome {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),

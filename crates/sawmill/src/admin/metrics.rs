@@ -15,140 +15,158 @@ use text::{Exposition, Kind, Metric, counter, gauge, labels};
 
 /// Per process, without labels.
 const PROCESS: &[Metric<ProcessStatus>] = &[
-    gauge("sawmill_uptime_seconds", "Seconds since the process started.", |p| p.uptime_ms / 1000),
-    gauge("sawmill_volumes", "Served volumes.", |p| p.volumes.len() as u64),
+    gauge("sawmill_uptime_seconds", "Seconds since the process started.", |process| {
+        process.uptime_ms / 1000
+    }),
+    gauge("sawmill_volumes", "Served volumes.", |process| process.volumes.len() as u64),
 ];
 
 /// Per process that can have NBD doors.
 const NBD_MEMORY: &[Metric<NbdMemoryStatus>] = &[
-    gauge("sawmill_nbd_memory_bytes", "Memory that NBD connections reserve or use.", |m| m.bytes),
-    gauge("sawmill_nbd_memory_bytes_max", "Limit of that memory.", |m| m.bytes_max),
-    gauge("sawmill_nbd_memory_waiting", "NBD connections that wait for memory.", |m| m.waiting),
+    gauge("sawmill_nbd_memory_bytes", "Memory that NBD connections reserve or use.", |memory| {
+        memory.bytes
+    }),
+    gauge("sawmill_nbd_memory_bytes_max", "Limit of that memory.", |memory| memory.bytes_max),
+    gauge("sawmill_nbd_memory_waiting", "NBD connections that wait for memory.", |memory| {
+        memory.waiting
+    }),
 ];
 
 /// Per volume, label `volume`.
 const VOLUME: &[Metric<VolumeStatus>] = &[
-    gauge("sawmill_size_bytes", "Size of the disk.", |v| v.size_bytes),
-    gauge("sawmill_epoch", "Number of the attachment.", |v| v.epoch),
+    gauge("sawmill_size_bytes", "Size of the disk.", |volume| volume.size_bytes),
+    gauge("sawmill_epoch", "Number of the attachment.", |volume| volume.epoch),
     gauge(
         "sawmill_position_accepted_bytes",
         "Log position answered to writers: survives the death of the process.",
-        |v| v.positions.accepted,
+        |volume| volume.positions.accepted,
     ),
     gauge(
         "sawmill_position_logged_bytes",
         "Log position on the local disk: survives power loss.",
-        |v| v.positions.logged,
+        |volume| volume.positions.logged,
     ),
     gauge(
         "sawmill_position_stored_bytes",
         "Log position in the store: survives loss of the machine.",
-        |v| v.positions.stored,
+        |volume| volume.positions.stored,
     ),
-    gauge("sawmill_journal_bytes", "Capacity of the journal.", |v| v.journal_bytes),
+    gauge("sawmill_journal_bytes", "Capacity of the journal.", |volume| volume.journal_bytes),
     gauge(
         "sawmill_journal_unstored_bytes",
         "Bytes of the journal that hold writes not yet stored.",
-        |v| v.journal_unstored_bytes,
+        |volume| volume.journal_unstored_bytes,
     ),
     gauge(
         "sawmill_journal_unstored_records",
         "Records of the journal that hold writes not yet stored.",
-        |v| v.journal_unstored_records,
+        |volume| volume.journal_unstored_records,
     ),
     gauge(
         "sawmill_stalled_requests",
         "Requests that wait for staging memory, journal space, the limit of unstored writes, or \
          --unstored-age-max.",
-        |v| v.stalled_requests,
+        |volume| volume.stalled_requests,
     ),
-    gauge("sawmill_uploads_in_flight", "Segments on their way to the store.", |v| {
-        u64::from(v.uploads_in_flight)
+    gauge("sawmill_uploads_in_flight", "Segments on their way to the store.", |volume| {
+        u64::from(volume.uploads_in_flight)
     }),
-    gauge("sawmill_live_bytes", "Bytes of the address space that hold data.", |v| v.live_bytes),
+    gauge("sawmill_live_bytes", "Bytes of the address space that hold data.", |volume| {
+        volume.live_bytes
+    }),
     gauge(
         "sawmill_segment_data_bytes",
         "Data bytes in the segments of the store, live or not.",
-        |v| v.segment_data_bytes,
+        |volume| volume.segment_data_bytes,
     ),
     gauge(
         "sawmill_segment_object_bytes",
         "Bytes of segment objects in the store, headers included.",
-        |v| v.segment_object_bytes,
+        |volume| volume.segment_object_bytes,
     ),
     gauge(
         "sawmill_dead_object_bytes",
         "Bytes of segments without live data that wait to be deleted.",
-        |v| v.dead_object_bytes,
+        |volume| volume.dead_object_bytes,
     ),
-    gauge("sawmill_gc_left_bytes", "Live bytes that garbage collection plans to move now.", |v| {
-        v.gc_left_bytes
+    gauge(
+        "sawmill_gc_left_bytes",
+        "Live bytes that garbage collection plans to move now.",
+        |volume| volume.gc_left_bytes,
+    ),
+    gauge("sawmill_segments", "Segments in the store.", |volume| volume.segments),
+    gauge("sawmill_extents", "Extents of the map.", |volume| volume.extents),
+    gauge("sawmill_map_bytes", "Memory of the map.", |volume| volume.map_bytes),
+    gauge("sawmill_clients", "Clients connected to the volume.", |volume| {
+        volume.clients.len() as u64
     }),
-    gauge("sawmill_segments", "Segments in the store.", |v| v.segments),
-    gauge("sawmill_extents", "Extents of the map.", |v| v.extents),
-    gauge("sawmill_map_bytes", "Memory of the map.", |v| v.map_bytes),
-    gauge("sawmill_clients", "Clients connected to the volume.", |v| v.clients.len() as u64),
-    counter("sawmill_written_bytes_total", "Payload bytes of writes accepted.", |v| {
-        v.counters.written_bytes
+    counter("sawmill_written_bytes_total", "Payload bytes of writes accepted.", |volume| {
+        volume.counters.written_bytes
     }),
-    counter("sawmill_writes_total", "Writes accepted.", |v| v.counters.writes),
-    counter("sawmill_read_bytes_total", "Bytes read.", |v| v.counters.read_bytes),
-    counter("sawmill_reads_total", "Reads.", |v| v.counters.reads),
-    counter("sawmill_flushes_total", "Flushes answered.", |v| v.counters.flushes),
-    counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |v| {
-        v.counters.discards
+    counter("sawmill_writes_total", "Writes accepted.", |volume| volume.counters.writes),
+    counter("sawmill_read_bytes_total", "Bytes read.", |volume| volume.counters.read_bytes),
+    counter("sawmill_reads_total", "Reads.", |volume| volume.counters.reads),
+    counter("sawmill_flushes_total", "Flushes answered.", |volume| volume.counters.flushes),
+    counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |volume| {
+        volume.counters.discards
     }),
     counter(
         "sawmill_writes_stalled_total",
         "Requests that had to wait (see sawmill_stalled_requests).",
-        |v| v.counters.writes_stalled,
+        |volume| volume.counters.writes_stalled,
     ),
-    counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| {
-        v.counters.journal_syncs
+    counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |volume| {
+        volume.counters.journal_syncs
     }),
-    counter("sawmill_journal_written_bytes_total", "Bytes written to the journal's disk.", |v| {
-        v.counters.journal_written_bytes
+    counter(
+        "sawmill_journal_written_bytes_total",
+        "Bytes written to the journal's disk.",
+        |volume| volume.counters.journal_written_bytes,
+    ),
+    counter("sawmill_segments_stored_total", "Segments stored.", |volume| {
+        volume.counters.segments_stored
     }),
-    counter("sawmill_segments_stored_total", "Segments stored.", |v| v.counters.segments_stored),
     counter(
         "sawmill_segment_stored_bytes_total",
         "Bytes of segment objects stored, headers included.",
-        |v| v.counters.segment_bytes_stored,
+        |volume| volume.counters.segment_bytes_stored,
     ),
     counter(
         "sawmill_coalesced_bytes_total",
         "Data bytes that were not stored because later writes of the same batch replaced them.",
-        |v| v.counters.coalesced_bytes,
+        |volume| volume.counters.coalesced_bytes,
     ),
-    counter("sawmill_checkpoints_total", "Checkpoints written.", |v| v.counters.checkpoints),
-    counter("sawmill_segments_deleted_total", "Dead segments deleted.", |v| {
-        v.counters.segments_deleted
+    counter("sawmill_checkpoints_total", "Checkpoints written.", |volume| {
+        volume.counters.checkpoints
     }),
-    counter("sawmill_segments_moved_total", "Segments written by garbage collection.", |v| {
-        v.counters.segments_moved
+    counter("sawmill_segments_deleted_total", "Dead segments deleted.", |volume| {
+        volume.counters.segments_deleted
     }),
-    counter("sawmill_moved_bytes_total", "Live bytes that garbage collection rewrote.", |v| {
-        v.counters.moved_bytes
+    counter("sawmill_segments_moved_total", "Segments written by garbage collection.", |volume| {
+        volume.counters.segments_moved
+    }),
+    counter("sawmill_moved_bytes_total", "Live bytes that garbage collection rewrote.", |volume| {
+        volume.counters.moved_bytes
     }),
     counter(
         "sawmill_moved_segment_bytes_total",
         "Bytes of segment objects that garbage collection wrote, headers included.",
-        |v| v.counters.moved_segment_bytes,
+        |volume| volume.counters.moved_segment_bytes,
     ),
-    counter("sawmill_collections_total", "Plans of garbage collection.", |v| {
-        v.counters.collections
+    counter("sawmill_collections_total", "Plans of garbage collection.", |volume| {
+        volume.counters.collections
     }),
-    counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| {
-        v.counters.reads_journal
+    counter("sawmill_reads_journal_total", "Reads served from the journal.", |volume| {
+        volume.counters.reads_journal
     }),
-    counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| {
-        v.counters.reads_cache
+    counter("sawmill_reads_cache_total", "Reads served from the read cache.", |volume| {
+        volume.counters.reads_cache
     }),
-    counter("sawmill_reads_store_total", "Reads served from the store.", |v| {
-        v.counters.reads_store
+    counter("sawmill_reads_store_total", "Reads served from the store.", |volume| {
+        volume.counters.reads_store
     }),
-    counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |v| {
-        v.counters.prefetched_frames
+    counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |volume| {
+        volume.counters.prefetched_frames
     }),
 ];
 
@@ -158,10 +176,18 @@ const HEALTH: (&str, &str) =
 
 /// Per volume and operation, labels `volume` and `operation`.
 const OPERATION: &[Metric<OperationStatus>] = &[
-    counter("sawmill_requests_total", "Requests answered to the front doors.", |o| o.requests),
-    counter("sawmill_request_bytes_total", "Bytes of requests that succeeded.", |o| o.bytes),
-    counter("sawmill_request_errors_total", "Requests answered with an error.", |o| o.errors),
-    gauge("sawmill_requests_in_flight", "Requests that wait for their answer.", |o| o.in_flight),
+    counter("sawmill_requests_total", "Requests answered to the front doors.", |operation| {
+        operation.requests
+    }),
+    counter("sawmill_request_bytes_total", "Bytes of requests that succeeded.", |operation| {
+        operation.bytes
+    }),
+    counter("sawmill_request_errors_total", "Requests answered with an error.", |operation| {
+        operation.errors
+    }),
+    gauge("sawmill_requests_in_flight", "Requests that wait for their answer.", |operation| {
+        operation.in_flight
+    }),
 ];
 
 /// Per volume and operation.
@@ -170,64 +196,78 @@ const OPERATION_LATENCY: (&str, &str) =
 
 /// Per front door, labels `door` and `address`.
 const DOOR: &[Metric<DoorStatus>] = &[
-    gauge("sawmill_door_connections", "Connections open now.", |d| d.connections),
+    gauge("sawmill_door_connections", "Connections open now.", |door| door.connections),
     gauge(
         "sawmill_door_requests_in_flight",
         "Requests given to a volume and not answered yet.",
-        |d| d.in_flight,
+        |door| door.in_flight,
     ),
-    counter("sawmill_door_connections_total", "Connections accepted.", |d| d.connections_total),
+    counter("sawmill_door_connections_total", "Connections accepted.", |door| {
+        door.connections_total
+    }),
     counter(
         "sawmill_door_connections_refused_total",
         "Connections closed because there were too many.",
-        |d| d.connections_refused,
+        |door| door.connections_refused,
     ),
     counter(
         "sawmill_door_connections_cut_total",
         "Connections closed to serve others: during the handshake, or because the client did not \
          read its replies.",
-        |d| d.connections_cut,
+        |door| door.connections_cut,
     ),
-    counter("sawmill_door_requests_total", "Requests received.", |d| d.requests),
-    counter("sawmill_door_errors_total", "Requests answered with an error.", |d| d.errors),
-    counter("sawmill_door_received_bytes_total", "Bytes received after the handshake.", |d| {
-        d.bytes_in
+    counter("sawmill_door_requests_total", "Requests received.", |door| door.requests),
+    counter("sawmill_door_errors_total", "Requests answered with an error.", |door| door.errors),
+    counter("sawmill_door_received_bytes_total", "Bytes received after the handshake.", |door| {
+        door.bytes_in
     }),
-    counter("sawmill_door_sent_bytes_total", "Bytes sent after the handshake.", |d| d.bytes_out),
+    counter("sawmill_door_sent_bytes_total", "Bytes sent after the handshake.", |door| {
+        door.bytes_out
+    }),
     counter(
         "sawmill_door_protocol_violations_total",
         "Connections closed because the client broke the protocol.",
-        |d| d.protocol_violations,
+        |door| door.protocol_violations,
     ),
 ];
 
 /// Per process, without labels; absent when there is no read cache.
 const CACHE: &[Metric<CacheStatus>] = &[
-    gauge("sawmill_cache_slots", "Frames that fit into the read cache.", |k| k.slots),
-    gauge("sawmill_cache_frames", "Frames in the read cache.", |k| k.frames),
-    gauge("sawmill_cache_bytes", "Data bytes in the read cache.", |k| k.bytes),
-    gauge("sawmill_cache_memory_bytes", "Memory of the read cache's index.", |k| k.memory_bytes),
+    gauge("sawmill_cache_slots", "Frames that fit into the read cache.", |cache| cache.slots),
+    gauge("sawmill_cache_frames", "Frames in the read cache.", |cache| cache.frames),
+    gauge("sawmill_cache_bytes", "Data bytes in the read cache.", |cache| cache.bytes),
+    gauge("sawmill_cache_memory_bytes", "Memory of the read cache's index.", |cache| {
+        cache.memory_bytes
+    }),
     gauge(
         "sawmill_cache_inserting",
         "1 while frames are put into the read cache, 0 after its disk failed.",
-        |k| u64::from(k.insertion_off.is_none()),
+        |cache| u64::from(cache.insertion_off.is_none()),
     ),
-    counter("sawmill_cache_hits_total", "Frames found in the read cache.", |k| k.hits),
-    counter("sawmill_cache_misses_total", "Frames not found in the read cache.", |k| k.misses),
-    counter("sawmill_cache_inserted_total", "Frames put into the read cache.", |k| k.inserted),
-    counter("sawmill_cache_evicted_total", "Frames dropped from the read cache for others.", |k| {
-        k.evicted
+    counter("sawmill_cache_hits_total", "Frames found in the read cache.", |cache| cache.hits),
+    counter("sawmill_cache_misses_total", "Frames not found in the read cache.", |cache| {
+        cache.misses
     }),
-    counter("sawmill_cache_damaged_total", "Frames dropped because their bytes were wrong.", |k| {
-        k.damaged
+    counter("sawmill_cache_inserted_total", "Frames put into the read cache.", |cache| {
+        cache.inserted
     }),
+    counter(
+        "sawmill_cache_evicted_total",
+        "Frames dropped from the read cache for others.",
+        |cache| cache.evicted,
+    ),
+    counter(
+        "sawmill_cache_damaged_total",
+        "Frames dropped because their bytes were wrong.",
+        |cache| cache.damaged,
+    ),
 ];
 
 /// Per store, label `store`.
 const STORE: &[Metric<StoreStatus>] = &[gauge(
     "sawmill_store_up",
     "1 while the store answers, 0 after its newest request failed.",
-    |s| u64::from(s.unavailable_since_unix_ms.is_none()),
+    |store| u64::from(store.unavailable_since_unix_ms.is_none()),
 )];
 
 /// Per store and kind of call, labels `store` and `call`.
@@ -235,20 +275,26 @@ const CALL: &[Metric<CallStatus>] = &[
     counter(
         "sawmill_store_requests_total",
         "Requests sent to the store, repeated ones too.",
-        |c| c.requests,
+        |call| call.requests,
     ),
-    counter("sawmill_store_errors_total", "Requests that failed; 'not found' is an answer.", |c| {
-        c.errors
+    counter(
+        "sawmill_store_errors_total",
+        "Requests that failed; 'not found' is an answer.",
+        |call| call.errors,
+    ),
+    counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |call| {
+        call.retries
     }),
-    counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
     counter(
         "sawmill_store_stalls_total",
         "Requests canceled because none of their bytes moved.",
-        |c| c.stalls,
+        |call| call.stalls,
     ),
-    counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |c| c.bytes_in),
-    counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |c| {
-        c.bytes_out
+    counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |call| {
+        call.bytes_in
+    }),
+    counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |call| {
+        call.bytes_out
     }),
 ];
 
@@ -437,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn label_values_are_escaped_and_numbers_are_right() {
+    fn label_values_are_escaped_and_numbers_equal_the_counters() {
         let text = exposition(&sample_process());
         assert!(text.contains("sawmill_writes_total{volume=\"disk\\\"1\"} 7\n"), "{text}");
         assert!(text.contains("sawmill_uptime_seconds 90\n"));

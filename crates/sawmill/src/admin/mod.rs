@@ -57,30 +57,30 @@ const CONTROL_CONNECTIONS_MAX: u32 = 128;
 /// still answered.
 const LOOPBACK_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time to send answers before the process exits.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+const ANSWERS_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time a client may take to send its request.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The server's callbacks. A volume's name narrows the answer to that volume.
-pub(crate) struct Subject {
+pub(crate) struct Callbacks {
     /// The status of the process, or of one volume in it.
     pub(crate) status: Box<StatusSource>,
     /// Waits for a volume, as long as the client is connected; blocks.
     pub(crate) waiter: Box<SafetyWaiter>,
     /// Carries a request out; blocks.
-    pub(crate) carry_out: Box<Carry>,
+    pub(crate) carry_out: Box<RequestHandler>,
 }
 
-/// See [`Subject::status`].
+/// See [`Callbacks::status`].
 type StatusSource = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
-/// See [`Subject::wait`].
+/// See [`Callbacks::waiter`].
 type SafetyWaiter =
     dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
-/// See [`Subject::carry_out`].
-type Carry = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
+/// See [`Callbacks::carry_out`].
+type RequestHandler = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
 
 /// An address to listen on.
-pub(crate) enum Door {
+pub(crate) enum ListenAddress {
     /// A Unix socket for one volume.
     Control { path: PathBuf, volume: String },
     /// A loopback address for all volumes.
@@ -107,7 +107,7 @@ enum Listener {
 }
 
 struct AdminState {
-    subject: Subject,
+    callbacks: Callbacks,
     /// Requests that block now, by kind; each holds a thread.
     blocked: [AtomicU32; Call::ALL.len()],
     /// Open connections, and a way to wait until there are none.
@@ -147,20 +147,20 @@ impl Call {
 }
 
 impl Admin {
-    /// Binds all doors and starts the server's thread.
-    pub(crate) fn start(subject: Subject, doors: Vec<Door>) -> Result<Admin> {
+    /// Binds all addresses and starts the server's thread.
+    pub(crate) fn start(callbacks: Callbacks, addresses: Vec<ListenAddress>) -> Result<Admin> {
         let mut sockets = Vec::new();
         let mut listeners = Vec::new();
         let mut loopback = None;
-        for door in doors {
-            let listener = match door {
-                Door::Control { path, volume } => {
+        for address in addresses {
+            let listener = match address {
+                ListenAddress::Control { path, volume } => {
                     listeners.push(Listener::Control(bind_control(&path)?, volume));
                     sockets.push(path);
                     continue;
                 }
-                Door::Loopback(wanted) => bind_loopback(wanted)?,
-                Door::Inherited(listener) => listener,
+                ListenAddress::Loopback(wanted) => bind_loopback(wanted)?,
+                ListenAddress::Inherited(listener) => listener,
             };
             loopback = listener.try_clone().ok();
             listeners.push(Listener::Loopback(listener));
@@ -168,7 +168,7 @@ impl Admin {
         let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
         let (stop_sender, stopped) = watch::channel(false);
         let shared = Arc::new(AdminState {
-            subject,
+            callbacks,
             blocked: Default::default(),
             connections: Mutex::default(),
             none_left: Condvar::new(),
@@ -226,7 +226,7 @@ impl Admin {
     pub(crate) fn finish_answers(&self) {
         if let Some(shared) = &self.shared {
             let mut open = shared.connections.lock();
-            shared.none_left.wait_while_for(&mut open, |open| *open > 0, ANSWERS_WITHIN);
+            shared.none_left.wait_while_for(&mut open, |open| *open > 0, ANSWERS_TIME_MAX);
         }
     }
 
@@ -437,7 +437,7 @@ fn start_connection<S>(
             Ok(ended) => ended,
             Err(_) => {
                 connection.as_mut().graceful_shutdown();
-                let last = tokio::time::timeout(LOOPBACK_WAIT_MAX + ANSWERS_WITHIN, connection);
+                let last = tokio::time::timeout(LOOPBACK_WAIT_MAX + ANSWERS_TIME_MAX, connection);
                 last.await.unwrap_or(Ok(()))
             }
         };

@@ -1,4 +1,4 @@
-//! The admin server against its own client and against plain HTTP, with a made-up subject.
+//! The admin server against its own client and against plain HTTP, with made-up callbacks.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,14 +7,14 @@ use std::os::unix::net::UnixStream;
 
 use super::status::VolumeStatus;
 use super::*;
-use crate::control::protocol::{ControlRequest as Asked, Past, REQUEST_BYTES_MAX};
+use crate::control::protocol::{ControlRequest as Asked, PastChange, REQUEST_BYTES_MAX};
 use sawmill_console::exit::Exit;
 
 /// Two volumes. A wait for `stored` times out; without a timeout it reports that the writer is
 /// fenced.
-fn subject() -> Subject {
+fn callbacks() -> Callbacks {
     let named = |name: &str| VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
-    Subject {
+    Callbacks {
         status: Box::new(move |only| ProcessStatus {
             pid: 4711,
             volumes: ["oak", "ash"]
@@ -50,9 +50,10 @@ fn subject() -> Subject {
 }
 
 fn start(folder: &Path) -> Admin {
-    let control = Door::Control { path: folder.join(control::WRITER_SOCKET), volume: "oak".into() };
-    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
-    Admin::start(subject(), vec![control, loopback]).unwrap()
+    let control =
+        ListenAddress::Control { path: folder.join(control::WRITER_SOCKET), volume: "oak".into() };
+    let loopback = ListenAddress::Loopback("127.0.0.1:0".parse().unwrap());
+    Admin::start(callbacks(), vec![control, loopback]).unwrap()
 }
 
 /// Status code and body of one request over TCP.
@@ -118,7 +119,7 @@ fn changes_are_taken_on_the_control_socket_alone() {
     let resized = ask(Asked::Resize { size_bytes: 4096 }).unwrap().unwrap();
     assert_eq!(resized["size_bytes"], 4096);
     assert!(ask(Asked::Resize { size_bytes: 0 }).unwrap_err().to_string().contains("oak"));
-    let past = Asked::Past(Past::SetRetention(7));
+    let past = Asked::Past(PastChange::SetRetention(7));
     assert_eq!(ask(past.clone()).unwrap().unwrap()["undo"], "SetRetention(7)");
     let nobody =
         control::query_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
@@ -208,8 +209,8 @@ fn the_socket_goes_with_the_server_and_a_stale_one_is_replaced() {
 #[test]
 fn a_path_too_long_for_a_socket_is_refused_with_what_to_set() {
     let path = Path::new("/tmp").join("x".repeat(120));
-    let door = Door::Control { path, volume: "oak".into() };
-    let failure = Admin::start(subject(), vec![door]).err().unwrap();
+    let address = ListenAddress::Control { path, volume: "oak".into() };
+    let failure = Admin::start(callbacks(), vec![address]).err().unwrap();
     assert!(
         failure.exit() == Exit::Usage && failure.to_string().contains("XDG_STATE_HOME"),
         "{failure}"
@@ -231,11 +232,13 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
         }
         Ok(true)
     });
-    let control =
-        Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
-    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let control = ListenAddress::Control {
+        path: folder.path().join(control::WRITER_SOCKET),
+        volume: "oak".into(),
+    };
+    let loopback = ListenAddress::Loopback("127.0.0.1:0".parse().unwrap());
     let admin =
-        Admin::start(Subject { waiter: safety_waiter, ..subject() }, vec![control, loopback])
+        Admin::start(Callbacks { waiter: safety_waiter, ..callbacks() }, vec![control, loopback])
             .unwrap();
     let strangers: Vec<_> = (0..Call::LoopbackWait.slots())
         .map(|_| {
@@ -267,9 +270,9 @@ fn a_wait_of_others_ends_after_a_minute_and_our_own_when_we_say() {
         Ok(true)
     });
     let path = folder.path().join(control::WRITER_SOCKET);
-    let control = Door::Control { path, volume: "oak".into() };
-    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
-    let callbacks = Subject { waiter: safety_waiter, ..subject() };
+    let control = ListenAddress::Control { path, volume: "oak".into() };
+    let loopback = ListenAddress::Loopback("127.0.0.1:0".parse().unwrap());
+    let callbacks = Callbacks { waiter: safety_waiter, ..callbacks() };
     let admin = Admin::start(callbacks, vec![control, loopback]).unwrap();
     let minute = Some(Duration::from_secs(60));
     for (timeout, expected) in [
@@ -334,10 +337,10 @@ fn a_wait_whose_caller_hung_up_ends() {
         Ok(true)
     });
     let path = folder.path().join(control::WRITER_SOCKET);
-    let control = Door::Control { path: path.clone(), volume: "oak".into() };
-    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let control = ListenAddress::Control { path: path.clone(), volume: "oak".into() };
+    let loopback = ListenAddress::Loopback("127.0.0.1:0".parse().unwrap());
     let admin =
-        Admin::start(Subject { waiter: safety_waiter, ..subject() }, vec![control, loopback])
+        Admin::start(Callbacks { waiter: safety_waiter, ..callbacks() }, vec![control, loopback])
             .unwrap();
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -371,9 +374,9 @@ fn no_path_is_shown_at_the_loopback_address() {
         ..ProcessStatus::default()
     });
     let path = folder.path().join(control::WRITER_SOCKET);
-    let control = Door::Control { path, volume: "oak".into() };
-    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
-    let admin = Admin::start(Subject { status, ..subject() }, vec![control, loopback]).unwrap();
+    let control = ListenAddress::Control { path, volume: "oak".into() };
+    let loopback = ListenAddress::Loopback("127.0.0.1:0".parse().unwrap());
+    let admin = Admin::start(Callbacks { status, ..callbacks() }, vec![control, loopback]).unwrap();
     let (code, body) = get(&admin, "/status");
     assert!(code == 200 && !body.contains("secret"), "{body}");
     let own = control::attached(folder.path()).unwrap().unwrap();

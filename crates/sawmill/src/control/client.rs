@@ -23,10 +23,10 @@ use crate::config::VolumeAddress;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time for a healthy process to answer a question that needs no waiting.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Time for a hand-off between two processes.
-const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
+const HAND_OFF_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Interval of checks during a hand-off.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -59,7 +59,7 @@ pub(crate) fn sweep_dead_readers(volume_folder: &Path) {
 /// The process that serves the volume for writing, or one that serves it read-only, or `None`.
 /// During a hand-off: the process that has it afterwards.
 pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
-    attached_within(volume_folder, HANDED_OVER_WITHIN)
+    attached_within(volume_folder, HAND_OFF_TIME_MAX)
 }
 
 fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<ProcessStatus>> {
@@ -84,7 +84,7 @@ fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<Pr
 
 fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
-        if let Some(body) = query(&socket, "/status", Some(ANSWER_WITHIN))? {
+        if let Some(body) = query(&socket, "/status", Some(ANSWER_TIME_MAX))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
                 let what = format!("{} sent an invalid status", socket.display());
                 Failure::caused(Exit::Internal, what, error)

@@ -27,7 +27,7 @@ pub(crate) enum ControlRequest {
     /// Answered with [`CollectReply`].
     CollectGarbage { threshold: f64 },
     /// Answered with [`ChangeReply`].
-    Past(Past),
+    Past(PastChange),
     /// Changes the size; answered with [`ResizeReply`] once that is durable.
     Resize { size_bytes: u64 },
     /// Opens a door; answered with [`AddDoorReply`].
@@ -41,7 +41,7 @@ pub(crate) enum ControlRequest {
 /// A change of a volume's past.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Past {
+pub(crate) enum PastChange {
     CreateSnapshot(String),
     DeleteSnapshot(String),
     /// How long the past is kept, in seconds.
@@ -117,11 +117,11 @@ mod tests {
     #[test]
     fn every_request_survives_the_way_over_a_socket() {
         let cuts = [Cut::Snapshot("a.b-c_9".into()), Cut::Time(5), Cut::Time(1_709_251_199_999)];
-        let cuts = cuts.into_iter().chain([Cut::Position(u64::MAX)]).map(Past::RollBack);
+        let cuts = cuts.into_iter().chain([Cut::Position(u64::MAX)]).map(PastChange::RollBack);
         let past = [
-            Past::CreateSnapshot("x".into()),
-            Past::DeleteSnapshot("x".into()),
-            Past::SetRetention(9),
+            PastChange::CreateSnapshot("x".into()),
+            PastChange::DeleteSnapshot("x".into()),
+            PastChange::SetRetention(9),
         ];
         let plans = ["nbd=unix:/run/a b&c=d.sock", "ublk=3", "fuse=/mnt/ü"];
         let (timeout, stall_max) = (Duration::from_millis(5), Duration::from_millis(7));

@@ -24,7 +24,7 @@ const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 /// The longest wait before a restart, however often drivers have died.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// After a driver has lived this long, the next restart waits the minimum again.
-const LIVED: Duration = Duration::from_secs(1);
+const LIFE_TIME_MIN: Duration = Duration::from_secs(1);
 
 /// Prefixes of variables with keys to stores, which a driver must not get.
 const STORES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
@@ -100,7 +100,7 @@ impl Drivers {
     pub(crate) fn next_wait(&self, lived: Duration) -> Duration {
         let mut back_off = self.back_off.lock();
         // Waits grow only while drivers die at once: one that worked is needed again quickly.
-        if lived >= LIVED {
+        if lived >= LIFE_TIME_MIN {
             *back_off = BACK_OFF_MIN;
         }
         let now = *back_off;

@@ -24,7 +24,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::child::Drivers;
-use crate::daemon::{self, DoorOf};
+use crate::daemon::{self, DoorDocument};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
@@ -34,7 +34,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 pub(crate) const SOCKET: &str = "driver.sock";
 
 /// Time for a driver to exit after it left the device uncleanly.
-const GOES_WITHIN: Duration = Duration::from_secs(5);
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A device to run: its options, its doors, and how its drivers start.
 pub(crate) struct Plan {
@@ -71,7 +71,7 @@ pub(crate) enum DeviceEvent<'a> {
     Ready {
         name: &'a str,
         size_bytes: u64,
-        doors: Vec<DoorOf>,
+        doors: Vec<DoorDocument>,
     },
     Driver {
         state: &'static str,
@@ -112,7 +112,7 @@ struct Driving<'a> {
     serving: BTreeSet<u32>,
     /// Those that left uncleanly and may still run.
     lingering: BTreeSet<u32>,
-    /// Those that ended before the host noticed.
+    /// Those that ended before the host noticed. Bounded by the drivers that this process started.
     ended: BTreeMap<u32, (ExitStatus, Duration)>,
     /// Those that finished all their work: their exit is not a failure.
     seen_off: BTreeSet<u32>,
@@ -192,7 +192,7 @@ impl Driving<'_> {
     fn handle_events(&mut self, receiver: &Receiver<MainEvent>) -> Result<Exit> {
         for main_event in receiver {
             match main_event {
-                MainEvent::Host(event) => self.host_says(event)?,
+                MainEvent::Host(event) => self.handle_host_event(event)?,
                 MainEvent::Signal(SIGHUP) => self.replace(),
                 MainEvent::Signal(_) if self.is_ending => {
                     self.host.fail(&Error::new(
@@ -212,7 +212,7 @@ impl Driving<'_> {
         Ok(Exit::Ok)
     }
 
-    fn host_says(&mut self, event: Event) -> Result<()> {
+    fn handle_host_event(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Declared => return self.open_doors(),
             Event::Attached { generation, pid } => {
@@ -242,7 +242,7 @@ impl Driving<'_> {
                 }
                 if !in_order && self.drivers.has(pid) {
                     self.lingering.insert(pid);
-                    return self.send_after(GOES_WITHIN, MainEvent::Lingers(pid));
+                    return self.send_after(LEAVE_TIME_MAX, MainEvent::Lingers(pid));
                 }
             }
             Event::Hung { pid } => self.drivers.kill(pid),
@@ -272,7 +272,8 @@ impl Driving<'_> {
             facts.with("door", format!("{kind} {address}"))
         };
         self.host.show_doors(addresses.iter().fold(Facts::default(), add_door));
-        let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+        let doors =
+            addresses.into_iter().map(|(kind, address)| DoorDocument { kind, address }).collect();
         (self.on_event)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })
     }
 

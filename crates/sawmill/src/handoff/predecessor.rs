@@ -21,14 +21,14 @@ use crate::serving::ServeProcess;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time to store everything before the switch, so that little is left to replay.
-const STORE_FIRST: Duration = Duration::from_secs(5);
+const STORE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Time for threads that still use a closed volume to finish.
-const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// After a rollback: time for all volumes to be open or report why not, before the requester gets
 /// its answer.
-const SETTLE_WITHIN: Duration = Duration::from_secs(5);
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The process that is to take over. Killed when this is dropped.
 struct Successor {
@@ -111,7 +111,7 @@ impl Predecessor<'_> {
             // Dead before anything is reopened here, because it may hold the locks (decision 0020).
             drop(successor);
             self.reopen_queue.try_all();
-            self.reopen_queue.settle(Instant::now() + SETTLE_WITHIN);
+            self.reopen_queue.settle(Instant::now() + SETTLE_TIME_MAX);
             return Err(with_absent(refuse(failure), self.serving));
         }
         let done = self.leave(successor, version, prepared_ms, quiet_since);
@@ -144,8 +144,8 @@ impl Predecessor<'_> {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
                 let store = move || {
-                    if let Ok(true) = volume.wait(Safety::Stored, Some(STORE_FIRST)) {
-                        volume.checkpoint(STORE_FIRST);
+                    if let Ok(true) = volume.wait(Safety::Stored, Some(STORE_TIME_MAX)) {
+                        volume.checkpoint(STORE_TIME_MAX);
                     }
                 };
                 // Best effort, also if no thread can be started: what is not stored by then is
@@ -189,7 +189,7 @@ impl Predecessor<'_> {
     fn release_volumes(&self) -> Result<()> {
         let mut closed: Vec<Arc<Volume>> = Vec::new();
         for served in &self.serving.volumes {
-            closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
+            closed.extend(served.close_as_it_is(RELEASE_TIME_MAX)?);
         }
         // Dropping it is not enough: a request to the store in flight would hold it until the
         // answer.
@@ -200,7 +200,7 @@ impl Predecessor<'_> {
         let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
         // Before the wait, which would wait for these references too.
         drop(closed);
-        let deadline = Instant::now() + LET_GO_WITHIN;
+        let deadline = Instant::now() + RELEASE_TIME_MAX;
         for volume in dropped {
             let _ = volume.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }

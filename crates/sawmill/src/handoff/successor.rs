@@ -21,7 +21,7 @@ use sawmill_store::ObjectStore;
 use sawmill_volume::{OpenOptions, Volume};
 
 use super::{CONVERSATION, Word, accepting_nothing, receive_word, send_word, unexpected};
-use crate::admin::{Admin, Door};
+use crate::admin::{Admin, ListenAddress};
 use crate::config::Paths;
 use crate::daemon;
 use crate::plan::Plan;
@@ -112,7 +112,7 @@ fn talk(
     let door_volumes: Vec<_> = serving.volumes.iter().map(ServedVolume::door_volume).collect();
     let mut lost = serving.doors.take_over(handed, &door_volumes);
     let serving = Arc::new(serving);
-    let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
+    let admin = match wiring::start_admin(&serving, listener.map(ListenAddress::Inherited)) {
         Ok(admin) => admin,
         // Users are served already and the volumes cannot go back, so this is one lost door.
         Err(failure) => {

@@ -24,7 +24,7 @@ use sawmill_console::exit::{Failure, Result};
 const EXTENSION: &str = "end";
 
 /// Time for an end to accept a question or an answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The longest report: 64 connections with a few links each.
 const REPORT_BYTES_MAX: usize = 4 << 20;
@@ -202,18 +202,18 @@ impl CacheReport {
 }
 
 /// Returns the status of an end.
-pub(crate) type Teller = Arc<dyn Fn() -> EndReport + Send + Sync>;
+pub(crate) type ReportSource = Arc<dyn Fn() -> EndReport + Send + Sync>;
 
 /// Answers every connection, until dropped.
 pub(crate) struct StatusListener {
     path: PathBuf,
-    over: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StatusListener {
     /// Listens in `folder`.
-    pub(crate) fn start(folder: &Path, teller: Teller) -> Result<StatusListener> {
+    pub(crate) fn start(folder: &Path, report_source: ReportSource) -> Result<StatusListener> {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
         let cannot =
@@ -221,33 +221,33 @@ impl StatusListener {
         // The process that had this number before is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(cannot)?;
-        let over = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&over);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let is_ended = Arc::clone(&is_over);
         let answer = move || {
             for connection in listener.incoming() {
-                if ended.load(Ordering::SeqCst) {
+                if is_ended.load(Ordering::SeqCst) {
                     return;
                 }
-                if let Err(error) = connection.and_then(|stream| answer(stream, &teller())) {
+                if let Err(error) = connection.and_then(|stream| answer(stream, &report_source())) {
                     tracing::debug!("cannot report link status: {error}");
                 }
             }
         };
         let thread =
-            std::thread::Builder::new().name("told".into()).spawn(answer).map_err(cannot)?;
-        Ok(StatusListener { path, over, thread: Some(thread) })
+            std::thread::Builder::new().name("link-status".into()).spawn(answer).map_err(cannot)?;
+        Ok(StatusListener { path, is_over, thread: Some(thread) })
     }
 }
 
 fn answer(mut stream: UnixStream, report: &EndReport) -> io::Result<()> {
     // One thread answers everybody: a client that reads nothing must not stop it.
-    stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+    stream.set_write_timeout(Some(ANSWER_TIME_MAX))?;
     stream.write_all(&serde_json::to_vec(report)?)
 }
 
 impl Drop for StatusListener {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::SeqCst);
+        self.is_over.store(true, Ordering::SeqCst);
         // Wakes the thread. Without that, the thread ends with the process.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = std::fs::remove_file(&self.path);
@@ -282,7 +282,7 @@ pub(crate) fn query_all(folder: &Path) -> Vec<EndReport> {
 
 fn query(path: &Path) -> io::Result<EndReport> {
     let mut stream = UnixStream::connect(path)?;
-    let deadline = Instant::now() + ANSWER_WITHIN;
+    let deadline = Instant::now() + ANSWER_TIME_MAX;
     let mut text = Vec::new();
     let mut part = [0; 16 << 10];
     // An end that hangs, is slow or never stops must not keep the others from being listed.
@@ -313,10 +313,10 @@ mod tests {
     fn an_end_is_listed_until_it_ends_and_dead_sockets_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let report = || EndReport { name: "store".into(), pid: 7, ..EndReport::default() };
-        let telling = StatusListener::start(folder.path(), Arc::new(report)).unwrap();
+        let status_listener = StatusListener::start(folder.path(), Arc::new(report)).unwrap();
         let reports = query_all(folder.path());
         assert_eq!((reports.len(), reports[0].name.as_str(), reports[0].pid), (1, "store", 7));
-        drop(telling);
+        drop(status_listener);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let dead = folder.path().join("9.end");
         drop(UnixListener::bind(&dead).unwrap());

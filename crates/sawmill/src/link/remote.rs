@@ -21,9 +21,9 @@ use crate::link::location::LinkLocation;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time for a target to answer for the first time.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 /// An unauthenticated refusal counts if nothing better arrived for this long.
-const HINT_WITHIN: Duration = Duration::from_secs(2);
+const HINT_DELAY: Duration = Duration::from_secs(2);
 /// Interval of checks for an answer.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Interval of requests to a target that asks to be asked again.
@@ -81,7 +81,7 @@ impl Remote {
     }
 
     fn answer(&self, ask: impl Fn() -> Answer) -> Result<Vec<u8>> {
-        let deadline = Instant::now() + ANSWER_WITHIN;
+        let deadline = Instant::now() + ANSWER_TIME_MAX;
         let mut hinted: Option<Instant> = None;
         let mut answer = ask();
         loop {
@@ -100,7 +100,7 @@ impl Remote {
             // counts.
             let since = hint.as_ref().map(|_| *hinted.get_or_insert_with(Instant::now));
             if let (Some(hint), Some(since)) = (hint, since)
-                && since.elapsed() >= HINT_WITHIN
+                && since.elapsed() >= HINT_DELAY
             {
                 return Err(Failure::caused(Exit::Denied, &self.place, hint));
             }
@@ -115,7 +115,7 @@ impl Remote {
             "no target answered at {} in {} s; check that `sawmill target` runs there and that no \
              firewall blocks it; `sawmill link find` shows the targets of this network",
             self.place,
-            ANSWER_WITHIN.as_secs()
+            ANSWER_TIME_MAX.as_secs()
         );
         Failure::new(Exit::Unavailable, text)
     }

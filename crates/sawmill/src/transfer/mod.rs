@@ -2,7 +2,7 @@
 //! ends.
 //!
 //! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress`
-//! (how far it got, kept beside the journal), this file (the plan, the workers, the marks).
+//! (how far it got, kept beside the journal), this file (the plan, the workers, the progress).
 //!
 //! Invariants:
 //! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the target.
@@ -42,7 +42,7 @@ const GRAIN_BYTES: usize = 4096;
 /// Concurrent pieces.
 const WORKERS_MAX: usize = 8;
 /// Interval at which progress is shown and, once durable, noted.
-const MARK_EVERY: Duration = Duration::from_millis(200);
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// The source of a transfer. All calls may block.
 pub(crate) trait Source: Sync {
@@ -205,13 +205,13 @@ pub(crate) fn transfer(
             scope.spawn(move || transfer.work(&sender));
         }
         drop(sender);
-        let mut marks = Marks { begun: None, kept: start.from };
+        let mut progress = ProgressMark { begun: None, kept: start.from };
         let outcome = loop {
-            match receiver.recv_timeout(MARK_EVERY) {
+            match receiver.recv_timeout(PROGRESS_EVERY) {
                 Err(RecvTimeoutError::Timeout) => {
                     let done = transfer.plan().done_through();
                     bar.show(done, size_bytes);
-                    if let Err(failure) = marks.advance(&transfer, done, keep) {
+                    if let Err(failure) = progress.advance(&transfer, done, keep) {
                         break Err(failure);
                     }
                 }
@@ -235,12 +235,12 @@ pub(crate) fn transfer(
 }
 
 /// The mark that becomes progress once it is durable.
-struct Marks {
+struct ProgressMark {
     begun: Option<(u64, u64)>,
     kept: u64,
 }
 
-impl Marks {
+impl ProgressMark {
     fn advance(
         &mut self,
         transfer: &Transfer<'_>,
@@ -338,7 +338,7 @@ pub(crate) fn settle(target: &dyn Target) -> Result<()> {
     let began = Instant::now();
     while !target.is_durable(mark)? {
         // There is no notification: this is the polling interval.
-        let pause = if began.elapsed() < MARK_EVERY { 5 } else { 50 };
+        let pause = if began.elapsed() < PROGRESS_EVERY { 5 } else { 50 };
         std::thread::park_timeout(Duration::from_millis(pause));
     }
     Ok(())

@@ -253,7 +253,7 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
         let lookup_count = cache.hits + cache.misses;
         let hits = (cache.hits * 100)
             .checked_div(lookup_count)
-            .map_or_else(String::new, |p| format!(", {p} % hits"));
+            .map_or_else(String::new, |percent| format!(", {percent} % hits"));
         rows.push(("read cache", format!("{} in it{hits}", human_size(cache.bytes))));
         rows.push(("", cache.path.clone()));
     }

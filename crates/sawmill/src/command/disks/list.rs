@@ -88,7 +88,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             },
         });
     }
-    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    rows.sort_by(|row, other| row.name.cmp(&other.name));
     if arguments.all {
         rows.extend(sawmill_volume::unnamed(&*store)?.iter().map(unnamed_row));
     }
@@ -147,8 +147,10 @@ fn attached_to(folder: &Path) -> Option<Attachment> {
 }
 
 fn cells(row: &Row) -> Vec<String> {
-    let attached =
-        row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
+    let attached = row
+        .attached
+        .as_ref()
+        .map_or_else(|| "-".to_owned(), |process| format!("here, pid {}", process.pid));
     if let Some(unnamed) = &row.unnamed {
         return vec![row.name.clone(), unnamed.display_text(), "-".into(), "-".into(), attached];
     }

@@ -25,7 +25,7 @@ use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::command::Context;
 use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::Paths;
-use crate::daemon::{self, DoorOf, print_event};
+use crate::daemon::{self, DoorDocument, print_event};
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::DoorOptions;
 use crate::handoff::again::ReopenQueue;
@@ -39,10 +39,10 @@ use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time to write what memory holds to the disk.
-const LOG_WITHIN: Duration = Duration::from_secs(60);
+const LOG_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Interval of attempts to reopen volumes that stayed closed after a hand-off was rolled back.
-const AGAIN_EVERY: Duration = Duration::from_millis(500);
+const RETRY_EVERY: Duration = Duration::from_millis(500);
 
 /// Interval of health checks.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ enum Event<'a> {
         volume: &'a str,
         /// The first of `doors`.
         uri: String,
-        doors: Vec<DoorOf>,
+        doors: Vec<DoorDocument>,
         epoch: u64,
         read_only: bool,
         admin: Option<String>,
@@ -240,7 +240,7 @@ fn announce(json: bool, serving: &ServeProcess, admin: &Admin) {
         let Ok(volume) = served.volume() else { continue };
         let (status, steps) = (volume.status(), volume.recovery().steps.iter());
         let doors: Vec<_> =
-            doors.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+            doors.into_iter().map(|(kind, address)| DoorDocument { kind, address }).collect();
         print_event(&Event::Ready {
             volume: served.name(),
             uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
@@ -277,7 +277,7 @@ fn serve_on(
     loop {
         // Users of a closed volume wait, so it is tried more often than health is looked at.
         let is_any_away = serving.away().next().is_some();
-        match receiver.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
+        match receiver.recv_timeout(if is_any_away { RETRY_EVERY } else { HEALTH_EVERY }) {
             Ok(ServeEvent::Collect) => serving.collect_all(),
             Ok(ServeEvent::HandOff(request)) => {
                 if let Some(until) = hand_off(serving, reopen_queue, admin, receiver, &request) {
@@ -417,7 +417,7 @@ fn start_closing(serving: &Arc<ServeProcess>, sender: &SyncSender<ServeEvent>) -
         // container).
         std::thread::scope(|scope| {
             for served in &serving.volumes {
-                scope.spawn(|| served.log_all(LOG_WITHIN));
+                scope.spawn(|| served.log_all(LOG_TIME_MAX));
             }
         });
         serving.doors.stop();

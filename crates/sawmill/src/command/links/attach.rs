@@ -19,17 +19,19 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::admin::status::{ProcessStatus, milliseconds};
-use crate::admin::{Admin, Door, Subject};
+use crate::admin::{Admin, Callbacks, ListenAddress};
 use crate::command::Context;
 use crate::command::disks::serve::{REMIND_EVERY, parse_loopback};
 use crate::config::check_name;
-use crate::daemon::{self, DoorOf};
+use crate::daemon::{self, DoorDocument};
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
 use crate::link::KeyOptions;
-use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, StatusListener, Teller};
+use crate::link::end_report::{
+    CacheReport, ConnectionReport, EndReport, ReportSource, StatusListener,
+};
 use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
 use crate::listening::check_free;
@@ -39,7 +41,7 @@ use sawmill_console::units::{human_size, parse_duration, parse_size};
 /// Interval of cache ticks and link status checks.
 const TICK: Duration = Duration::from_secs(1);
 /// Time for doors to close when they no longer wait for requests.
-const CLOSED_WITHIN: Duration = Duration::from_secs(10);
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Interval of checks that the target still reserves the device for us.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
@@ -184,7 +186,7 @@ enum Event<'a> {
         read_only: bool,
         /// The first of `doors`.
         uri: String,
-        doors: Vec<DoorOf>,
+        doors: Vec<DoorDocument>,
         admin: Option<String>,
     },
     Link {
@@ -200,23 +202,23 @@ enum Event<'a> {
 
 /// The device as its doors see it.
 #[derive(Clone)]
-enum Front {
+enum ExposedDevice {
     Plain(Arc<RemoteDevice>),
     Cached(Arc<Cache<Arc<RemoteDevice>>>),
 }
 
-impl Front {
+impl ExposedDevice {
     fn device(&self) -> Arc<dyn BlockDevice> {
         match self {
-            Front::Plain(device) => Arc::clone(device) as Arc<dyn BlockDevice>,
-            Front::Cached(cache) => Arc::clone(cache) as Arc<dyn BlockDevice>,
+            ExposedDevice::Plain(device) => Arc::clone(device) as Arc<dyn BlockDevice>,
+            ExposedDevice::Cached(cache) => Arc::clone(cache) as Arc<dyn BlockDevice>,
         }
     }
 
     fn cache_report(&self) -> Option<CacheReport> {
         match self {
-            Front::Plain(_) => None,
-            Front::Cached(cache) => Some(CacheReport::new(cache.counters())),
+            ExposedDevice::Plain(_) => None,
+            ExposedDevice::Cached(cache) => Some(CacheReport::new(cache.counters())),
         }
     }
 }
@@ -246,15 +248,17 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let remote = Remote::connect(&place, security, options)?;
     let Arguments { read_only, take_over, shared, .. } = *arguments;
     let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
-    let front = match cache {
-        Some(options) => Front::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?)),
-        None => Front::Plain(Arc::clone(&device)),
+    let exposed = match cache {
+        Some(options) => {
+            ExposedDevice::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?))
+        }
+        None => ExposedDevice::Plain(Arc::clone(&device)),
     };
     let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
     let volume = DoorVolume {
         name: name.clone(),
         description: place.to_string(),
-        device: front.device(),
+        device: exposed.device(),
         folder: folder.clone(),
         identity: place.to_string(),
         // A target may lose what was not flushed while no initiator is attached to learn of it.
@@ -264,10 +268,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::on_signals(&[SIGTERM, SIGINT], move |_| to_main.send(AttachEvent::Signal).is_ok())?;
     make_folder(&folder)?;
     doors.open_all(&plans, &[volume])?;
-    let teller = teller(&place, &remote, &front);
-    let _telling = StatusListener::start(&context.paths.links_folder()?, Arc::clone(&teller))?;
-    let admin = arguments.admin.map(|at| admin(at, teller, &doors, began)).transpose()?;
-    let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
+    let report_source = report_source(&place, &remote, &exposed);
+    let _status_listener =
+        StatusListener::start(&context.paths.links_folder()?, Arc::clone(&report_source))?;
+    let admin = arguments.admin.map(|at| admin(at, report_source, &doors, began)).transpose()?;
+    let attachment = Attachment { json: context.json, name, place, remote, device, exposed, doors };
     attachment.announce(admin.as_ref())?;
     daemon::notify(sd_notify::NotifyState::Ready);
     let failure = attachment.handle_events(&receiver);
@@ -301,7 +306,12 @@ fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> 
     admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
 }
 
-fn admin(at: SocketAddr, teller: Teller, doors: &Arc<Doors>, began: Instant) -> Result<Admin> {
+fn admin(
+    at: SocketAddr,
+    report_source: ReportSource,
+    doors: &Arc<Doors>,
+    began: Instant,
+) -> Result<Admin> {
     let doors = Arc::downgrade(doors);
     let status = move |_: Option<&str>| ProcessStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -309,24 +319,24 @@ fn admin(at: SocketAddr, teller: Teller, doors: &Arc<Doors>, began: Instant) -> 
         uptime_ms: milliseconds(began.elapsed()),
         nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory()),
         doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
-        link: Some(teller()),
+        link: Some(report_source()),
         ..ProcessStatus::default()
     };
     let no_volume = || {
         Failure::usage("an attached device is not a volume: only its target knows what is stored")
     };
-    let subject = Subject {
+    let callbacks = Callbacks {
         status: Box::new(status),
         waiter: Box::new(move |_, _, _, _| Err(no_volume())),
         carry_out: Box::new(move |_, _| Err(no_volume())),
     };
-    Admin::start(subject, vec![Door::Loopback(at)])
+    Admin::start(callbacks, vec![ListenAddress::Loopback(at)])
 }
 
-fn teller(place: &LinkLocation, remote: &Remote, front: &Front) -> Teller {
+fn report_source(place: &LinkLocation, remote: &Remote, exposed: &ExposedDevice) -> ReportSource {
     // Weak, so that an open status connection does not keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
-    let (place, front) = (place.clone(), front.clone());
+    let (place, exposed) = (place.clone(), exposed.clone());
     Arc::new(move || {
         let connection = |initiator: Arc<Initiator>| {
             ConnectionReport::new(&initiator.status(), &place.addresses)
@@ -336,7 +346,7 @@ fn teller(place: &LinkLocation, remote: &Remote, front: &Front) -> Teller {
             name: place.to_string(),
             pid: std::process::id(),
             connections: initiator.upgrade().map(connection).into_iter().collect(),
-            cache: front.cache_report(),
+            cache: exposed.cache_report(),
         }
     })
 }
@@ -347,7 +357,7 @@ struct Attachment {
     name: String,
     place: LinkLocation,
     doors: Arc<Doors>,
-    front: Front,
+    exposed: ExposedDevice,
     device: Arc<RemoteDevice>,
     remote: Remote,
 }
@@ -364,9 +374,9 @@ impl Attachment {
                 .iter()
                 .try_for_each(|(_, address)| sawmill_console::output::line(address));
         }
-        let geometry = self.front.device().geometry();
+        let geometry = self.exposed.device().geometry();
         let doors: Vec<_> =
-            addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+            addresses.into_iter().map(|(kind, address)| DoorDocument { kind, address }).collect();
         self.emit(&Event::Ready {
             name: &self.name,
             link: self.place.to_string(),
@@ -394,7 +404,7 @@ impl Attachment {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return None,
             }
-            if let Front::Cached(cache) = &self.front {
+            if let ExposedDevice::Cached(cache) = &self.exposed {
                 cache.tick(Instant::now());
             }
             self.log_changes(&mut previous);
@@ -432,11 +442,12 @@ impl Attachment {
         receiver: &Receiver<AttachEvent>,
     ) -> Result<Exit> {
         self.emit(&Event::Stopping);
-        let (doors, front, sender) = (Arc::clone(&self.doors), self.front.clone(), sender.clone());
+        let (doors, exposed, sender) =
+            (Arc::clone(&self.doors), self.exposed.clone(), sender.clone());
         // On a thread of its own: the main thread must hear a second signal meanwhile.
         let close = move || {
             doors.stop();
-            let device = front.device();
+            let device = exposed.device();
             let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
             let _ = sender.send(AttachEvent::Closed(flushed.map_err(Failure::from)));
         };
@@ -462,7 +473,7 @@ impl Attachment {
                 // device of ours.
                 self.remote.initiator().close();
                 self.doors.stop_now();
-                let _ = receiver.recv_timeout(CLOSED_WITHIN);
+                let _ = receiver.recv_timeout(CLOSE_TIME_MAX);
                 self.emit(&Event::Stopped { flushed: false });
                 return Ok(Exit::Negative);
             }

@@ -30,7 +30,7 @@ use crate::config::{Paths, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
 use crate::file_device::FileDevice;
 use crate::handoff::HandOffRequest;
-use crate::link::end_report::{ConnectionReport, EndReport, StatusListener, Teller};
+use crate::link::end_report::{ConnectionReport, EndReport, ReportSource, StatusListener};
 use crate::link::location::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
@@ -125,7 +125,7 @@ enum Event<'a> {
         name: &'a str,
         listen: &'a [String],
         sealed: bool,
-        exports: Vec<ExportOf>,
+        exports: Vec<ExportDocument>,
         /// The dashboard's address.
         admin: Option<String>,
     },
@@ -141,7 +141,7 @@ enum Event<'a> {
 
 /// One export.
 #[derive(Serialize)]
-struct ExportOf {
+struct ExportDocument {
     name: String,
     size_bytes: u64,
     read_only: bool,
@@ -199,9 +199,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let target = target(arguments, &name, trust, &mut devices)?;
     let listening = Listener::new(target, &addresses, arguments.receivers as usize);
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
-    let teller = teller(&name, listener.target());
-    serving.is_end_of_link(Arc::clone(&teller));
-    let telling = StatusListener::start(&context.paths.links_folder()?, teller)?;
+    let report_source = report_source(&name, listener.target());
+    serving.set_link_report(Arc::clone(&report_source));
+    let status_listener = StatusListener::start(&context.paths.links_folder()?, report_source)?;
     started.store(true, Ordering::Release);
     announce(
         context.json,
@@ -221,7 +221,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     tracing::info!(
         "stopping: ending connections and storing everything; a second signal stops immediately"
     );
-    drop(telling);
+    drop(status_listener);
     // Before the volumes close: initiators must not get their errors, but wait for the next target.
     drop(listener);
     let outcome = close(context.json, &serving, &sender, &receiver);
@@ -479,7 +479,7 @@ fn target(
     Ok(target)
 }
 
-fn teller(name: &str, target: &Arc<Target>) -> Teller {
+fn report_source(name: &str, target: &Arc<Target>) -> ReportSource {
     let (name, target) = (name.to_owned(), Arc::downgrade(target));
     Arc::new(move || {
         let status = target.upgrade().map(|target| target.status()).unwrap_or_default();
@@ -511,7 +511,7 @@ fn announce(json: bool, report: &ReadyReport<'_>) -> Result<()> {
     }
     let exports = devices.iter().map(|opened| {
         let geometry = opened.device.geometry();
-        ExportOf {
+        ExportDocument {
             name: opened.name.clone(),
             size_bytes: geometry.size_bytes,
             read_only: geometry.read_only,

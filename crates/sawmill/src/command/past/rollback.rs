@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::attach::Attach;
 use crate::command::Context;
-use crate::control::protocol::Past;
+use crate::control::protocol::PastChange;
 use crate::moment::parse_cut;
 use crate::past::order;
 use sawmill_console::exit::{Exit, Result};
@@ -43,7 +43,7 @@ struct Document<'a> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let cut = parse_cut(&arguments.to)?;
     let address = context.paths.resolve(&arguments.volume)?;
-    let before = order(&context.paths, &address, &arguments.attach, &Past::RollBack(cut))?;
+    let before = order(&context.paths, &address, &arguments.attach, &PastChange::RollBack(cut))?;
     let before = before.unwrap_or_default();
     let undo = format!("sawmill rollback {} --to {before}", arguments.volume);
     if context.json {

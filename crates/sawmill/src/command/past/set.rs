@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::attach::Attach;
 use crate::command::Context;
-use crate::control::protocol::Past;
+use crate::control::protocol::PastChange;
 use crate::past::order;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
@@ -39,7 +39,7 @@ struct Document<'a> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.paths.resolve(&arguments.volume)?;
     let retention_s = arguments.retention.as_secs();
-    order(&context.paths, &address, &arguments.attach, &Past::SetRetention(retention_s))?;
+    order(&context.paths, &address, &arguments.attach, &PastChange::SetRetention(retention_s))?;
     if context.json {
         output::json(&Document { volume: &address.name, retention_s })?;
     } else if retention_s == 0 {

@@ -4,12 +4,13 @@
 //! position. Not here: carrying an order out (`crate::past`), other past states (`log`).
 
 use clap::{Args, Subcommand};
+use sawmill_format::kept_block::NAME_BYTES_MAX;
 use sawmill_volume::{CutInfo, CutKind, rfc3339};
 use serde::Serialize;
 
 use crate::attach::Attach;
 use crate::command::Context;
-use crate::control::protocol::Past;
+use crate::control::protocol::PastChange;
 use crate::moment::parse_cut;
 use crate::past::order;
 use crate::wiring;
@@ -92,10 +93,10 @@ struct Document<'a> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.action {
         Action::Create(named) => {
-            change(context, named, Past::CreateSnapshot(named.name.clone()), "created")
+            change(context, named, PastChange::CreateSnapshot(named.name.clone()), "created")
         }
         Action::Delete(named) => {
-            change(context, named, Past::DeleteSnapshot(named.name.clone()), "deleted")
+            change(context, named, PastChange::DeleteSnapshot(named.name.clone()), "deleted")
         }
         Action::List(volume) => list(context, volume),
     }
@@ -104,14 +105,14 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 fn change(
     context: &Context,
     arguments: &SnapshotArguments,
-    past: Past,
+    past: PastChange,
     done: &str,
 ) -> Result<Exit> {
     // A name that reads as a time or a position would never be meant by VOL@NAME.
     if !matches!(parse_cut(&arguments.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
         return Err(Failure::usage(format!(
-            "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a \
-            '.'",
+            "'{}' cannot name a snapshot; use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_', \
+             '-', not first a '.'",
             arguments.name
         )));
     }

@@ -57,7 +57,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     drop(progress);
     let remarks = seen::remarks(&context.paths, record.volume_id, &address.store_url, report.end);
     report.notes.extend(remarks);
-    // Before the report is taken apart for the document.
+    // Formatted here, because the next line moves out of the report.
     let found = report.damage.iter().map(ToString::to_string).collect::<Vec<_>>();
     let row = |one: check::Damage| Damage { object: one.object, what: one.what, costs: one.costs };
     let damage: Vec<Damage> = report.damage.into_iter().map(row).collect();

@@ -4,7 +4,7 @@
 //! also survive, unless the driver keeps its bytes in its own memory; the first kill shows which.
 //!
 //! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed
-//! (`stage`).
+//! (`scene`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use std::time::Instant;
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_driver::DeathPolicy;
 
-use super::stage::{Stage, wrong};
+use super::scene::{Scene, wrong};
 use super::{Kind, LOOK_EVERY, Outcome};
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -45,8 +45,8 @@ impl Life {
         }
     }
 
-    pub(super) fn judge(self, stage: &mut Stage) -> Outcome {
-        let options = stage.options();
+    pub(super) fn judge(self, scene: &mut Scene) -> Outcome {
+        let options = scene.options();
         if self == Life::Killed && !options.recoverable {
             return Outcome::LeftOut("recoverable=0: the device ends with its driver".to_owned());
         }
@@ -56,40 +56,40 @@ impl Life {
             );
         }
         let judged = match self {
-            Life::Killed | Life::Replaced => self.under_load(stage),
-            Life::Ended => ended(stage),
+            Life::Killed | Life::Replaced => self.under_load(scene),
+            Life::Ended => ended(scene),
         };
         judged.map_or_else(|why| Outcome::Failed(why.to_string()), Outcome::Ok)
     }
 
-    fn under_load(self, stage: &mut Stage) -> Result<String> {
-        let keeps = stage.kind == Kind::Full && keeps_its_bytes(stage, self)?;
-        let load = Load::new(stage.device(), stage.kind, keeps);
+    fn under_load(self, scene: &mut Scene) -> Result<String> {
+        let keeps = scene.kind == Kind::Full && keeps_its_bytes(scene, self)?;
+        let load = Load::new(scene.device(), scene.kind, keeps);
         let changed = std::thread::scope(|scope| {
             for writer in 0..WRITERS {
                 let load = &load;
                 scope.spawn(move || load.note(load.work(writer)));
             }
             let changed = (0..ROUNDS).try_for_each(|_| {
-                load.goes_on(stage)?;
+                load.goes_on(scene)?;
                 match self {
-                    Life::Killed => stage.kill_and_start(),
-                    _ => stage.replace(),
+                    Life::Killed => scene.kill_and_start(),
+                    _ => scene.replace(),
                 }
             });
-            let changed = changed.and_then(|()| load.goes_on(stage));
+            let changed = changed.and_then(|()| load.goes_on(scene));
             load.is_over.store(true, SeqCst);
             if let Err(why) = &changed {
                 // Every waiting request gets an error now; what the load then reports is not the
                 // cause.
                 load.note(Err(why.clone()));
-                stage.fail(&why.to_string());
+                scene.fail(&why.to_string());
             }
             changed
         });
         match load.wrong.into_inner().unwrap_or_default() {
             Some(why) => Err(why),
-            None => changed.map(|()| match (keeps, stage.kind) {
+            None => changed.map(|()| match (keeps, scene.kind) {
                 (false, Kind::Full) => {
                     "its bytes went with it, so only the answers were checked".to_owned()
                 }
@@ -101,14 +101,14 @@ impl Life {
 
 /// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an
 /// error.
-fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool> {
-    let (device, address) = (stage.device(), 5 << 20);
+fn keeps_its_bytes(scene: &mut Scene, life: Life) -> Result<bool> {
+    let (device, address) = (scene.device(), 5 << 20);
     let failed = |error: sawmill_device::Error| lost("before the driver changed", error);
     device.write_at(address, &[0xA7; 8192]).map_err(failed)?;
     device.flush().map_err(failed)?;
     match life {
-        Life::Killed => stage.kill_and_start()?,
-        _ => stage.replace()?,
+        Life::Killed => scene.kill_and_start()?,
+        _ => scene.replace()?,
     }
     let bytes =
         device.read_at(address, 8192).map_err(|error| lost("after the driver changed", error))?;
@@ -124,16 +124,16 @@ fn lost(what: impl std::fmt::Display, error: sawmill_device::Error) -> Failure {
     Failure::caused(Exit::Unavailable, what, error)
 }
 
-fn ended(stage: &mut Stage) -> Result<String> {
-    let device = stage.device();
+fn ended(scene: &mut Scene) -> Result<String> {
+    let device = scene.device();
     let failed = |error: sawmill_device::Error| lost("a write before the end", error);
-    if stage.kind != Kind::ReadOnly {
+    if scene.kind != Kind::ReadOnly {
         (0..20)
             .try_for_each(|number| device.write_at(number * 4096, &[9; 4096]))
             .map_err(failed)?;
     }
     drop(device);
-    stage.end().map(|()| String::new())
+    scene.end().map(|()| String::new())
 }
 
 /// Reads and writes; each thread has its own stripe.
@@ -199,12 +199,12 @@ impl Load {
     }
 
     /// Waits until more requests were answered.
-    fn goes_on(&self, stage: &mut Stage) -> Result<()> {
+    fn goes_on(&self, scene: &mut Scene) -> Result<()> {
         // Counted in answers, because time alone would also pass while nothing is answered.
         let target_count = self.answered.load(SeqCst) + REQUESTS;
-        let deadline = Instant::now() + 4 * stage.within;
+        let deadline = Instant::now() + 4 * scene.within;
         while self.answered.load(SeqCst) < target_count && !self.is_over.load(SeqCst) {
-            if let Some(how) = stage.driver_died() {
+            if let Some(how) = scene.driver_died() {
                 return Err(wrong(format!("the driver ended during the clause: {how}")));
             }
             if Instant::now() > deadline {

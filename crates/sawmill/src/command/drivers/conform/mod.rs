@@ -1,7 +1,7 @@
 //! `sawmill conform`: runs the contract's tests on any driver, in any language, behind any door.
 //!
 //! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests
-//! look, so that one broken clause does not spoil the others. Modules: `stage` (the host, one
+//! look, so that one broken clause does not spoil the others. Modules: `scene` (the host, one
 //! driver, one door), `life` (what only drivers do: die, be replaced, end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no
@@ -9,7 +9,7 @@
 //! (`sawmill_device::conformance`).
 
 mod life;
-mod stage;
+mod scene;
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,19 +31,19 @@ use crate::doors::kind::Trial;
 use crate::doors::plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use stage::{Plan, Stage, wrong};
+use scene::{Scene, TestPlan, wrong};
 
 /// The value of `--door` for no door.
 const DIRECT: &str = "direct";
 /// A clause that takes longer has lost a request: the contract's own clauses give up after two
 /// minutes.
-const CLAUSE_WITHIN: Duration = Duration::from_secs(150);
+const CLAUSE_TIME_MAX: Duration = Duration::from_secs(150);
 /// Interval of checks for the end of the driver while a clause runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Longer reasons are truncated.
 const NOTE_CHARS_MAX: usize = 300;
 /// Time for a clause to end after its device has failed.
-const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
+const GIVE_UP_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Test a driver: run the block device contract's tests on it, and kill, replace and end it.
 ///
@@ -142,7 +142,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::start();
     let within = Duration::from_secs(arguments.within.into());
     let (door, kind) = (arguments.door, arguments.kind);
-    let mut plan = Plan::new(door, kind, &arguments.options, &arguments.command, within);
+    let mut plan = TestPlan::new(door, kind, &arguments.options, &arguments.command, within);
     let is_selected = |test: &Test| {
         arguments.clauses.is_empty()
             || arguments.clauses.iter().any(|text| test.name().contains(text.as_str()))
@@ -204,7 +204,7 @@ impl Test {
     }
 
     /// Why it cannot be tested through this door.
-    fn left_out(&self, plan: &Plan) -> Option<&'static str> {
+    fn left_out(&self, plan: &TestPlan) -> Option<&'static str> {
         let kernel_checks = plan.through.0.is_some_and(|trial| trial.kernel_checks);
         let name = self.name();
         // Left out and not passed: nothing was shown about the driver.
@@ -216,36 +216,36 @@ impl Test {
 }
 
 /// Runs one clause on a driver of its own. Returns an error if there is no driver to judge.
-fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
-    let mut stage = Stage::open(plan)?;
-    let outcome = match prepare(plan, &stage) {
+fn judge(plan: &TestPlan, test: Test) -> Result<Outcome> {
+    let mut scene = Scene::open(plan)?;
+    let outcome = match prepare(plan, &scene) {
         Err(why) => Outcome::Failed(why.to_string()),
         Ok(()) => match test {
-            Test::Contract(clause) => contract(&mut stage, clause),
-            Test::Life(life) => watched(&mut stage, life),
+            Test::Contract(clause) => contract(&mut scene, clause),
+            Test::Life(life) => watched(&mut scene, life),
         },
     };
-    Ok(match (outcome, stage.close()) {
+    Ok(match (outcome, scene.close()) {
         // A failure at the end is often a consequence of a broken clause, whose reason counts then.
         (Outcome::Ok(_), Err(why)) => Outcome::Failed(format!("at the end: {why}")),
         (outcome, _) => outcome,
     })
 }
 
-fn prepare(plan: &Plan, stage: &Stage) -> Result<()> {
-    let size_bytes = stage.device().geometry().size_bytes;
+fn prepare(plan: &TestPlan, scene: &Scene) -> Result<()> {
+    let size_bytes = scene.device().geometry().size_bytes;
     if size_bytes < conformance::SIZE_BYTES_MIN {
         let least = conformance::SIZE_BYTES_MIN;
         let text = format!("the device has {size_bytes} bytes; the tests need {least} or more");
         return Err(wrong(text));
     }
-    if plan.kind == Kind::ReadOnly && !stage.device().geometry().read_only {
+    if plan.kind == Kind::ReadOnly && !scene.device().geometry().read_only {
         return Err(wrong("the device is not read-only: add --option read_only=1"));
     }
     if plan.kind != Kind::Full {
         return Ok(());
     }
-    stage.zero().map_err(|error| {
+    scene.zero().map_err(|error| {
         Failure::caused(Exit::Unavailable, "the device could not be zeroed for the test", error)
     })
 }
@@ -264,7 +264,7 @@ fn listen_to_signals() -> Result<Arc<AtomicBool>> {
 }
 
 /// The first panic since the last clause. Threads inside a clause panic before the clause itself
-/// does.
+/// does, and the hook of a process gets all of them, so this is of the process too.
 static PANICKED: Mutex<Option<String>> = Mutex::new(None);
 
 fn listen_to_panics() {
@@ -289,11 +289,11 @@ fn take_panic() -> Option<String> {
 }
 
 /// A clause of the contract.
-fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
+fn contract(scene: &mut Scene, clause: Clause) -> Outcome {
     // What an earlier clause left must not be told as the reason of this one.
     take_panic();
     let (sender, receiver) = sync_channel(1);
-    let device = stage.device();
+    let device = scene.device();
     let test = move || {
         let is_kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
         // A clause that took too long has no listener any more.
@@ -302,7 +302,7 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
     if let Err(error) = std::thread::Builder::new().name("clause".into()).spawn(test) {
         return Outcome::Failed(format!("no thread to test with: {error}"));
     }
-    let deadline = Instant::now() + CLAUSE_WITHIN;
+    let deadline = Instant::now() + CLAUSE_TIME_MAX;
     loop {
         match receiver.recv_timeout(LOOK_EVERY) {
             Ok(true) => return Outcome::Ok(String::new()),
@@ -313,22 +313,25 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        let why = match stage.driver_died() {
+        let why = match scene.driver_died() {
             Some(how) => format!("the driver ended during the clause: {how}"),
             None if Instant::now() > deadline => {
-                format!("not done after {} s: a request was not answered", CLAUSE_WITHIN.as_secs())
+                format!(
+                    "not done after {} s: a request was not answered",
+                    CLAUSE_TIME_MAX.as_secs()
+                )
             }
             None => continue,
         };
         // Everything that waits for an answer gets an error now.
-        stage.fail(&why);
-        let _ = receiver.recv_timeout(GIVES_UP_WITHIN);
+        scene.fail(&why);
+        let _ = receiver.recv_timeout(GIVE_UP_TIME_MAX);
         return Outcome::Failed(why);
     }
 }
 
 /// A clause of a driver's life; these clauses watch their own time limits.
-fn watched(stage: &mut Stage, life: life::Life) -> Outcome {
-    let judged = catch_unwind(AssertUnwindSafe(|| life.judge(stage)));
+fn watched(scene: &mut Scene, life: life::Life) -> Outcome {
+    let judged = catch_unwind(AssertUnwindSafe(|| life.judge(scene)));
     judged.unwrap_or_else(|_| Outcome::Failed(take_panic().unwrap_or_default()))
 }

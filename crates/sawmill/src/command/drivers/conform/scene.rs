@@ -1,6 +1,6 @@
 //! What one clause runs on: a host, a driver process, and a device behind a door.
 //!
-//! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is
+//! Invariant: whatever happens, [`Scene`] leaves no process, mount or device behind when it is
 //! dropped.
 //!
 //! Not here: the clauses (`sawmill_device::conformance`), requests in flight while a driver dies
@@ -25,12 +25,12 @@ use crate::driving::child::Drivers;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time for a driver to answer a command, unless the user sets another limit.
-const ANSWER_WITHIN_S: u32 = 20;
+const ANSWER_TIME_S_MAX: u32 = 20;
 /// Bytes that are zeroed at the start and at the end of the device: where the clauses look.
 const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
 /// What is judged and through which door: the same for all clauses of a command.
-pub(super) struct Plan {
+pub(super) struct TestPlan {
     pub(super) through: TestDoor,
     pub(super) kind: Kind,
     overrides: Facts,
@@ -48,7 +48,7 @@ enum StageEvent {
 }
 
 /// A host, a driver and an open door, for one clause.
-pub(super) struct Stage {
+pub(super) struct Scene {
     pub(super) kind: Kind,
     pub(super) within: Duration,
     interrupted: Arc<AtomicBool>,
@@ -67,7 +67,7 @@ pub(super) struct Stage {
     folder: tempfile::TempDir,
 }
 
-impl Plan {
+impl TestPlan {
     pub(super) fn new(
         through: TestDoor,
         kind: Kind,
@@ -78,9 +78,9 @@ impl Plan {
         let mut overrides =
             options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
         if overrides.get("request_timeout_s").is_none() {
-            overrides.add("request_timeout_s", ANSWER_WITHIN_S);
+            overrides.add("request_timeout_s", ANSWER_TIME_S_MAX);
         }
-        Plan {
+        TestPlan {
             through,
             kind,
             overrides,
@@ -96,9 +96,9 @@ pub(super) fn wrong(text: impl Into<String>) -> Failure {
     Failure::new(Exit::Unavailable, text)
 }
 
-impl Stage {
+impl Scene {
     /// Starts a driver and opens the door.
-    pub(super) fn open(plan: &Plan) -> Result<Stage> {
+    pub(super) fn open(plan: &TestPlan) -> Result<Scene> {
         let folder = tempfile::Builder::new()
             .prefix("sawmill-conform-")
             .tempdir()
@@ -114,7 +114,7 @@ impl Stage {
             plan.overrides.clone(),
             listener,
         )?;
-        let mut stage = Stage {
+        let mut scene = Scene {
             kind: plan.kind,
             within: plan.within,
             interrupted: Arc::clone(&plan.interrupted),
@@ -128,17 +128,17 @@ impl Stage {
             ended: Vec::new(),
             folder,
         };
-        stage.start_driver()?;
-        stage.attached()?;
-        stage.device = Some(stage.open_door(plan.through)?);
-        Ok(stage)
+        scene.start_driver()?;
+        scene.attached()?;
+        scene.device = Some(scene.open_door(plan.through)?);
+        Ok(scene)
     }
 
     /// The device, through its door.
     pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
         match &self.device {
             Some(device) => Arc::clone(device),
-            // Only while the stage is built or closed; a device of no bytes refuses everything.
+            // Only while the scene is built or closed; a device of no bytes refuses everything.
             None => Arc::new(sawmill_device::NullDevice::new(0)),
         }
     }
@@ -360,7 +360,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Scene {
     fn drop(&mut self) {
         // Before the doors stop, which wait for requests that nobody may answer any more.
         self.fail("the test is over");
