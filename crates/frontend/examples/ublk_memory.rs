@@ -234,7 +234,8 @@ impl FileDevice {
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.and_then(|file| file.set_len(size_bytes).map(|()| file));
-        let file = file.map_err(|error| wrong(format!("{}: {error}", path.display())))?;
+        let what = path.display().to_string();
+        let file = file.map_err(|error| Error::caused(ErrorKind::of_io(&error), what, error))?;
         let operations = Operations { discard: true, write_zeroes: true, allocation: false };
         let geometry = Geometry { operations, ..MemoryDevice::new(size_bytes).geometry() };
         Ok(FileDevice { file, geometry })

@@ -79,7 +79,7 @@ fn counts(finished: &CommandOutput) -> (usize, usize, Vec<String>) {
 
 fn keeps_short_clauses(language: &Language) {
     if let Err(why) = &language.2 {
-        return println!("skipped for {}: {why}", language.0);
+        return sawmill_tests::machine::skip(&format!("for {}: {why}", language.0));
     }
     for name in EXAMPLES {
         let clauses = ["--clause", "d1_", "--clause", "d6_", "--clause", "driver_ends"];

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use sawmill_tests::compiled::{c_example, rust_example};
 use sawmill_tests::driven::DrivenDevice;
-use sawmill_tests::machine::{repository, run};
+use sawmill_tests::machine::{repository, run, skip};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, examples, requires, store};
 
@@ -20,7 +20,7 @@ fn languages() -> Vec<Language> {
     let mut languages: Vec<Language> = vec![("Rust", rust_example)];
     match compiled::require_compiler() {
         Ok(()) => languages.push(("C", c_example)),
-        Err(why) => println!("skipped for C: {why}"),
+        Err(why) => skip(&format!("for C: {why}")),
     }
     languages
 }

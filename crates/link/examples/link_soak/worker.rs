@@ -187,7 +187,8 @@ impl Worker {
         let slices = ranges.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
         let mut payload = vec![0; packed_write::encoded_bytes(slices.clone()) as usize];
         packed_write::encode(slices, &mut payload).map_err(|error| {
-            sawmill_device::Error::new(sawmill_device::ErrorKind::Invalid, error.to_string())
+            let what = "the ranges cannot be packed";
+            sawmill_device::Error::caused(sawmill_device::ErrorKind::Invalid, what, error)
         })?;
         self.counts.packed += 1;
         self.counts.bytes += payload.len() as u64;
