@@ -170,8 +170,8 @@ def main():
                 "s3backer": "s3backer"}
     document = {
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["bench/run.py", *sys.argv[1:]]), "machine": machine.describe(flags.work),
-        "load": [os.getloadavg()[0]],
+        "command": shlex.join(["bench/run.py", *sys.argv[1:]]),
+        "machine": machine.describe(flags.work), "load": [os.getloadavg()[0]],
         "versions": {name: machine.version(program) for name, program in programs.items()},
         "settings": {"rounds": flags.rounds, "runtime_s": flags.seconds,
                      "size_bytes": flags.size * MIB},

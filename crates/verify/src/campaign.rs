@@ -26,7 +26,7 @@ pub struct Campaign<'a> {
 }
 
 impl Campaign<'_> {
-    /// Lets `cut_check` judge what is left after each cut of the plan; its inner `Err` is a finding.
+    /// Calls `check` with what is left after each cut of the plan; its inner `Err` is a finding.
     pub fn run(
         self,
         mut progress: impl FnMut(usize, usize),

@@ -2,8 +2,8 @@
 //! for BDUS (`include/bdus.h`).
 //!
 //! Besides `crates/sys`, this is the only place with unsafe code: it handles the pointers of a C
-//! program, which follows the headers. Invariants: no pointer of a caller is kept after the call that
-//! got it; a panic of ours does not cross into C: Rust aborts the program at the edge of an
+//! program, which follows the headers. Invariants: no pointer of a caller is kept after the call
+//! that got it; a panic of ours does not cross into C: Rust aborts the program at the edge of an
 //! `extern "C"` function. Each `no_mangle` is sound because the names begin with `sawmill_` or
 //! `bdus_` and occur once in the program; the test `prototypes` compares them with the headers.
 //! Files: `driver` (a table of functions as a driver),

@@ -116,7 +116,7 @@ followed() {
         ((round % 2)) || kill -9 "$old"
         start recoverable "file=$image" threads=4 "rerun=$at"
         [[ $id == "$at" && $node == "$first" ]] || fail "round $round: $id $node"
-        wait "$old" || ((round % 2 == 0)) || fail "round $round: a replaced driver ended with an error"
+        wait "$old" || ((round % 2 == 0)) || fail "round $round: the replaced driver failed"
     done
 }
 FIO_OPTIONS="--size=16M --iodepth=8" verify_while "$node" followed

@@ -7,8 +7,8 @@
 //! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them.
 //! Nothing is lost silently: when the thread is far behind, or the disk is full, requests are
 //! counted instead; the end of the file, the log, or both say how many are missing. Lines wait for
-//! the answers of their requests, at most [`REQUESTS_OPEN_MAX`] of them: then the oldest is written as
-//! `unanswered`, and a line `# answered` follows later. Not here: payloads.
+//! the answers of their requests, at most [`REQUESTS_OPEN_MAX`] of them: then the oldest is written
+//! as `unanswered`, and a line `# answered` follows later. Not here: payloads.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -15,8 +15,8 @@
 //! Invariant: while one image is judged, P only grows: a round adds a write of zeroes that alone
 //! explains a sector, or it is the last.
 //!
-//! Not here: the choice of the check for a device (`cut_check`, `crash`), the moments of requests and
-//! answers (`log`).
+//! Not here: the choice of the check for a device (`cut_check`, `crash`), the moments of requests
+//! and answers (`log`).
 
 use std::fmt;
 

@@ -6,7 +6,8 @@
 //! absent, in one order. Modules: `block` (the stamp), `log` (all writes and flushes), `judge` (the
 //! definition and its proof).
 //!
-//! Not here: who writes such blocks (`load`), how an image is read from a device (`cut_check`, `crash`).
+//! Not here: who writes such blocks (`load`), how an image is read from a device (`cut_check`,
+//! `crash`).
 
 mod block;
 mod judge;

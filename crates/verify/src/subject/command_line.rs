@@ -91,8 +91,8 @@ impl Server {
             Ok(first) => {
                 Ok(RestartResult::Serving(Box::new(Server { process, uri, first: Some(first) })))
             }
-            // Only this exit code: to refuse a disk that is too old is legal (`cut_check`), and to crash
-            // is not.
+            // Only this exit code: to refuse a disk that is too old is legal (`cut_check`), and to
+            // crash is not.
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
                 Ok(RestartResult::Refused(process.output()))
             }
