@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_good_once_each_byte_came_in_whatever_order() {
+    fn a_read_succeeds_once_each_byte_came_in_whatever_order() {
         let mut answer = Answer::to(&Command::Read { offset: 4096, length: 10 });
         for (kind, payload) in [
             (chunk::OFFSET_DATA, data(4104, b"ij")),

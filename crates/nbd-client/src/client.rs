@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_whose_answer_breaks_off_is_heard_of() {
+    fn a_request_whose_answer_breaks_off_fails_once() {
         let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes(), b"half"];
         let chunk = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 77], &[0; 7], &[1]];
         for (style, server_bytes) in [

@@ -236,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_is_what_a_vector_of_bits_says(
+        fn a_set_equals_a_vector_of_bits(
             steps in prop::collection::vec((any::<bool>(), 0usize..4096, 1usize..600), 1..60),
             first in 0usize..4096, length in 1usize..600,
         ) {

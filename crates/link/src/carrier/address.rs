@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_is_wrong_and_what_to_write() {
+    fn an_invalid_address_is_refused_with_what_is_wrong_and_what_to_write() {
         let table = [
             ("", "it is empty"),
             ("10.0.0.1", "does not start with"),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_is_said_with_what_to_do() {
+    fn an_address_that_cannot_be_opened_is_an_error_with_a_remedy() {
         for (text, hint) in [
             ("eth:nosuch0", "`ip link` shows them"),
             ("udp:192.0.2.1:9", "no such address"),

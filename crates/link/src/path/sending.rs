@@ -461,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_whose_place_is_needed_for_words_is_lost_and_said_to_be() {
+    fn a_packet_whose_place_is_needed_for_words_counts_as_lost() {
         let mut sending = SendHalf::new();
         sending.renew(1200, true);
         let mut pieces = Pieces::new();

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_right_is_named_and_its_key_is_not_shown() {
+    fn a_malformed_line_is_named_by_number_and_its_key_is_not_shown() {
         let (one, two) = ("1".repeat(64), "2".repeat(64));
         for (text, line, word) in [
             (String::new(), 1, "no machine"),

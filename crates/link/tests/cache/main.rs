@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod below;
 #[cfg(test)]
-mod claims;
+mod byte_granular;
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]

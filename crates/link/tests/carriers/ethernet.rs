@@ -63,7 +63,7 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
 }
 
 #[test]
-fn the_padding_of_tiny_frames_is_cut_and_lengths_that_cannot_be_are_counted() {
+fn the_padding_of_tiny_frames_is_cut_and_invalid_lengths_are_counted() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (far_sender, mut receiver) = open(&cable, End::B);
     let (raw, _ring) =

@@ -45,7 +45,7 @@ fn packets_of_all_sizes_arrive() {
 }
 
 #[test]
-fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_said() {
+fn a_packet_that_arrives_in_pieces_is_put_together_and_a_torn_end_is_an_error() {
     let (mut raw, (_sender, mut receiver)) = raw();
     let mut bytes = packet(0, 24);
     bytes.extend(packet(1, 5000));
@@ -112,7 +112,7 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
 }
 
 #[test]
-fn a_length_that_cannot_be_is_counted_and_ends_the_stream() {
+fn an_invalid_length_is_counted_and_ends_the_stream() {
     for length in [0, 23, PACKET_BYTES_MAX as u32 + 1, u32::MAX] {
         let (mut raw, (sender, mut receiver)) = raw();
         let mut bytes = packet(0, 24);

@@ -67,7 +67,7 @@ fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_fami
 }
 
 #[test]
-fn lengths_that_cannot_be_are_counted_and_what_follows_a_packet_is_cut() {
+fn invalid_lengths_are_counted_and_what_follows_a_packet_is_cut() {
     let (far_sender, mut receiver) = open("127.0.0.1:0", true);
     let Peer::Udp(to) = place(&far_sender) else { panic!("UDP") };
     let raw = UdpSocket::bind("127.0.0.1:0").expect("a socket");
@@ -171,7 +171,7 @@ fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
 }
 
 #[test]
-fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_said() {
+fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_an_error() {
     let options = UdpOptions::on("0.0.0.0:0".parse().expect("an address"));
     let error =
         open_udp(&UdpOptions { interface: Some("nosuch0".into()), ..options.clone() }).err();

@@ -120,7 +120,7 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
 }
 
 #[test]
-fn an_interface_has_one_user_and_is_free_again_after_it() {
+fn an_interface_has_one_user_and_is_free_again_after_its_end() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some(first) = open(&cable, End::A) else { return };
     assert!(cable.interface_state(End::A).contains("xdp"), "{}", cable.interface_state(End::A));

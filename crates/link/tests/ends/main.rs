@@ -1,12 +1,12 @@
 //! Both ends with real carriers and threads: the contract of a block device, from one process to
 //! itself.
 
-mod bytes;
+mod attaching;
 mod conformance;
 mod ending;
+mod packed_writes;
 mod pair;
 mod quiet;
-mod trouble;
 
 #[global_allocator]
 static ALLOCATOR: sawmill_sys::CountingAllocator = sawmill_sys::CountingAllocator;

@@ -2,7 +2,7 @@
 //! repeatedly; and the memory that both ends keep.
 //!
 //! Invariant: at each rest the ends have as many bytes as at the first rest, except for tables of
-//! bounded size. Not here: the faults (`mischief`), correctness (`oracle`).
+//! bounded size. Not here: the faults (`faults`), correctness (`oracle`).
 
 use sawmill_sys::CountingAllocator;
 
@@ -17,9 +17,9 @@ const OPERATIONS: u64 = 400;
 
 /// Runs for this long. Returns what happened, the number of rests, and the largest difference
 /// between the bytes kept at a rest and at the first one.
-fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
+fn live(seed: u64, user_mix: UserMix, long_s: u64) -> (Outcome, u64, i64) {
     let mut story = Story::new(seed);
-    story.cast = cast;
+    story.user_mix = user_mix;
     story.grants_vary = false;
     story.begin();
     story.rest();
@@ -39,13 +39,14 @@ fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
     (story.outcome(), rests, most)
 }
 
-const CASTS: [UserMix; 4] = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
+const USER_MIXES: [UserMix; 4] =
+    [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
 
 #[test]
-fn an_hour_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
-    for (seed, cast) in CASTS.into_iter().enumerate() {
-        let (outcome, rests, most) = live(seed as u64 + 1, cast, 900);
-        println!("{cast:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
+fn an_hour_of_load_and_faults_leaves_no_bytes_and_no_credits_behind() {
+    for (seed, user_mix) in USER_MIXES.into_iter().enumerate() {
+        let (outcome, rests, most) = live(seed as u64 + 1, user_mix, 900);
+        println!("{user_mix:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
         assert!(rests > 1 && outcome.operations > OPERATIONS);
     }
 }
@@ -53,9 +54,9 @@ fn an_hour_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
 #[test]
 #[ignore = "minutes: cargo test --release -p sawmill-link --test simulation -- --ignored \
     --nocapture day"]
-fn a_day_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
-    for (seed, cast) in CASTS.into_iter().enumerate() {
-        let (outcome, rests, most) = live(seed as u64 + 11, cast, DAY_S / 4);
-        println!("{cast:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
+fn a_day_of_load_and_faults_leaves_no_bytes_and_no_credits_behind() {
+    for (seed, user_mix) in USER_MIXES.into_iter().enumerate() {
+        let (outcome, rests, most) = live(seed as u64 + 11, user_mix, DAY_S / 4);
+        println!("{user_mix:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
     }
 }

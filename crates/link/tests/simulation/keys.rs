@@ -14,8 +14,8 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
 
-use crate::claims::{MS, SECOND, World, ask, content, ids, small_slots};
 use crate::network::{Dice, WorldClock};
+use crate::rig::{MS, SECOND, World, ask, content, ids, small_slots};
 
 const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
 const ALONE: OpenMode = OpenMode { read_only: false, shared: false, take_over: false };
@@ -157,7 +157,7 @@ fn a_target_without_a_machines_key_is_no_target_to_that_machine() {
 }
 
 #[test]
-fn a_machine_that_says_the_id_of_another_ends_nothing_of_that() {
+fn a_machine_that_uses_the_id_of_another_ends_no_connection_of_it() {
     let (mut world, disk1) = world(&[DB1, ("thief", 2, "logs")]);
     let same = || {
         let mut dice = Dice::new(99);

@@ -4,20 +4,21 @@
 //!
 //! `SAWMILL_SEEDS=N` runs N seeds, `SAWMILL_SEED=S` only that one, and prints its story.
 //!
-//! Invariant: one thread, one clock: a seed determines a story. Not here: real carriers, real
+//! Invariant: one thread, one clock: a seed determines a run. Not here: real carriers, real
 //! threads.
 
-mod claims;
 mod day;
 mod disk;
+mod faults;
 mod hostile;
 mod keys;
 mod lengths;
 mod load;
-mod mischief;
 mod network;
 mod oracle;
+mod reconnection;
 mod reservations;
+mod rig;
 mod story;
 mod users;
 mod worlds;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 
-/// Random numbers from a seed.
+/// Random numbers from a seed. Not `sawmill_testkit::Dice`: old seeds must replay the same runs.
 pub(crate) struct Dice(pub u64);
 
 impl Dice {

@@ -17,7 +17,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::target::{Standing, StandingStore, TargetOptions};
 use sawmill_link::{PackedDevice, Unpacker};
 
-use crate::claims::{MS, SECOND, StuckDevice, World, ask, content, request, small_slots};
+use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, request, small_slots};
 
 const ALONE: OpenMode = OpenMode { read_only: false, take_over: false, shared: false };
 const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };

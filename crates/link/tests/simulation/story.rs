@@ -2,7 +2,7 @@
 //!
 //! Invariants: a request waits for a bounded time of the world, not counting when nothing got
 //! through any of its links; a user that was cut off is served no more; at rest all credits are
-//! back. Not here: the judge (`oracle`), the network, the disk, the faults (`mischief`).
+//! back. Not here: the judge (`oracle`), the network, the disk, the faults (`faults`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ pub(crate) struct Story {
     seed: u64,
     pub(crate) dice: Dice,
     pub(crate) place: Place,
-    pub(crate) cast: UserMix,
+    pub(crate) user_mix: UserMix,
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) target: Arc<Target>,
     pub(crate) users: Vec<User>,
@@ -127,8 +127,8 @@ impl Story {
             Arc::new(Disk::new(seed ^ (device << 32), SIZE_BYTES, disk_ns, Arc::clone(&clock)))
         };
         let disks: Vec<_> = (0..devices).map(disk).collect();
-        let casts = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
-        let cast = casts[dice.below(4) as usize];
+        let mixes = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
+        let user_mix = mixes[dice.below(4) as usize];
         let boot = 1;
         let target = target_of(&place, &disks, boot, 256 << 10, dice.next());
         let (sender, receiver) = channel();
@@ -136,7 +136,7 @@ impl Story {
             seed,
             dice,
             place,
-            cast,
+            user_mix,
             disks,
             target,
             users: Vec::new(),
@@ -180,11 +180,11 @@ impl Story {
 
     /// The users that are there from the start open the devices.
     pub(crate) fn begin(&mut self) {
-        let shared = matches!(self.cast, UserMix::Reader | UserMix::Writers);
+        let shared = matches!(self.user_mix, UserMix::Reader | UserMix::Writers);
         let first = OpenMode { shared, ..OpenMode::default() };
         self.enter(0, first);
         if shared {
-            self.enter(1, OpenMode { read_only: self.cast == UserMix::Reader, ..first });
+            self.enter(1, OpenMode { read_only: self.user_mix == UserMix::Reader, ..first });
         }
     }
 
@@ -193,7 +193,7 @@ impl Story {
         self.choose_faults();
         for operation in 0..operations {
             if operation % 40 == 39 {
-                self.mischief();
+                self.cause_fault();
             }
             self.submit_next();
             for _ in 0..self.dice.below(6) {

@@ -38,7 +38,7 @@ fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() 
 }
 
 #[test]
-fn a_seed_is_a_story() {
+fn a_seed_replays_the_same_run() {
     for seed in 1..9 {
         assert_eq!(Story::new(seed).run(), Story::new(seed).run(), "seed {seed}");
     }

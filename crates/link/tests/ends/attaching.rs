@@ -1,4 +1,7 @@
-//! Faults that users do not notice.
+//! Attaching: again and again, while others have the export or flood the target, and across
+//! restarts of the target.
+//!
+//! Not here: the same by seed, in a simulated network (`tests/simulation`).
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -62,7 +65,7 @@ fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_go
 }
 
 #[test]
-fn an_export_that_is_not_there_and_another_key_are_said() {
+fn a_missing_export_and_another_key_are_reported() {
     let addresses = free_addresses(&["udp"]);
     let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());

@@ -26,10 +26,10 @@ impl Story {
     }
 
     /// Causes a random fault.
-    pub(crate) fn mischief(&mut self) {
+    pub(crate) fn cause_fault(&mut self) {
         let who = self.dice.below(self.users.len() as u64) as usize;
         let link = self.dice.below(self.place.links as u64) as usize;
-        let kinds = if self.cast == UserMix::Heirs { 18 } else { 13 };
+        let kinds = if self.user_mix == UserMix::Heirs { 18 } else { 13 };
         match self.dice.below(kinds) {
             0..3 => self.cut(who, link),
             3..5 => self.kill_link(who, link),
