@@ -4,9 +4,9 @@
 //! Not here: the file of machines (`sawmill_link::target::machines`), attacks without a key
 //! (`hostile`).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use sawmill_device::{ErrorKind, MemoryDevice, Operation};
+use sawmill_device::{ErrorKind, MemoryDevice, Operation, Request};
 use sawmill_format::link::control::exports;
 use sawmill_format::link::{Packet, PacketKind};
 use sawmill_link::clock::Clock;
@@ -15,7 +15,7 @@ use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
 
 use crate::network::{Dice, WorldClock};
-use crate::rig::{MS, SECOND, World, ask, content, ids, small_slots};
+use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, ids, small_slots};
 
 const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
 const ALONE: OpenMode = OpenMode { read_only: false, shared: false, take_over: false };
@@ -192,6 +192,43 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
     }
     assert!(hellos(&world, 1) >= 5, "{} connections", hellos(&world, 1));
     assert_eq!(world.target.status().len(), 1, "the old ones are gone");
+}
+
+#[test]
+fn a_connection_that_is_never_idle_gets_new_keys_after_sixteen_times_its_bytes() {
+    const REKEY_BYTES: u64 = 64 << 10;
+    const STUCK: u64 = 512 << 10;
+    assert_eq!(InitiatorOptions::default().rekey_bytes, 1 << 40, "the default is 1 TiB");
+    let mut world = World::new(7);
+    show_to(&mut world, &[DB1]);
+    let disk1 = Arc::new(StuckDevice(MemoryDevice::new(1 << 20), STUCK, Mutex::default()));
+    world.show("disk1", Arc::clone(&disk1), 1);
+    let options = InitiatorOptions { rekey_bytes: REKEY_BYTES, ..small_slots() };
+    let random = ids(&mut world.dice);
+    let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    let mut writes = vec![ask(&device, Operation::Write, STUCK, vec![9; 4096])];
+    for part in 0..8 * REKEY_BYTES / 4096 {
+        world.write(&device, part * 4096 % STUCK, vec![1; 4096]).expect("written");
+    }
+    // A check whether new keys are due falls into this time.
+    world.run(2 * SECOND);
+    assert_eq!(hellos(&world, 1), 1, "it waits for an idle moment");
+    for part in 0..8 * REKEY_BYTES / 4096 {
+        writes.push(ask(&device, Operation::Write, part * 4096 % STUCK, vec![2; 4096]));
+        world.run(10 * MS);
+    }
+    world.run(2 * SECOND);
+    assert!(hellos(&world, 1) > 1, "it waits no longer");
+    // The new connection sends the write again: an answer to the old one does not count.
+    for _ in 0..500 {
+        let requests = std::mem::take(&mut *disk1.2.lock().expect("one thread"));
+        requests.into_iter().for_each(Request::done);
+        world.run(10 * MS);
+    }
+    writes.iter().for_each(|outcome_cell| drop(world.answer(outcome_cell).expect("written")));
+    assert_eq!(content(&disk1.0, 0, STUCK as usize), vec![2; STUCK as usize]);
+    assert_eq!(world.target.status().len(), 1, "the old connection is gone");
 }
 
 /// At every step, the reader asks for the export that a writer has exclusively.
