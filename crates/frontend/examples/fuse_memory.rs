@@ -72,7 +72,8 @@ fn carry_out_all(receiver: &Mutex<Receiver<Request>>, file: &File) {
 
 fn carry_out(request: &mut Request, file: &File) -> Outcome {
     let (address, length) = (request.address, request.length);
-    let failed = |error: std::io::Error| Error::new(ErrorKind::Unavailable, error.to_string());
+    let failed =
+        |error: std::io::Error| Error::caused(ErrorKind::of_io(&error), "the file failed", error);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match request.operation {
         Operation::Read => file.read_exact_at(request.buffer(), address).map_err(failed)?,

@@ -32,7 +32,7 @@ ublk_memory sweep [--run FOLDER]                                       remove al
 ";
 
 #[derive(Default)]
-struct Wishes {
+struct Arguments {
     null: bool,
     size_mib: Option<u64>,
     devices: Option<u32>,
@@ -62,16 +62,16 @@ fn wrong(text: String) -> Error {
 }
 
 fn run(arguments: &[String]) -> Result<()> {
-    let (wishes, words) = parse(arguments)?;
+    let (parsed, words) = parse(arguments)?;
     let defaults = UblkOptions::new("none");
-    let run_folder = wishes.run.clone().unwrap_or(defaults.run_folder);
+    let run_folder = parsed.run.clone().unwrap_or(defaults.run_folder);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [] if arguments.is_empty() => {
             print!("{USAGE}");
             Ok(())
         }
-        [] => serve(&wishes, run_folder),
+        [] => serve(&parsed, run_folder),
         ["list"] => {
             ublk::devices(&run_folder)?.iter().for_each(|device| println!("{device:?}"));
             Ok(())
@@ -93,60 +93,60 @@ fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-fn parse(arguments: &[String]) -> Result<(Wishes, Vec<String>)> {
-    let mut wishes = Wishes::default();
+fn parse(arguments: &[String]) -> Result<(Arguments, Vec<String>)> {
+    let mut parsed = Arguments::default();
     let mut words = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or_else(|| wrong(format!("{argument} wants a value")));
         match argument.as_str() {
-            "--null" => wishes.null = true,
-            "--link" => wishes.link = true,
-            "--unprivileged" => wishes.unprivileged = true,
-            "--unpinned" => wishes.unpinned = true,
-            "--size" => wishes.size_mib = Some(number(value()?)?),
-            "--devices" => wishes.devices = Some(number(value()?)?),
-            "--workers" => wishes.workers = Some(number(value()?)?),
-            "--queues" => wishes.queues = Some(number(value()?)?),
-            "--depth" => wishes.depth = Some(number(value()?)?),
-            "--id" => wishes.id = Some(number(value()?)?),
-            "--recover" => wishes.recover = Some(number(value()?)?),
-            "--first" => wishes.first = Some(number(value()?)?),
-            "--file" => wishes.file = Some(value()?.into()),
-            "--run" => wishes.run = Some(value()?.into()),
+            "--null" => parsed.null = true,
+            "--link" => parsed.link = true,
+            "--unprivileged" => parsed.unprivileged = true,
+            "--unpinned" => parsed.unpinned = true,
+            "--size" => parsed.size_mib = Some(number(value()?)?),
+            "--devices" => parsed.devices = Some(number(value()?)?),
+            "--workers" => parsed.workers = Some(number(value()?)?),
+            "--queues" => parsed.queues = Some(number(value()?)?),
+            "--depth" => parsed.depth = Some(number(value()?)?),
+            "--id" => parsed.id = Some(number(value()?)?),
+            "--recover" => parsed.recover = Some(number(value()?)?),
+            "--first" => parsed.first = Some(number(value()?)?),
+            "--file" => parsed.file = Some(value()?.into()),
+            "--run" => parsed.run = Some(value()?.into()),
             word if !word.starts_with('-') => words.push(word.to_owned()),
             other => return Err(wrong(format!("{other} is not understood\n{USAGE}"))),
         }
     }
-    Ok((wishes, words))
+    Ok((parsed, words))
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse().map_err(|_| wrong(format!("{text:?} is not a number in range")))
 }
 
-fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
-    let size_bytes = wishes.size_mib.unwrap_or(256) << 20;
+fn serve(parsed: &Arguments, run_folder: PathBuf) -> Result<()> {
+    let size_bytes = parsed.size_mib.unwrap_or(256) << 20;
     allow_many_files();
-    let workers = wishes.workers.map(UblkWorkers::start).transpose()?;
+    let workers = parsed.workers.map(UblkWorkers::start).transpose()?;
     let began = Instant::now();
     let mut devices = Vec::new();
-    for n in 0..wishes.devices.unwrap_or(1) {
-        let device: Arc<dyn BlockDevice> = match &wishes.file {
+    for n in 0..parsed.devices.unwrap_or(1) {
+        let device: Arc<dyn BlockDevice> = match &parsed.file {
             Some(path) => Arc::new(FileDevice::open(path, n, size_bytes)?),
-            None if wishes.null => Arc::new(NullDevice::new(size_bytes)),
+            None if parsed.null => Arc::new(NullDevice::new(size_bytes)),
             None => Arc::new(MemoryDevice::new(size_bytes)),
         };
-        let mut options = UblkOptions::new(format!("memory {}", wishes.first.unwrap_or(0) + n));
-        options.id = wishes.id.map(|id| id + n);
-        options.link = wishes.link.then(|| format!("memory{n}"));
-        options.queues = wishes.queues;
-        options.queue_depth = wishes.depth.unwrap_or(options.queue_depth);
+        let mut options = UblkOptions::new(format!("memory {}", parsed.first.unwrap_or(0) + n));
+        options.id = parsed.id.map(|id| id + n);
+        options.link = parsed.link.then(|| format!("memory{n}"));
+        options.queues = parsed.queues;
+        options.queue_depth = parsed.depth.unwrap_or(options.queue_depth);
         options.workers = workers.clone();
-        options.pin = !wishes.unpinned;
-        options.unprivileged = wishes.unprivileged;
+        options.pin = !parsed.unpinned;
+        options.unprivileged = parsed.unprivileged;
         options.run_folder = run_folder.clone();
-        let door = match wishes.recover {
+        let door = match parsed.recover {
             Some(id) => UblkDoor::recover(id + n, options.clone(), device.clone())?,
             None => UblkDoor::start(options.clone(), device.clone())?,
         };
@@ -278,7 +278,10 @@ impl BlockDevice for FileDevice {
         }
         match self.carry_out(&mut request) {
             Ok(()) => request.complete(Ok(Reply::Done)),
-            Err(error) => request.fail(Error::new(ErrorKind::Unavailable, error.to_string())),
+            Err(error) => {
+                let kind = ErrorKind::of_io(&error);
+                request.fail(Error::caused(kind, "the file failed", error));
+            }
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Messages with open files, from one process to another over a Unix stream socket.
 //!
-//! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of
-//! bytes in 64 bits, little-endian), a zero byte for each further group of descriptors, and the
-//! bytes. The kernel takes 253 descriptors at a time: the first group travels with the head, each
-//! other one with its zero byte. `docs/format/hand_over.md` describes this for other programs.
+//! The layout of a message is in `docs/format/hand_over.md`. The kernel takes 253 descriptors at a
+//! time, so they travel in groups.
 //!
 //! Invariants: nothing after a message is taken from the socket. What a peer declares is allocated
 //! only as it arrives. A descriptor that belongs to no message is closed. Not here: the meaning of
@@ -12,7 +10,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::descriptors::{self, DESCRIPTORS_MAX as GROUP_MAX};
 
@@ -150,13 +148,13 @@ fn invalid(text: String) -> Error {
     Error::new(ErrorKind::Invalid, format!("message: the peer sent an invalid message: {text}"))
 }
 
-fn failed(what: &str, error: OsError) -> Error {
+fn failed(what: &str, error: Errno) -> Error {
     let (kind, text) = match error {
-        OsError::AGAIN => (ErrorKind::Unavailable, "the peer did not respond in time".into()),
-        OsError::PIPE | OsError::CONNRESET => {
+        Errno::AGAIN => (ErrorKind::Unavailable, "the peer did not respond in time".into()),
+        Errno::PIPE | Errno::CONNRESET => {
             (ErrorKind::Closed, "the peer closed the connection".into())
         }
-        OsError::TOOMANYREFS => (
+        Errno::TOOMANYREFS => (
             ErrorKind::Unavailable,
             "too many descriptors are in flight; raise the limit of open files (ulimit -n)".into(),
         ),

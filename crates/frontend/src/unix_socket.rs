@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -44,7 +44,7 @@ impl UnixSocket {
         let failed = |what, error| unavailable(door, what, path, error);
         let socket = new_socket().map_err(|error| failed("create a socket for", error.into()))?;
         let bound = match bind(&socket, &address) {
-            Err(OsError::ADDRINUSE) => {
+            Err(Errno::ADDRINUSE) => {
                 clear_stale(door, path, &address)?;
                 bind(&socket, &address)
             }
@@ -123,12 +123,12 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
     // whether somebody listens.
     let probe = new_socket().map_err(|error| failed("probe", error.into()))?;
     match connect(&probe, address) {
-        Err(OsError::CONNREFUSED) => {
+        Err(Errno::CONNREFUSED) => {
             tracing::info!(path = %path_text, "{door}: replaced a socket without a listener");
             std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))
         }
         // Its server has removed it in the meantime.
-        Err(OsError::NOENT) => Ok(()),
+        Err(Errno::NOENT) => Ok(()),
         _ => {
             let text = format!(
                 "{door}: another server listens on {path_text}; stop it or choose another path"

@@ -28,7 +28,7 @@ pub(super) fn production() -> Vec<(String, Vec<String>)> {
 /// The limits that ARCHITECTURE.md states in "How much is in flight": the file, the declaration,
 /// and how the page writes its value.
 const ADMITTED: [(&str, &str, &str); 20] = [
-    ("crates/frontend/src/nbd/limits.rs", "IN_FLIGHT_MAX: u64 = 1024", "1,024"),
+    ("crates/frontend/src/nbd/limits.rs", "REQUESTS_IN_FLIGHT_MAX: u64 = 1024", "1,024"),
     ("crates/frontend/src/nbd/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
     ("crates/frontend/src/nbd/options.rs", "connections_max: 256", "256"),
     ("crates/frontend/src/nbd/budget.rs", "BYTES_DEFAULT: u64 = 1 << 30", "1 GiB"),
@@ -39,9 +39,9 @@ const ADMITTED: [(&str, &str, &str); 20] = [
     ("crates/frontend/src/ublk/options.rs", "QUEUES_MAX: u16 = 256", "256"),
     ("crates/frontend/src/vhost/options.rs", "queue_size_max: 1024", "1,024"),
     ("crates/frontend/src/vhost/options.rs", "queues_max: 16", "16"),
-    ("crates/frontend/src/vhost/options.rs", "IN_FLIGHT_BYTES_MAX: u64 = 64 << 20", "64 MiB"),
-    ("crates/frontend/src/fuse/options.rs", "REQUESTS_MAX: u16 = 512", "512"),
-    ("crates/frontend/src/fuse/options.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
+    ("crates/frontend/src/vhost/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 64 << 20", "64 MiB"),
+    ("crates/frontend/src/fuse/limits.rs", "REQUESTS_MAX: u16 = 512", "512"),
+    ("crates/frontend/src/fuse/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
     ("crates/link/src/target/mod.rs", "slots_max: 256", "256"),
     ("crates/link/src/target/mod.rs", "slot_bytes_max: 256 << 10", "256 KiB"),
     ("crates/link/src/target/mod.rs", "connections_max: 64", "64"),

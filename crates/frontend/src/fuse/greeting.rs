@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::answer::{self, InitParameters};
+use super::limits::REQUESTS_MAX;
 use super::link::{Link, ReadOutcome};
-use super::options::REQUESTS_MAX;
 use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, parse};
 
 /// Time for the kernel to send its first request after the mount.

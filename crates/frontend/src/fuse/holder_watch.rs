@@ -47,7 +47,7 @@ struct WatchState {
 }
 
 impl HolderWatch {
-    /// Watches `mount_holder`, which holds `handed`.
+    /// Watches `mount_holder`, which holds `door_piece`.
     pub(super) fn new(
         how: &MountHolderOptions,
         mount_holder: MountHolder,

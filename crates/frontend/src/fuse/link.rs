@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use sawmill_sys::Waker;
 
 use super::answer::head;
+use super::limits::{IN_FLIGHT_BYTES_MAX, REQUEST_BYTES_MAX, SPARE_BUFFERS_MAX};
 use super::metrics::Counters;
-use super::options::{IN_FLIGHT_BYTES_MAX, REQUEST_BYTES_MAX, SPARE_BUFFERS_MAX};
 use super::protocol::WRITE_HEAD_BYTES;
 
 /// The size of a receive buffer: the kernel demands room for the longest write and its head.

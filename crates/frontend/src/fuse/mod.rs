@@ -1,11 +1,11 @@
 //! FUSE: the volume as one file in a folder, byte by byte, and from there as a loop device.
 //!
 //! Works on every Linux with the fuse module, also for users other than root. Modules:
-//! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel),
-//! `hand_over` (what another process needs), `holder_watch` (the watched mount holder), `protocol`
-//! and `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request handling),
-//! `ticket` and `seek` (requests in flight), [`server`](FuseDoor), [`metrics`](FuseMetrics),
-//! `fuzzing` (what must hold of any request).
+//! [`options`](FuseOptions), `limits`, `mount` (the folder), `greeting` (the agreement with the
+//! kernel), `hand_over` (what another process needs), `holder_watch` (the watched mount holder),
+//! `protocol` and `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request
+//! handling), `ticket` and `seek` (requests in flight), [`server`](FuseDoor),
+//! [`metrics`](FuseMetrics), `fuzzing` (what must hold of any request).
 //!
 //! A few worker threads read the same descriptor. None waits for the device: the thread that
 //! completes a request sends its answer, with one system call. The page cache is bypassed (direct
@@ -25,6 +25,7 @@ pub(crate) mod fuzzing;
 mod greeting;
 mod hand_over;
 mod holder_watch;
+mod limits;
 mod link;
 mod metrics;
 mod mount;

@@ -139,7 +139,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
                 for device in LoopDevice::attached_below(&path) {
                     let _ = device.detach();
                 }
-                unmount(&path, Leave::Lazily).map_err(|error| unusable(&path, error))?;
+                unmount(&path, UnmountMode::Lazily).map_err(|error| unusable(&path, error))?;
             }
             Some(_) => {
                 let text = "another server has its volume there; stop it or choose another folder";
@@ -214,7 +214,7 @@ impl Mount {
 
     /// Unmounts if it is not in use. Errors: BUSY.
     pub(super) fn unmount(&self) -> std::io::Result<()> {
-        if self.is_there() { unmount(&self.path, Leave::Cleanly) } else { Ok(()) }
+        if self.is_there() { unmount(&self.path, UnmountMode::Cleanly) } else { Ok(()) }
     }
 
     /// Detaches the mount; its remaining users get errors instead of answers.
@@ -226,25 +226,27 @@ impl Mount {
             // If that is not possible: root may force it; a remaining BUSY does not matter.
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE);
         }
-        if let Err(error) = unmount(&self.path, Leave::Lazily) {
+        if let Err(error) = unmount(&self.path, UnmountMode::Lazily) {
             tracing::warn!(%error, mountpoint = %self.path.display(), "fuse: cannot be unmounted");
         }
     }
 }
 
+/// Whether an unmount may leave open files behind.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Leave {
+enum UnmountMode {
     Cleanly,
     Lazily,
 }
 
-fn unmount(path: &Path, how: Leave) -> std::io::Result<()> {
+fn unmount(path: &Path, mode: UnmountMode) -> std::io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        let flags = if how == Leave::Lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        let flags =
+            if mode == UnmountMode::Lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         return Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?);
     }
-    let how = if how == Leave::Lazily { "-uz" } else { "-u" };
-    let output = Command::new("fusermount3").arg("-q").arg(how).arg("--").arg(path).output()?;
+    let option = if mode == UnmountMode::Lazily { "-uz" } else { "-u" };
+    let output = Command::new("fusermount3").arg("-q").arg(option).arg("--").arg(path).output()?;
     if output.status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
 }
 

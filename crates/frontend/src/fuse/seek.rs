@@ -15,8 +15,8 @@ use sawmill_device::{
 };
 
 use super::answer::sought;
+use super::limits::SEEK_BYTES;
 use super::link::Link;
-use super::options::SEEK_BYTES;
 use super::ticket::errno_of;
 
 /// One seek.

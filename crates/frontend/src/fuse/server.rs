@@ -20,12 +20,11 @@ use super::answer::{self, InitParameters};
 use super::greeting::greet;
 use super::hand_over::{MountHandOver, handed};
 use super::holder_watch::HolderWatch;
+use super::limits::{NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX};
 use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, MountOptions};
-use super::options::{
-    FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX,
-};
+use super::options::FuseOptions;
 use super::protocol::init;
 use super::worker::{FuseFile, work};
 use crate::mount_holder::MountHolder;
@@ -187,9 +186,9 @@ impl FuseDoor {
         let fuse_file = Arc::new(FuseFile { device, name, mode, user, group, time_s });
         let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
         let mut workers = Vec::new();
-        for n in 0..options.workers {
+        for number in 0..options.workers {
             let (link, fuse_file) = (link.clone(), fuse_file.clone());
-            let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
+            let thread = std::thread::Builder::new().name(format!("fuse-{number}"));
             workers.push(thread.spawn(move || work(&link, &fuse_file)).map_err(failed)?);
         }
         let mounted = MountService {
@@ -516,7 +515,7 @@ impl Door for FuseDoor {
 
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         self.mounted.quiesce(patience)?;
-        Ok(Box::new(Quiet(Arc::clone(&self.mounted))))
+        Ok(Box::new(QuietFuseDoor(Arc::clone(&self.mounted))))
     }
 
     /// Not while the door is quiet.
@@ -532,9 +531,9 @@ impl Door for FuseDoor {
     }
 }
 
-struct Quiet(Arc<MountService>);
+struct QuietFuseDoor(Arc<MountService>);
 
-impl QuietDoor for Quiet {
+impl QuietDoor for QuietFuseDoor {
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         self.0.hand_over()
     }

@@ -49,7 +49,7 @@ fn samples() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn requests_are_understood() {
+fn each_fuse_request_decodes_to_its_operation_and_range() {
     assert_eq!(understood(&request(1, ROOT, b"disk\0")), Operation::Lookup { name: b"disk" });
     let read = Operation::Read { offset: 4096, length: 512 };
     assert_eq!(understood(&request(15, FILE, &words(&READ))), read);
@@ -68,7 +68,7 @@ fn requests_are_understood() {
 }
 
 #[test]
-fn the_greeting_of_old_and_new_kernels_is_understood() {
+fn an_init_of_any_kernel_version_is_answered_with_its_features() {
     let old = words(&[(7, 4), (28, 4), (65536, 4), (init::MAX_PAGES, 4)]);
     let of = |bytes: &[u8]| match understood(bytes) {
         Operation::Init { major, minor, flags, .. } => (major, minor, flags),
@@ -168,14 +168,14 @@ fn a_folder_is_read_piece_by_piece() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_understood_or_refused(
+    fn no_bytes_make_a_request_that_reaches_outside_them(
         bytes in proptest::collection::vec(any::<u8>(), 0..200),
     ) {
         let _ = parse(&bytes);
     }
 
     #[test]
-    fn any_arguments_are_understood_or_refused(
+    fn no_arguments_make_a_request_that_reaches_outside_them(
         opcode in 0u32..60,
         arguments in proptest::collection::vec(any::<u8>(), 0..200),
     ) {

@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Flags, Operation as Asked, Request};
 
 use super::answer::{self, Attributes};
+use super::limits::{COPY_BYTES_MAX, NAME_BYTES_MAX};
 use super::link::{Link, ReadOutcome};
 use super::metrics::count;
-use super::options::{COPY_BYTES_MAX, NAME_BYTES_MAX};
 use super::protocol::{
     FILE, Malformed, Message, Operation, RESENT, ROOT, SEEK_DATA, SEEK_HOLE, WRITE_HEAD_BYTES,
     allocate, change, parse,

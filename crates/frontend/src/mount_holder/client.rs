@@ -69,7 +69,7 @@ fn no_socket(path: &Path, what: &str, error: io::Error) -> Error {
 }
 
 impl MountHolder {
-    /// Starts a mount holder with this command, and returns when it holds `handed`. Returns
+    /// Starts a mount holder with this command, and returns when it holds `piece`. Returns
     /// `Unavailable` if it does not, and ends it then; `InUse` if one is already running there.
     pub fn start(path: &Path, command: &[OsString], piece: &DoorPiece) -> Result<Self> {
         let mount_holder = Self::spawn(path, command)?;

@@ -21,9 +21,9 @@ use crate::DoorPiece;
 /// process at every request, because the kernel notifies all waiters on the descriptor.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long a client may be silent.
-const SILENCE_MAX: Duration = Duration::from_secs(1);
+const SILENCE_TIME_MAX: Duration = Duration::from_secs(1);
 /// The most servers that wait for the mount holder's end; usually there is one, and another during
-/// a take-over.
+/// a takeover.
 const WATCHERS_MAX: usize = 8;
 /// One of the last processes to be killed when memory is short: it uses next to none.
 const OOM_SCORE: &str = "-900";
@@ -88,8 +88,8 @@ impl Holder {
     fn serve(&mut self, socket: UnixStream) -> bool {
         // It serves one client at a time: a silent one must not keep the next server from the
         // mount.
-        let outcome = socket.set_read_timeout(Some(SILENCE_MAX));
-        if outcome.and_then(|()| socket.set_write_timeout(Some(SILENCE_MAX))).is_err() {
+        let outcome = socket.set_read_timeout(Some(SILENCE_TIME_MAX));
+        if outcome.and_then(|()| socket.set_write_timeout(Some(SILENCE_TIME_MAX))).is_err() {
             return true;
         }
         match receive(&socket) {

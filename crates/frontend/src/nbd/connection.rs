@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Operation, Request};
@@ -19,7 +19,7 @@ use sawmill_device::{BlockDevice, Flags, Operation, Request};
 use super::budget::{Account, BudgetBuffer, ConnectionBudget};
 use super::intake::{Intake, Payload};
 use super::limits::{
-    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES_MAX,
+    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, RECEIVE_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX,
 };
 use super::outbox::{Link, OutboxState, SocketNews};
 use super::protocol::{Command, RequestHeader, RequestIdentity, Violation, command_flag};
@@ -127,7 +127,7 @@ impl Connection {
             wanted_since: None,
             submitted: 0,
             submitted_bytes: 0,
-            allowance: (IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),
+            allowance: (REQUESTS_IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),
         }
     }
 
@@ -164,35 +164,37 @@ impl Connection {
                 }
             };
             let full = matches!(pause, Pause::Full) || !self.may_receive();
-            let standing =
+            let outbox_state =
                 self.settle(SocketNews { has_room: std::mem::take(&mut room), should_wake: full });
-            if standing.closed {
+            if outbox_state.closed {
                 return if self.link.is_stopping() {
                     End::Stopping
                 } else {
-                    End::Broken(OsError::PIPE)
+                    End::Broken(Errno::PIPE)
                 };
             }
-            if self.is_stalled(&standing) {
+            if self.is_stalled(&outbox_state) {
                 return End::Stalled;
             }
             let wanted_bytes = match pause {
                 Pause::Disconnect => return End::Disconnect,
-                _ if full && self.link.is_stopping() => return End::Stopping,
-                _ if full && self.may_go_on() => continue,
-                _ if full => {
-                    room = self
-                        .wait(Directions { read: false, write: standing.socket_full }, None)
-                        .write;
+                Pause::Hungry(wanted_bytes) if !full => wanted_bytes,
+                Pause::Hungry(_) | Pause::Full => {
+                    if self.link.is_stopping() {
+                        return End::Stopping;
+                    }
+                    if !self.may_go_on() {
+                        let directions =
+                            Directions { read: false, write: outbox_state.socket_full };
+                        room = self.wait(directions, None).write;
+                    }
                     continue;
                 }
-                Pause::Hungry(wanted_bytes) => wanted_bytes,
-                Pause::Full => continue,
             };
             if self.link.is_stopping() {
                 return End::Stopping;
             }
-            if standing.socket_full {
+            if outbox_state.socket_full {
                 // Both ways: a client with one thread may send a request's rest before it reads.
                 let ready = self.wait(Directions { read: true, write: true }, None);
                 room = ready.write;
@@ -200,14 +202,14 @@ impl Connection {
                     continue;
                 }
             }
-            match self.receive(wanted_bytes, standing.is_idle) {
+            match self.receive(wanted_bytes, outbox_state.is_idle) {
                 ReceiveOutcome::Bytes => (),
                 ReceiveOutcome::Nothing => {
-                    if standing.is_idle {
+                    if outbox_state.is_idle {
                         self.rest_memory();
                     }
                     room = self
-                        .wait(Directions { read: true, write: standing.socket_full }, None)
+                        .wait(Directions { read: true, write: outbox_state.socket_full }, None)
                         .write;
                 }
                 ReceiveOutcome::End(end) => return end,
@@ -229,21 +231,22 @@ impl Connection {
                 }
                 continue;
             }
-            let standing = self.settle(SocketNews { has_room: room, should_wake: true });
+            let outbox_state = self.settle(SocketNews { has_room: room, should_wake: true });
             if self.link.is_stopping() {
                 return Some(End::Stopping);
             }
-            if standing.closed {
-                return Some(End::Broken(OsError::PIPE));
+            if outbox_state.closed {
+                return Some(End::Broken(Errno::PIPE));
             }
             // Still is enough, idle is not needed: replies that the client does not read go with
             // the connection to the process that takes over (P57).
-            if standing.is_still {
+            if outbox_state.is_still {
                 self.shared.hold(self.id, &self.link, self.held());
                 room = false;
             } else {
-                room =
-                    self.wait(Directions { read: false, write: standing.socket_full }, None).write;
+                room = self
+                    .wait(Directions { read: false, write: outbox_state.socket_full }, None)
+                    .write;
             }
         }
         self.link.is_released().then_some(End::LetGo)
@@ -276,20 +279,20 @@ impl Connection {
             if self.shared.is_pausing() && matches!(self.rest(), Some(End::LetGo)) {
                 return true;
             }
-            let standing = self.settle(SocketNews { has_room: room, should_wake: true });
-            if standing.closed || standing.is_idle || self.is_stalled(&standing) {
+            let outbox_state = self.settle(SocketNews { has_room: room, should_wake: true });
+            if outbox_state.closed || outbox_state.is_idle || self.is_stalled(&outbox_state) {
                 return false;
             }
             let mut patience = None;
-            if standing.in_flight == 0 {
+            if outbox_state.in_flight == 0 {
                 // The clock runs only while nothing is in flight, and starts again with each byte
                 // taken: the time of a slow device is not the client's.
-                if standing.queued_bytes != last.0 {
-                    last = (standing.queued_bytes, Instant::now());
+                if outbox_state.queued_bytes != last.0 {
+                    last = (outbox_state.queued_bytes, Instant::now());
                 }
                 let remaining_time = linger_time_max.saturating_sub(last.1.elapsed());
                 if remaining_time.is_zero() {
-                    let bytes = standing.queued_bytes;
+                    let bytes = outbox_state.queued_bytes;
                     self.shared.complaints.log(|left_out| {
                         tracing::warn!(
                             bytes,
@@ -301,19 +304,20 @@ impl Connection {
                 }
                 patience = Some(remaining_time);
             }
-            room =
-                self.wait(Directions { read: false, write: standing.socket_full }, patience).write;
+            room = self
+                .wait(Directions { read: false, write: outbox_state.socket_full }, patience)
+                .write;
         }
     }
 
     fn settle(&mut self, news: SocketNews) -> OutboxState {
-        let standing = self.link.settle(self.submitted, self.submitted_bytes, news);
+        let outbox_state = self.link.settle(self.submitted, self.submitted_bytes, news);
         self.allowance = (
-            IN_FLIGHT_MAX.saturating_sub(standing.in_flight),
-            IN_FLIGHT_BYTES_MAX.saturating_sub(standing.held_bytes),
+            REQUESTS_IN_FLIGHT_MAX.saturating_sub(outbox_state.in_flight),
+            IN_FLIGHT_BYTES_MAX.saturating_sub(outbox_state.held_bytes),
         );
-        self.account.settle(standing.small_bytes, false);
-        standing
+        self.account.settle(outbox_state.small_bytes, false);
+        outbox_state
     }
 
     fn may_submit(&self) -> bool {
@@ -363,7 +367,7 @@ impl Connection {
         let tries = if is_patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
         let socket = &self.link.socket;
         let space = self.intake.space(wanted_bytes);
-        let mut received = Err(OsError::AGAIN);
+        let mut received = Err(Errno::AGAIN);
         for _ in 0..tries {
             received = recv(socket, &mut *space, RecvFlags::DONTWAIT);
             if received.is_ok() {
@@ -392,7 +396,7 @@ impl Connection {
                 self.intake.received(length);
                 ReceiveOutcome::Bytes
             }
-            Err(OsError::AGAIN | OsError::INTR) => ReceiveOutcome::Nothing,
+            Err(Errno::AGAIN | Errno::INTR) => ReceiveOutcome::Nothing,
             Err(_) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
             Err(error) => ReceiveOutcome::End(End::Broken(error)),
         }
@@ -497,13 +501,13 @@ impl Connection {
             self.link.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
             self.account.expect_small(REFUSAL_BYTES);
-            let answered = RequestIdentity { style: self.session.style, cookie, offset };
-            self.link.answer(0, |out| answered.push_error(out, errno, &text));
+            let identity = RequestIdentity { style: self.session.style, cookie, offset };
+            self.link.answer(0, |out| identity.push_error(out, errno, &text));
         }
         true
     }
 
-    fn answered(&self, header: &RequestHeader) -> RequestIdentity {
+    fn identity_of(&self, header: &RequestHeader) -> RequestIdentity {
         RequestIdentity { style: self.session.style, cookie: header.cookie, offset: header.offset }
     }
 
@@ -536,7 +540,7 @@ impl Connection {
             if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
         let link = self.link.clone();
         let ticket =
-            Box::new(Ticket { link, identity: self.answered(header), charged_bytes, body });
+            Box::new(Ticket { link, identity: self.identity_of(header), charged_bytes, body });
         self.session.device.submit(Request::new(operation, address, length, flags, ticket));
     }
 

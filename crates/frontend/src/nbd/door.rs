@@ -15,14 +15,14 @@ use super::budget::{BudgetBuffer, ConnectionBudget};
 use super::hand_over::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
-use super::origin::Origin;
 use super::outbox::Link;
+use super::peer_identity::PeerIdentity;
 use super::server::{Client, Entry, Export, NbdServer, NbdState};
 use super::session::{InputBacklog, Session};
 use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 
 /// Time for a thread from the end of a handshake to its pause.
-const QUIET_WITHIN: Duration = Duration::from_secs(1);
+const QUIET_TIME_MAX: Duration = Duration::from_secs(1);
 
 impl NbdServer {
     /// Takes over the listener and the connections of another process, which no longer takes
@@ -71,7 +71,7 @@ impl NbdServer {
         for connection in connections {
             server.adopt(connection);
         }
-        let quiet_door = Box::new(Quiet(Arc::clone(&server.shared)));
+        let quiet_door = Box::new(QuietNbdDoor(Arc::clone(&server.shared)));
         Ok((server, quiet_door))
     }
 
@@ -122,11 +122,11 @@ impl NbdServer {
         // The other process has admitted it.
         let Some(connection_budget) = self.shared.options.budget.enter(true) else { return };
         link.queue_unsent(BudgetBuffer::from(&connection_budget, unsent));
-        let origin = Origin::of(&link.socket);
+        let peer_identity = PeerIdentity::of(&link.socket);
         let entry = Entry {
             link: link.clone(),
             peer: peer.clone(),
-            origin,
+            peer_identity,
             export: Some(export),
             connection: None,
         };
@@ -190,7 +190,7 @@ impl Door for NbdServer {
     /// clients wait in the system's queue.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         self.shared.quiesce(patience)?;
-        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
+        Ok(Box::new(QuietNbdDoor(Arc::clone(&self.shared))))
     }
 
     fn resized(&self) -> Result<()> {
@@ -207,9 +207,9 @@ impl Door for NbdServer {
     }
 }
 
-struct Quiet(Arc<NbdState>);
+struct QuietNbdDoor(Arc<NbdState>);
 
-impl QuietDoor for Quiet {
+impl QuietDoor for QuietNbdDoor {
     /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where
     /// their facts are described. Returns `Invalid` if the door is not quiet.
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
@@ -255,7 +255,7 @@ impl NbdState {
             let mut registry = self.registry.lock();
             // A thread that has just finished its handshake is on its way to its pause.
             while self.is_pausing() && !registry.is_quiet() && !self.on_trial.load(Relaxed) {
-                if self.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
+                if self.changed.wait_for(&mut registry, QUIET_TIME_MAX).timed_out() {
                     break;
                 }
             }

@@ -24,7 +24,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
-use super::protocol::{Errno, Style};
+use super::protocol::{NbdErrno, Style};
 use super::session::{Drain, ExportFacts, InputBacklog, PausedConnection, Refusal};
 use crate::DoorPiece;
 
@@ -94,7 +94,7 @@ impl HandedConnection {
         };
         let mut draining = None;
         if piece.facts.contains_key("refused_bytes") {
-            let errno = Errno::from_number(piece.parsed("refused_errno")?);
+            let errno = NbdErrno::from_number(piece.parsed("refused_errno")?);
             let errno = errno.ok_or_else(|| wrong(&piece, "refused_errno"))?;
             draining = Some(Drain {
                 left_bytes: piece.parsed("refused_bytes")?,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use sawmill_device::Geometry;
 
@@ -283,8 +283,8 @@ impl Handshake<'_> {
                 Ok((_, 0)) if self.link.is_stopping() => return Err(End::Stopping),
                 Ok((_, 0)) => return Err(End::Closed),
                 Ok((_, length)) => filled_bytes += length,
-                Err(OsError::AGAIN) => self.wait(PollFlags::IN)?,
-                Err(OsError::INTR) => (),
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
+                Err(Errno::INTR) => (),
                 Err(error) => return Err(End::Broken(error)),
             }
         }
@@ -295,11 +295,11 @@ impl Handshake<'_> {
         while !bytes.is_empty() {
             match send(&self.link.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(length) => bytes = &bytes[length..],
-                Err(OsError::AGAIN) => self.wait(PollFlags::OUT)?,
-                Err(OsError::INTR) => (),
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
+                Err(Errno::INTR) => (),
                 // A client that only looks (a scan of ports) may leave in the middle. That is no
                 // failure to log.
-                Err(OsError::PIPE | OsError::CONNRESET) => return Err(End::Closed),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(End::Closed),
                 Err(error) => return Err(End::Broken(error)),
             }
         }

@@ -13,7 +13,7 @@ pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub(super) const DRAIN_BYTES_MAX: u64 = 64 << 20;
 const _: () = assert!(DRAIN_BYTES_MAX >= PAYLOAD_BYTES_MAX as u64);
 /// The most requests in flight on one connection; above it, nothing is taken from the socket.
-pub(super) const IN_FLIGHT_MAX: u64 = 1024;
+pub(super) const REQUESTS_IN_FLIGHT_MAX: u64 = 1024;
 /// Payload bytes in flight plus replies not yet taken by the client, on one connection.
 pub(super) const IN_FLIGHT_BYTES_MAX: u64 = 128 << 20;
 const _: () = assert!(IN_FLIGHT_BYTES_MAX >= 2 * PAYLOAD_BYTES_MAX as u64);

@@ -1,8 +1,8 @@
 //! NBD, the network block device: works with every kernel, QEMU, libnbd, over TCP and Unix sockets.
 //!
 //! Fixed newstyle only. Modules: [`options`](NbdOptions), `limits`, `listener` (the socket),
-//! [`server`](NbdServer) (exports and connections), `reception` (new connections), `origin` and
-//! `slots` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
+//! [`server`](NbdServer) (exports and connections), `reception` (new connections), `peer_identity`
+//! and `places` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
 //! `connection` (the loop of one client), `budget` (memory of all clients), `intake` (received
 //! bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the codec,
 //! pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause` (quiescing),
@@ -25,14 +25,14 @@ mod limits;
 mod listener;
 mod metrics;
 mod options;
-mod origin;
 mod outbox;
 mod pause;
+mod peer_identity;
+mod places;
 mod protocol;
 mod reception;
 mod server;
 mod session;
-mod slots;
 #[cfg(test)]
 mod tests;
 mod ticket;

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
 use sawmill_sys::Waker;
 
@@ -77,15 +77,15 @@ impl Sender {
                     total += length as u64;
                     self.advance(length);
                 }
-                Err(OsError::INTR) => (),
-                Err(OsError::AGAIN) => return (total, SendOutcome::SocketFull),
+                Err(Errno::INTR) => (),
+                Err(Errno::AGAIN) => return (total, SendOutcome::SocketFull),
                 Err(_) => return (total, SendOutcome::Broken),
             }
         }
         (total, SendOutcome::All)
     }
 
-    fn send_once(&self, socket: &OwnedFd) -> Result<usize, OsError> {
+    fn send_once(&self, socket: &OwnedFd) -> Result<usize, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let mut count = 0;

@@ -123,7 +123,7 @@ impl NbdState {
                 break;
             }
         }
-        // The obstacle is named before the release: afterwards its requests may be answered.
+        // The obstacle is named before the release: afterward its requests may be answered.
         let error = obstacle(&registry, patience);
         self.end_pause(&mut registry);
         Err(error)

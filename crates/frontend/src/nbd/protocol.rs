@@ -20,7 +20,7 @@ const STATE_HOLE_AND_ZERO: u32 = 0b11;
 /// An NBD error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Errno {
+pub(super) enum NbdErrno {
     Perm = 1,
     Io = 5,
     Inval = 22,
@@ -29,10 +29,10 @@ pub(super) enum Errno {
     Shutdown = 108,
 }
 
-impl Errno {
+impl NbdErrno {
     /// The error with this number.
     pub(super) fn from_number(number: u32) -> Option<Self> {
-        use Errno::{Inval, Io, NoSpace, Overflow, Perm, Shutdown};
+        use NbdErrno::{Inval, Io, NoSpace, Overflow, Perm, Shutdown};
         [Perm, Io, Inval, NoSpace, Overflow, Shutdown]
             .into_iter()
             .find(|errno| *errno as u32 == number)
@@ -43,18 +43,18 @@ impl Errno {
 /// knows.
 #[must_use]
 pub fn errno(kind: ErrorKind) -> u32 {
-    Errno::from(kind) as u32
+    NbdErrno::from(kind) as u32
 }
 
-impl From<ErrorKind> for Errno {
+impl From<ErrorKind> for NbdErrno {
     fn from(kind: ErrorKind) -> Self {
         match kind {
-            ErrorKind::Invalid | ErrorKind::Exists => Errno::Inval,
-            ErrorKind::ReadOnly => Errno::Perm,
-            ErrorKind::Full => Errno::NoSpace,
+            ErrorKind::Invalid | ErrorKind::Exists => NbdErrno::Inval,
+            ErrorKind::ReadOnly => NbdErrno::Perm,
+            ErrorKind::Full => NbdErrno::NoSpace,
             // Tells the client that this server will not serve any more, so that it does not retry
             // here.
-            ErrorKind::Fenced | ErrorKind::Closed => Errno::Shutdown,
+            ErrorKind::Fenced | ErrorKind::Closed => NbdErrno::Shutdown,
             ErrorKind::NotFound
             | ErrorKind::Refused
             | ErrorKind::Denied
@@ -63,7 +63,7 @@ impl From<ErrorKind> for Errno {
             | ErrorKind::Corrupt
             | ErrorKind::TimedOut
             | ErrorKind::Unreachable
-            | ErrorKind::Internal => Errno::Io,
+            | ErrorKind::Internal => NbdErrno::Io,
         }
     }
 }
@@ -119,7 +119,7 @@ impl RequestIdentity {
     }
 
     /// Appends a failure, with its text if the style supports one.
-    pub(super) fn push_error(self, out: &mut Vec<u8>, errno: Errno, text: &str) {
+    pub(super) fn push_error(self, out: &mut Vec<u8>, errno: NbdErrno, text: &str) {
         if self.style == Style::Simple {
             out.extend_from_slice(&self.simple(errno as u32));
             return;

@@ -1,6 +1,6 @@
-//! New connections: accepted, given a slot for the handshake, then a slot and memory, or refused.
+//! New connections: accepted, given a place for the handshake, then a place and memory, or refused.
 //!
-//! Invariants: a handshake takes no slot of a client, and a client takes no slot of a handshake.
+//! Invariants: a handshake takes no place of a client, and a client takes no place of a handshake.
 //! No peer can take all of either. However many bad connections there are, the log gets only a few
 //! lines per second. Not here: the handshake itself.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 
 use super::budget::ConnectionBudget;
@@ -18,18 +18,18 @@ use super::connection::Connection;
 use super::door::ResumeState;
 use super::handshake::negotiate;
 use super::options::Listen;
-use super::origin::Origin;
 use super::outbox::Link;
-use super::server::{Entry, Leave, NbdState, Registry};
+use super::peer_identity::PeerIdentity;
+use super::places;
+use super::server::{Entry, NbdState, Registry, RegistryGuard};
 use super::session::{End, InputBacklog, Session};
-use super::slots;
 
 /// Why a client is refused.
 const TOO_MANY: &str = "too many connections are open, in total or from this peer";
 const TOO_LITTLE_MEMORY: &str = "no memory is left for another connection; see --nbd-memory-max";
 
 /// How long to wait for an evicted connection before the next check.
-const GOES_WITHIN: Duration = Duration::from_millis(100);
+const LEAVE_TIME_MAX: Duration = Duration::from_millis(100);
 
 impl NbdState {
     pub(super) fn accept_all(self: &Arc<Self>) {
@@ -57,7 +57,7 @@ impl NbdState {
             match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => self.take_up(socket),
                 // A client that left while it waited in the system's queue is no reason to pause.
-                Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => (),
                 Err(error) => {
                     tracing::warn!(%error, "nbd: cannot accept a connection; retrying in 100 ms");
                     pause = Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
@@ -68,7 +68,7 @@ impl NbdState {
 
     fn take_up(self: &Arc<Self>, socket: OwnedFd) {
         let peer = peer_of(&socket);
-        let origin = Origin::of(&socket);
+        let peer_identity = PeerIdentity::of(&socket);
         // Replies go out in whole batches. Nagle's algorithm would hold the end of a batch back
         // until the client has acknowledged the rest.
         let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
@@ -84,16 +84,16 @@ impl NbdState {
                 return;
             }
         };
-        let Some(id) = self.admit(&peer, origin, &link) else { return };
+        let Some(id) = self.admit(&peer, peer_identity, &link) else { return };
         self.spawn(id, peer, link, None);
     }
 
-    /// Gives a connection a slot for its handshake; the oldest one of the peer with most slots may
-    /// be evicted. A peer that could not stay anyway is refused immediately.
-    fn admit(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
+    /// Gives a connection a place for its handshake; the oldest one of the peer with most places
+    /// may be evicted. A peer that could not stay anyway is refused immediately.
+    fn admit(&self, peer: &str, peer_identity: PeerIdentity, link: &Arc<Link>) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
-        if !registry.has_slot(origin, self.options.connections_max) {
+        if !registry.has_place(peer_identity, self.options.connections_max) {
             registry.past.connections_refused += 1;
             drop(registry);
             // The log may be slow, and every connection needs the registry.
@@ -105,21 +105,21 @@ impl NbdState {
             if self.stopping.load(Relaxed) || self.is_pausing() {
                 break;
             }
-            self.changed.wait_for(&mut registry, GOES_WITHIN);
+            self.changed.wait_for(&mut registry, LEAVE_TIME_MAX);
         }
         let haggling: Vec<_> = registry
             .haggling(|entry| !entry.link.is_stopping())
-            .map(|(id, entry)| (*id, entry.origin))
+            .map(|(id, entry)| (*id, entry.peer_identity))
             .collect();
         // Not counting those on their way out: they have been evicted already, and would be chosen
         // again.
-        let evicted = slots::evicted(origin, &haggling, self.options.handshakes_max);
+        let evicted = places::evicted(peer_identity, &haggling, self.options.handshakes_max);
         if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
             entry.link.close();
             registry.past.connections_cut += 1;
         }
         let (link, peer) = (link.clone(), peer.to_owned());
-        Some(registry.enter(Entry { link, peer, origin, export: None, connection: None }))
+        Some(registry.enter(Entry { link, peer, peer_identity, export: None, connection: None }))
     }
 
     /// Gives a connection in the registry its thread.
@@ -130,11 +130,11 @@ impl NbdState {
         link: Arc<Link>,
         opening: ResumeState,
     ) {
-        let leave = Leave { shared: self.clone(), id };
+        let guard = RegistryGuard { shared: self.clone(), id };
         let serve = move || {
-            let end = leave.shared.serve(id, &peer, link, opening);
-            leave.shared.count(&end);
-            leave.shared.report(&peer, &end);
+            let end = guard.shared.serve(id, &peer, link, opening);
+            guard.shared.count(&end);
+            guard.shared.report(&peer, &end);
         };
         if let Err(error) = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(serve) {
             // The entry was removed with the closure that did not run.
@@ -171,10 +171,10 @@ impl NbdState {
         }
         tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client \
             connected");
-        let Some(origin) = registry.entries.get(&id).map(|entry| entry.origin) else {
+        let Some(peer_identity) = registry.entries.get(&id).map(|entry| entry.peer_identity) else {
             return Err(End::Stopping);
         };
-        if !registry.has_slot(origin, self.options.connections_max) {
+        if !registry.has_place(peer_identity, self.options.connections_max) {
             return Err(End::Refused(TOO_MANY));
         }
         // Only after the handshake: half-open connections must not use up the memory that is set
@@ -249,9 +249,9 @@ impl Registry {
         self.entries.iter().filter(move |(_, entry)| entry.export.is_none() && fits(entry))
     }
 
-    fn has_slot(&self, newcomer: Origin, slots: usize) -> bool {
+    fn has_place(&self, newcomer: PeerIdentity, places: usize) -> bool {
         let clients = self.entries.values().filter(|entry| entry.export.is_some());
-        slots::has_slot(newcomer, clients.map(|entry| entry.origin), slots)
+        places::has_place(newcomer, clients.map(|entry| entry.peer_identity), places)
     }
 }
 

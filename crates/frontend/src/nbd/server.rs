@@ -21,8 +21,8 @@ use super::complaints::Complaints;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
-use super::origin::Origin;
 use super::outbox::Link;
+use super::peer_identity::PeerIdentity;
 use super::session::PausedConnection;
 
 /// A device under a name.
@@ -71,7 +71,7 @@ impl Exports {
 pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     pub(super) peer: String,
-    pub(super) origin: Origin,
+    pub(super) peer_identity: PeerIdentity,
     /// `None` during the handshake.
     pub(super) export: Option<Arc<Export>>,
     /// Its state while its thread is paused.
@@ -322,12 +322,12 @@ impl NbdState {
 }
 
 /// Removes a connection from the registry when its thread ends, however it ends.
-pub(super) struct Leave {
+pub(super) struct RegistryGuard {
     pub(super) shared: Arc<NbdState>,
     pub(super) id: u64,
 }
 
-impl Drop for Leave {
+impl Drop for RegistryGuard {
     fn drop(&mut self) {
         let mut registry = self.shared.registry.lock();
         if let Some(entry) = registry.entries.remove(&self.id) {

@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Geometry};
 
 use super::limits::PAYLOAD_BYTES_MAX;
-use super::protocol::{Errno, Style, Violation, transmission};
+use super::protocol::{NbdErrno, Style, Violation, transmission};
 
 /// The result of the handshake.
 pub(super) struct Session {
@@ -36,7 +36,7 @@ pub(super) enum End {
     /// The server is stopping, or the export was removed.
     Stopping,
     /// The socket failed.
-    Broken(OsError),
+    Broken(Errno),
     /// The client broke the protocol.
     Violation(Violation),
     /// The limit on connections, or on the memory reserved for them, is reached.
@@ -115,7 +115,7 @@ pub(super) struct PausedConnection {
 
 /// The refusal of a request: the errno and text that the client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal(pub(super) Errno, pub(super) String);
+pub(super) struct Refusal(pub(super) NbdErrno, pub(super) String);
 
 /// A refused request whose payload is being dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]

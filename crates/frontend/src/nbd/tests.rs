@@ -9,7 +9,7 @@ use super::handshake::block_sizes;
 use super::intake::Intake;
 use super::limits::RECEIVE_BYTES_MAX;
 use super::protocol::{
-    Command, Errno, RequestHeader, RequestIdentity, Style, command_flag, parse_info_request,
+    Command, NbdErrno, RequestHeader, RequestIdentity, Style, command_flag, parse_info_request,
     parse_meta_request, parse_option_header, push_option_reply, transmission,
 };
 use super::server::percent_encoded;
@@ -241,13 +241,13 @@ fn replies_have_the_bytes_of_the_protocol() {
     let simple = answered(Style::Simple);
     assert_eq!(pushed(&|out| simple.push_done(out)), "67446698000000000102030405060708");
     assert_eq!(
-        pushed(&|out| simple.push_error(out, Errno::Io, "why")),
+        pushed(&|out| simple.push_error(out, NbdErrno::Io, "why")),
         "67446698000000050102030405060708"
     );
     let structured = answered(Style::Structured);
     assert_eq!(pushed(&|out| structured.push_done(out)), "67446698000000000102030405060708");
     assert_eq!(
-        pushed(&|out| structured.push_error(out, Errno::NoSpace, "why")),
+        pushed(&|out| structured.push_error(out, NbdErrno::NoSpace, "why")),
         "668e33ef0001800101020304050607080000000900 00001c0003776879".replace(' ', "")
     );
     let extended = answered(Style::Extended);
@@ -283,7 +283,7 @@ fn error_texts_are_cut_between_characters_at_the_limit_of_the_protocol() {
     let mut out = Vec::new();
     RequestIdentity { style: Style::Structured, cookie: 1, offset: 0 }.push_error(
         &mut out,
-        Errno::Io,
+        NbdErrno::Io,
         &text,
     );
     let sent_text = std::str::from_utf8(&out[20 + 6..]).expect("whole characters");
@@ -294,18 +294,18 @@ fn error_texts_are_cut_between_characters_at_the_limit_of_the_protocol() {
 #[test]
 fn every_kind_of_failure_has_an_error_number_clients_know() {
     for (kind, errno) in [
-        (ErrorKind::Invalid, Errno::Inval),
-        (ErrorKind::ReadOnly, Errno::Perm),
-        (ErrorKind::NotFound, Errno::Io),
-        (ErrorKind::Fenced, Errno::Shutdown),
-        (ErrorKind::Unavailable, Errno::Io),
-        (ErrorKind::Full, Errno::NoSpace),
-        (ErrorKind::Corrupt, Errno::Io),
-        (ErrorKind::Closed, Errno::Shutdown),
-        (ErrorKind::TimedOut, Errno::Io),
-        (ErrorKind::Internal, Errno::Io),
+        (ErrorKind::Invalid, NbdErrno::Inval),
+        (ErrorKind::ReadOnly, NbdErrno::Perm),
+        (ErrorKind::NotFound, NbdErrno::Io),
+        (ErrorKind::Fenced, NbdErrno::Shutdown),
+        (ErrorKind::Unavailable, NbdErrno::Io),
+        (ErrorKind::Full, NbdErrno::NoSpace),
+        (ErrorKind::Corrupt, NbdErrno::Io),
+        (ErrorKind::Closed, NbdErrno::Shutdown),
+        (ErrorKind::TimedOut, NbdErrno::Io),
+        (ErrorKind::Internal, NbdErrno::Io),
     ] {
-        assert_eq!(Errno::from(kind), errno, "{kind:?}");
+        assert_eq!(NbdErrno::from(kind), errno, "{kind:?}");
     }
     assert_eq!(Command::from_number(7), Some(Command::BlockStatus));
     assert_eq!(Command::from_number(8), None);

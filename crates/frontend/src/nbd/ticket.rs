@@ -10,7 +10,7 @@ use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 use super::budget::BudgetBuffer;
 use super::intake::Payload;
 use super::outbox::{Link, OutputPiece};
-use super::protocol::{Errno, RequestIdentity};
+use super::protocol::{NbdErrno, RequestIdentity};
 
 /// The bytes of a request.
 pub(super) enum Body {
@@ -39,7 +39,7 @@ impl Ticket {
         link.counters.errors.fetch_add(1, Relaxed);
         let text = error.to_string();
         link.answer(charged_bytes, |out| {
-            identity.push_error(out, Errno::from(error.kind()), &text)
+            identity.push_error(out, NbdErrno::from(error.kind()), &text)
         });
     }
 }
@@ -65,28 +65,28 @@ impl Exchange for Ticket {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Ticket { link, identity: answered, charged_bytes, body } = *self;
+        let Ticket { link, identity, charged_bytes, body } = *self;
         match (outcome, body) {
             (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
-                answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
+                identity.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
                 link.answer_read(charged_bytes, OutputPiece::Read { bytes, end });
             }
             // The protocol demands at least one run. Without one, a client would ask for the same
             // range forever, so an empty answer is an error of the device.
             (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
-                link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));
+                link.answer(charged_bytes, |out| identity.push_block_status(out, &runs, one));
                 drop(room);
             }
             (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {
                 // Drop the payload first: the receive buffer may be free before the reply is sent.
                 drop(body);
-                link.answer(charged_bytes, |out| answered.push_done(out));
+                link.answer(charged_bytes, |out| identity.push_done(out));
             }
             (Ok(_), _) => {
-                let text = "the device answered with the wrong kind of reply";
+                let text = "the device identity with the wrong kind of reply";
                 Self::answer_error(
                     &link,
-                    answered,
+                    identity,
                     charged_bytes,
                     &Error::new(ErrorKind::Internal, text),
                 );
@@ -97,7 +97,7 @@ impl Exchange for Ticket {
                 if let Body::Read { bytes, .. } = body {
                     link.keep_read_buffer(bytes);
                 }
-                Self::answer_error(&link, answered, charged_bytes, &error);
+                Self::answer_error(&link, identity, charged_bytes, &error);
             }
         }
     }

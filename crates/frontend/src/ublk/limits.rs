@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Idle read buffers that one thread keeps while there is work; without work it keeps none.
 pub(super) const SPARE_BYTES_MAX: usize = 8 << 20;
 /// After this long without a request, a thread frees its idle buffers.
-pub(super) const IDLE_TIME: Duration = Duration::from_secs(1);
+pub(super) const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
 /// The most commands in one system call.
 pub(super) const COMMANDS_PER_CALL_MAX: u32 = 256;
 /// The most queues of one shared thread, if the process may open that many files.

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use rustix::io::Errno;
 use sawmill_device::{ErrorKind, Flags, Geometry, Operation};
 use sawmill_sys::ublk::{IoDescriptor, Parameters, attribute, operation, operation_flag};
 
@@ -43,9 +44,9 @@ impl Refusal {
     }
 }
 
-const EINVAL: i32 = 22;
-const EIO: i32 = 5;
-const EOPNOTSUPP: i32 = 95;
+const EINVAL: i32 = Errno::INVAL.raw_os_error();
+const EIO: i32 = Errno::IO.raw_os_error();
+const EOPNOTSUPP: i32 = Errno::OPNOTSUPP.raw_os_error();
 
 impl BlockRequest {
     /// Parses a descriptor for a device of this geometry whose reads and writes have at most

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::ublk::{Descriptors, QueueRing};
 
@@ -15,7 +16,7 @@ use super::protocol::{BlockRequest, Refusal};
 use super::ticket::Ticket;
 
 /// The result of all commands of a stopped device.
-const ENODEV: i32 = 19;
+const ENODEV: i32 = Errno::NODEV.raw_os_error();
 
 /// One queue.
 pub(super) struct Queue {

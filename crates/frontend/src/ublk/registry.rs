@@ -160,8 +160,8 @@ pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) ->
     match locked {
         // Another process may have this process id by now. The lock is more reliable.
         Some(true) => true,
-        // Except for a device that was added just now: it has no claim yet, and the file belongs to
-        // an older one. For a stopped device, the driver forgets the process.
+        // Except for a device that was added just now: it has no lock yet, and the file
+        // belongs to an older one. For a stopped device, the driver forgets the process.
         Some(false) => state == DeviceState::Dead && lives,
         None => state != DeviceState::Quiesced && lives,
     }
@@ -191,11 +191,11 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
         return Err(in_use());
     }
     // With the lock, no process takes the device over during the removal.
-    let claim = Claim::wait(run_folder, id).map_err(|error| match error.kind() {
+    let device_lock = DeviceLock::wait(run_folder, id).map_err(|error| match error.kind() {
         ErrorKind::InUse => in_use().with_source(error),
         _ => error,
     })?;
-    // Before the lock, it may have been replaced by another device that has no claim yet.
+    // Before the lock, it may have been replaced by another device that has no lock yet.
     let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
     let has_process = u32::try_from(info.server_pid).is_ok_and(lives);
     if info.server_mark != device_info.mark || is_alive(info.state(), has_process, Some(false)) {
@@ -205,7 +205,7 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), error))?;
     // The file goes while the number is still taken. After the delete, the number may belong to a
     // new device, whose file this would be.
-    claim.remove();
+    device_lock.remove();
     control.delete(id).map_err(|error| failed(&format!("cannot delete device {id}"), error))
 }
 
@@ -293,12 +293,12 @@ pub(super) fn is_locked(path: &Path) -> Option<bool> {
 }
 
 /// The right to serve one device, or to remove it, until dropped.
-pub(super) struct Claim {
+pub(super) struct DeviceLock {
     path: PathBuf,
     _lock: FileLock,
 }
 
-impl Claim {
+impl DeviceLock {
     /// Takes the right. Returns `InUse` if another process has it.
     pub(super) fn take(run_folder: &Path, id: u32) -> Result<Self> {
         let path = facts_path(run_folder, id);
@@ -315,7 +315,7 @@ impl Claim {
             }
             _ => wrong(error),
         })?;
-        Ok(Claim { path, _lock: lock })
+        Ok(DeviceLock { path, _lock: lock })
     }
 
     /// Takes the right as soon as it is released, by a server that is stopping or a process that
@@ -323,7 +323,7 @@ impl Claim {
     pub(super) fn wait(run_folder: &Path, id: u32) -> Result<Self> {
         let began = Instant::now();
         loop {
-            match Claim::take(run_folder, id) {
+            match DeviceLock::take(run_folder, id) {
                 Err(error)
                     if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX =>
                 {

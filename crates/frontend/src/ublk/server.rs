@@ -1,27 +1,26 @@
-//! One device: made or taken over, served, handed over, removed.
+//! One device: made, served, removed.
 //!
 //! Invariants: the kernel has all commands of all queues before the device is started. The
 //! character device is closed before the device is deleted. A device that was released is not
-//! touched again. Not here: its queues (`serving`), requests (`worker`).
+//! touched again. Not here: from one server to the next (`hand_over`), its queues (`serving`),
+//! requests (`worker`).
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
-use sawmill_sys::ublk::{
-    CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path,
-};
+use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature, node_path};
 
+use super::hand_over::QuietUblkDoor;
 use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
 use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
-use super::registry::{self, Claim, Facts, failed};
+use super::registry::{self, DeviceLock, Facts, failed};
 use super::serving::{ServiceState, Source};
-use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
+use crate::{Door, DoorCounts, ExportStatus, QuietDoor, Stop};
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -31,16 +30,16 @@ const FLAGS: u64 = feature::USER_RECOVERY
 /// The features of an unprivileged device: the driver allows no more.
 const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
 
-struct UblkState {
-    id: u32,
-    options: UblkOptions,
+pub(super) struct UblkState {
+    pub(super) id: u32,
+    pub(super) options: UblkOptions,
     device: Arc<dyn BlockDevice>,
     /// The driver's features.
     features: u64,
     serving: Mutex<Option<ServiceState>>,
     /// The counters from before the device was gone.
     past: Mutex<DoorCounts>,
-    is_quiet: Mutex<bool>,
+    pub(super) is_quiet: Mutex<bool>,
 }
 
 /// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`].
@@ -105,83 +104,7 @@ impl UblkDoor {
         Ok(Self::new(id, options, device, features, serving))
     }
 
-    /// Takes over a device whose server is gone, after a crash or [`QuietDoor::release`]. Its users
-    /// wait until then, and requests that the old server had not answered are served now. The
-    /// number of queues and the limits stay the same.
-    ///
-    /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot
-    /// be taken over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice
-    /// in time that it is gone.
-    pub fn recover(id: u32, options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
-        options.check()?;
-        if options.unprivileged {
-            let text =
-                "ublk: an unprivileged device ends with its server, so it cannot be taken over";
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        let mut control = registry::control()?;
-        let features = features_of(&mut control)?;
-        let device_info = registry::device(&mut control, &options.run_folder, id)?;
-        let refuse =
-            |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
-        if !device_info.ours {
-            return refuse("belongs to another program and was not changed".into());
-        }
-        if !device_info.is_for(&options.volume) {
-            let made_for = device_info.volume.unwrap_or_else(|| "another volume".into());
-            return refuse(format!(
-                "was made for {made_for}, not for {}; its users would see other data",
-                options.volume
-            ));
-        }
-        if device_info.state == DeviceState::Dead {
-            return refuse("is stopped; delete it and start a new one".into());
-        }
-        let size_bytes = device.geometry().size_bytes;
-        // The kernel keeps the size it knows, and requests beyond the end of a smaller volume would
-        // fail under a file system.
-        if device_info.size_bytes > size_bytes {
-            return refuse(format!(
-                "has {} bytes, more than the volume's {size_bytes}",
-                device_info.size_bytes
-            ));
-        }
-        let claim = Claim::wait(&options.run_folder, id)?;
-        let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
-        if half_taken && features & feature::QUIESCE == 0 {
-            // The kernel would fail on the queues that have no server yet.
-            return Err(lost(id));
-        }
-        start_recovery(&mut control, id, options.recovery_time_max)?;
-        let info =
-            control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
-        // Before any queue has a server: if this process dies in the middle, the next one must know
-        // it.
-        claim.write(&facts(&options, true))?;
-        let mut serving = ServiceState::new(claim);
-        let outcome = open_char_device(id).and_then(|char_device| {
-            let (info, options, device) = (&info, &options, &device);
-            let char_device = Arc::new(char_device);
-            let source = Source { info, options, device, char_device };
-            serving.serve_all(&mut control, &source)
-        });
-        let outcome = outcome.and_then(|()| {
-            // Last: from here on the kernel sends requests, and every queue needs a thread by then.
-            let ended = control.end_recovery(id, std::process::id());
-            ended.map_err(|error| failed(&format!("cannot take over device {id}"), error))?;
-            serving.claim.write(&facts(&options, false))
-        });
-        if let Err(error) = outcome {
-            // Its users continue to wait: the next attempt may succeed.
-            serving.leave();
-            return Err(error);
-        }
-        registry::make_link(&options.link_folder, options.link.as_deref(), id);
-        tracing::info!(id, volume = options.volume, "ublk: took over a device");
-        Ok(Self::new(id, options, device, features, serving))
-    }
-
-    fn new(
+    pub(super) fn new(
         id: u32,
         options: UblkOptions,
         device: Arc<dyn BlockDevice>,
@@ -224,7 +147,7 @@ impl UblkDoor {
 }
 
 /// The driver's features, if it has the required ones.
-fn features_of(control: &mut Control) -> Result<u64> {
+pub(super) fn features_of(control: &mut Control) -> Result<u64> {
     let features = control.features().unwrap_or(0);
     if features & FLAGS == FLAGS {
         return Ok(features);
@@ -235,7 +158,7 @@ fn features_of(control: &mut Control) -> Result<u64> {
 }
 
 /// Opens the character device, as soon as it exists and is accessible.
-fn open_char_device(id: u32) -> Result<CharDevice> {
+pub(super) fn open_char_device(id: u32) -> Result<CharDevice> {
     let began = Instant::now();
     loop {
         match CharDevice::open(id) {
@@ -259,8 +182,8 @@ fn start_added(
     device: &Arc<dyn BlockDevice>,
 ) -> Result<ServiceState> {
     let id = info.id;
-    let claim = Claim::wait(&options.run_folder, id)?;
-    claim.write(&facts(options, false))?;
+    let device_lock = DeviceLock::wait(&options.run_folder, id)?;
+    device_lock.write(&facts(options, false))?;
     // Only the owner of the node may command an unprivileged device.
     let char_device = Arc::new(open_char_device(id)?);
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
@@ -268,7 +191,7 @@ fn start_added(
     control
         .set_parameters(id, &parameters)
         .map_err(|error| step("the kernel refused its parameters", error))?;
-    let mut serving = ServiceState::new(claim);
+    let mut serving = ServiceState::new(device_lock);
     let source = Source { info, options, device, char_device };
     let outcome = serving.serve_all(control, &source).and_then(|()| {
         let started = control.start(id, std::process::id());
@@ -284,38 +207,7 @@ fn start_added(
     }
 }
 
-/// Starts the take-over of the device, as soon as the kernel has noticed that its server is gone.
-fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<()> {
-    let began = Instant::now();
-    loop {
-        match control.start_recovery(id) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
-                if began.elapsed() >= time_max {
-                    let text = format!(
-                        "ublk: the old server of device {id} is still running after {time_max:?}"
-                    );
-                    return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
-                }
-                std::thread::sleep(CHECK_EVERY);
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-                return Err(lost(id).with_source(error));
-            }
-            Err(error) => return Err(failed(&format!("cannot take over device {id}"), error)),
-        }
-    }
-}
-
-fn lost(id: u32) -> Error {
-    let text = "a server died while taking it over, and this kernel cannot recover it after that";
-    Error::new(
-        ErrorKind::Refused,
-        format!("ublk: device {id} is lost: {text}; delete it and start a new one"),
-    )
-}
-
-fn facts(options: &UblkOptions, recovering: bool) -> Facts {
+pub(super) fn facts(options: &UblkOptions, recovering: bool) -> Facts {
     Facts { volume: options.volume.clone(), link: options.link.clone(), recovering }
 }
 
@@ -345,7 +237,7 @@ impl UblkState {
         counts
     }
 
-    fn quiesce(&self, patience: Duration) -> Result<()> {
+    pub(super) fn quiesce(&self, patience: Duration) -> Result<()> {
         let service = self
             .serving
             .lock()
@@ -369,13 +261,13 @@ impl UblkState {
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
-    fn resume(&self) {
+    pub(super) fn resume(&self) {
         *self.is_quiet.lock() = false;
         self.send_all(Message::Resume);
     }
 
     /// Takes the serving state, once.
-    fn end(&self) -> Option<ServiceState> {
+    pub(super) fn end(&self) -> Option<ServiceState> {
         let counts = self.counts();
         let serving = self.serving.lock().take()?;
         *self.past.lock() = DoorCounts { connections: 0, in_flight: 0, ..counts };
@@ -435,7 +327,7 @@ impl Door for UblkDoor {
 
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         self.shared.quiesce(patience)?;
-        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
+        Ok(Box::new(QuietUblkDoor(Arc::clone(&self.shared))))
     }
 
     fn resized(&self) -> Result<()> {
@@ -465,45 +357,6 @@ impl UblkDoor {
         if let Err(error) = std::thread::Builder::new().name("ublk-stop".into()).spawn(stop) {
             tracing::warn!(%error, id = self.id(), "ublk: cannot start a thread to stop a device");
         }
-    }
-}
-
-struct Quiet(Arc<UblkState>);
-
-impl QuietDoor for Quiet {
-    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
-    /// descriptors, because the kernel keeps the device.
-    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
-        let UblkState { id, options, .. } = &*self.0;
-        if !*self.0.is_quiet.lock() {
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} is not quiet")));
-        }
-        if options.unprivileged {
-            let text = "is unprivileged and ends with its server, so it cannot be handed over";
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
-        }
-        let facts = BTreeMap::from([
-            ("id".to_owned(), id.to_string()),
-            ("volume".to_owned(), options.volume.clone()),
-        ]);
-        Ok(vec![DoorPiece { what: "device".to_owned(), facts, ..DoorPiece::default() }])
-    }
-
-    /// With shared threads, the kernel notices this when all devices of a thread were released, or
-    /// this process has exited.
-    fn release(self: Box<Self>) {
-        let id = self.0.id;
-        if !*self.0.is_quiet.lock() {
-            tracing::warn!(id, "ublk: releasing a device that is not quiet; waiting for it");
-            let _ = self.0.quiesce(Duration::MAX);
-        }
-        if let Some(serving) = self.0.end() {
-            serving.leave();
-        }
-    }
-
-    fn resume(self: Box<Self>) {
-        self.0.resume();
     }
 }
 

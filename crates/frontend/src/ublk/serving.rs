@@ -1,7 +1,7 @@
 //! The queues of one device while they are served, and the threads that serve them.
 //!
 //! Invariants: a device that is given back to the kernel, or left to the next server, has no thread
-//! of ours on any of its queues, and its claim goes last.
+//! of ours on any of its queues, and its lock goes last.
 //!
 //! Not here: the device's life (`server`), requests (`worker`).
 
@@ -15,7 +15,7 @@ use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
 use super::link::{Inbox, Link, Message, NewQueue};
 use super::options::UblkOptions;
 use super::progress::Progress;
-use super::registry::{Claim, failed};
+use super::registry::{DeviceLock, failed};
 use super::worker::Worker;
 
 /// What the queues of a device are served from.
@@ -32,18 +32,18 @@ pub(super) struct ServiceState {
     pub(super) progress: Arc<Progress>,
     /// The threads of this door only; none if threads are shared.
     workers: Vec<Worker>,
-    pub(super) claim: Claim,
+    pub(super) device_lock: DeviceLock,
     /// Sets the queue's limits, in parallel to everything else.
     pub(super) limiting: Option<JoinHandle<()>>,
 }
 
 impl ServiceState {
-    pub(super) fn new(claim: Claim) -> Self {
+    pub(super) fn new(device_lock: DeviceLock) -> Self {
         ServiceState {
             links: Vec::new(),
             progress: Arc::default(),
             workers: Vec::new(),
-            claim,
+            device_lock,
             limiting: None,
         }
     }
@@ -114,7 +114,7 @@ impl ServiceState {
             tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
             return self.leave();
         }
-        let ServiceState { links, progress, mut workers, claim, limiting } = self;
+        let ServiceState { links, progress, mut workers, device_lock, limiting } = self;
         // Before the number can belong to another device.
         if let Some(limiting) = limiting {
             let _ = limiting.join();
@@ -125,14 +125,14 @@ impl ServiceState {
             worker.inbox.send(Message::Stop);
             worker.join();
         }
-        // Before the caller deletes the device: afterwards, the number and so the file may be
+        // Before the caller deletes the device: afterward, the number and so the file may be
         // another's.
-        claim.remove();
+        device_lock.remove();
     }
 
     /// Leaves a device to the next server.
     pub(super) fn leave(self) {
-        let ServiceState { links, progress, mut workers, claim, limiting: _ } = self;
+        let ServiceState { links, progress, mut workers, device_lock, limiting: _ } = self;
         for link in &links {
             link.inbox.send(Message::LetGo(link.clone()));
         }
@@ -147,6 +147,6 @@ impl ServiceState {
         drop(links);
         workers.iter_mut().for_each(Worker::join);
         // Only now may another server take it.
-        drop(claim);
+        drop(device_lock);
     }
 }

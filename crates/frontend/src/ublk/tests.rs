@@ -12,7 +12,7 @@ use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operati
 use super::link::{Body, Completion, Inbox, Message};
 use super::progress::Progress;
 use super::protocol::{self, BlockRequest};
-use super::registry::{self, Claim};
+use super::registry::{self, DeviceLock};
 
 const BYTES_MAX: u32 = 1 << 20;
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -32,7 +32,7 @@ fn understood(op_flags: u32, start_sector: u64, sectors: u32) -> Result<BlockReq
 }
 
 #[test]
-fn every_operation_of_the_kernel_is_understood() {
+fn every_ublk_operation_becomes_one_device_request() {
     let block_request = |operation, address, length, fua, no_unmap| {
         Ok(BlockRequest { operation, address, length, flags: Flags { fua, no_unmap } })
     };
@@ -123,7 +123,7 @@ proptest! {
     ) {
         let facts = super::registry::Facts { volume, link, recovering };
         let folder = tempfile::tempdir().unwrap();
-        super::registry::Claim::take(folder.path(), 7).unwrap().write(&facts).unwrap();
+        super::registry::DeviceLock::take(folder.path(), 7).unwrap().write(&facts).unwrap();
         let text = std::fs::read_to_string(folder.path().join("7")).unwrap();
         prop_assert!(text.is_ascii() && text.lines().count() <= 3, "{}", text);
         prop_assert_eq!(super::registry::Facts::read(folder.path(), 7), Some(facts));
@@ -186,12 +186,13 @@ fn a_device_is_known_for_its_volume_by_its_mark_alone() {
 fn one_server_at_a_time_has_the_claim_to_a_device() {
     let folder = tempfile::tempdir().unwrap();
     let run_folder = folder.path().join("deep/er");
-    let claim = super::registry::Claim::take(&run_folder, 3).expect("it is free");
-    let second = super::registry::Claim::take(&run_folder, 3).map(drop).expect_err("it is taken");
+    let device_lock = super::registry::DeviceLock::take(&run_folder, 3).expect("it is free");
+    let second =
+        super::registry::DeviceLock::take(&run_folder, 3).map(drop).expect_err("it is taken");
     assert_eq!(second.kind(), ErrorKind::InUse);
-    super::registry::Claim::take(&run_folder, 4).expect("another device");
-    drop(claim);
-    super::registry::Claim::take(&run_folder, 3).expect("it is free again").remove();
+    super::registry::DeviceLock::take(&run_folder, 4).expect("another device");
+    drop(device_lock);
+    super::registry::DeviceLock::take(&run_folder, 3).expect("it is free again").remove();
     assert!(!run_folder.join("3").exists());
 }
 
@@ -201,24 +202,24 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = registry::facts_path(folder.path(), 3);
     assert_eq!(registry::is_locked(&path), None, "there is no file");
-    drop(Claim::take(folder.path(), 3).expect("it is free"));
+    drop(DeviceLock::take(folder.path(), 3).expect("it is free"));
     // Somebody else looks, and is not done yet.
     let looking = std::fs::File::open(&path).expect("the file is there");
     flock(&looking, FlockOperation::NonBlockingLockShared).expect("it is free");
     assert_eq!(registry::is_locked(&path), Some(false));
     assert_eq!(
-        Claim::take(folder.path(), 3).err().map(|error| error.kind()),
+        DeviceLock::take(folder.path(), 3).err().map(|error| error.kind()),
         Some(ErrorKind::InUse)
     );
     // A process that wants to serve waits until the inspection is over.
     let wanting = std::thread::spawn({
         let run_folder = folder.path().to_owned();
-        move || Claim::wait(&run_folder, 3)
+        move || DeviceLock::wait(&run_folder, 3)
     });
     drop(looking);
-    let claim = wanting.join().expect("no panic").expect("the look is over");
+    let device_lock = wanting.join().expect("no panic").expect("the look is over");
     assert_eq!(registry::is_locked(&path), Some(true));
-    drop(claim);
+    drop(device_lock);
     assert_eq!(registry::is_locked(&path), Some(false));
 }
 
@@ -296,7 +297,7 @@ fn many_entries_cost_a_sleeping_thread_one_wake_up() {
 }
 
 #[test]
-fn a_door_waits_until_all_its_queues_are_quiet_by_this_very_wish() {
+fn a_door_waits_until_all_its_queues_are_quiet_for_this_request() {
     let progress = Progress::default();
     let first = progress.begin_round();
     progress.quiet(first);

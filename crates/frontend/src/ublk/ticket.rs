@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use sawmill_device::{Exchange, Outcome, Reply};
 
 use super::link::{Body, Link};
@@ -21,7 +22,7 @@ pub(super) struct Ticket {
     pub(super) buffer: Vec<u8>,
 }
 
-const EIO: i32 = 5;
+const EIO: i32 = Errno::IO.raw_os_error();
 
 /// Gives the bytes of a read to the kernel. Returns the result of the request.
 fn copied(link: &Link, tag: u16, bytes: &[u8]) -> i32 {
@@ -66,7 +67,7 @@ impl Exchange for Ticket {
             (Ok(Reply::Done), Body::Write(length)) => length as i32,
             (Ok(Reply::Done), Body::Read(length)) if !link.user_copy => length as i32,
             // The bytes go before the answer, which ends the request: the kernel takes no data for
-            // it afterwards.
+            // it afterward.
             (Ok(Reply::Done), Body::Read(length)) => copied(&link, tag, &buffer[..length as usize]),
             (Ok(Reply::Allocation(_)), _) => -EIO,
             (Err(error), _) => {

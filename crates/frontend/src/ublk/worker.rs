@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
-use super::limits::{CHECK_EVERY, COMMANDS_PER_CALL_MAX, IDLE_TIME, SHARED_SLOTS_MAX};
+use super::limits::{CHECK_EVERY, COMMANDS_PER_CALL_MAX, IDLE_TIME_MAX, SHARED_SLOTS_MAX};
 use super::link::{Completion, Inbox, Link, Message, NewQueue};
 use super::queue::{Queue, Spares};
 
@@ -38,7 +38,7 @@ impl Worker {
             Inbox::new()
                 .map_err(|error| system("cannot create an event to wake a thread", error))?,
         );
-        let (ready, is_ready) = sync_channel(1);
+        let (ready_sender, ready_receiver) = sync_channel(1);
         let worker_inbox = inbox.clone();
         let run = move || {
             tie_to(&cores);
@@ -51,19 +51,19 @@ impl Worker {
             // only, and remembers it as its server.
             match Loop::new(worker_inbox.clone(), slots) {
                 Ok(serving) => {
-                    let _ = ready.send(Ok(()));
+                    let _ = ready_sender.send(Ok(()));
                     close_after_end(serving.run());
                 }
                 Err(error) => {
                     worker_inbox.close();
-                    let _ = ready.send(Err(system("cannot set up io_uring", error)));
+                    let _ = ready_sender.send(Err(system("cannot set up io_uring", error)));
                 }
             }
         };
         let thread = std::thread::Builder::new().name(name).spawn(run);
         let thread = thread.map_err(|error| system("cannot start a thread for a queue", error))?;
         let worker = Worker { inbox, thread: Some(thread) };
-        match is_ready.recv() {
+        match ready_receiver.recv() {
             Ok(Ok(())) => Ok(worker),
             Ok(Err(error)) => Err(error),
             Err(_) => {
@@ -231,7 +231,7 @@ impl Loop {
                 return self.ring.submit();
             }
             let sleep = self.queues.inbox.nothing_waits();
-            let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
+            let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME_MAX);
             // Without sleeping, there is more to answer first: one call takes it all.
             if sleep {
                 if self.is_quieting {

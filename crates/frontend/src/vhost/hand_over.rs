@@ -20,7 +20,7 @@ use super::Violation;
 use super::inflight::Inflight;
 use super::memory::{DirtyLog, Memory, RegisteredRegion};
 use super::message::{Area, InflightShape, REGIONS_MAX, Region, RingAddresses};
-use super::session::{Common, Session, Slot};
+use super::session::{DoorState, QueueDraft, Session};
 use super::wire;
 use crate::door::DoorPiece;
 use crate::unix_socket::UnixSocket;
@@ -86,18 +86,19 @@ fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
         say("backend_channel".into(), &[1]);
         descriptors.push(channel.try_clone()?);
     }
-    say("queues".into(), &[session.slots.len() as u64]);
-    for (n, slot) in session.slots.iter().enumerate() {
+    say("queues".into(), &[session.drafts.len() as u64]);
+    for (n, draft) in session.drafts.iter().enumerate() {
         // A running queue is ahead of the base that the frontend has set.
-        let base = slot.running.as_ref().map_or(slot.base, |queue| queue.base());
+        let base = draft.running.as_ref().map_or(draft.base, |queue| queue.base());
         // 0 and 1 are the frontend's setting; 2 means that there is none.
-        let enabled = slot.enabled.map_or(2, u64::from);
-        say(format!("queue.{n}"), &[slot.size.into(), base.into(), enabled]);
-        if let Some(at) = slot.addresses {
+        let enabled = draft.enabled.map_or(2, u64::from);
+        say(format!("queue.{n}"), &[draft.size.into(), base.into(), enabled]);
+        if let Some(at) = draft.addresses {
             let numbers = [at.flags.into(), at.descriptors, at.used, at.available, at.log];
             say(format!("queue.{n}.addresses"), &numbers);
         }
-        for (name, event) in [("kick", &slot.kick), ("call", &slot.call), ("error", &slot.error)] {
+        for (name, event) in [("kick", &draft.kick), ("call", &draft.call), ("error", &draft.error)]
+        {
             if let Some(event) = event {
                 say(format!("queue.{n}.{name}"), &[1]);
                 descriptors.push(event.try_clone()?);
@@ -108,12 +109,12 @@ fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
 }
 
 /// Parses the pieces of a door.
-pub(super) fn unpack(common: &Arc<Common>, pieces: Vec<DoorPiece>) -> Result<Pieces> {
+pub(super) fn unpack(door_state: &Arc<DoorState>, pieces: Vec<DoorPiece>) -> Result<Pieces> {
     let (mut listener, mut session) = (None, None);
     for piece in pieces {
         match &*piece.what {
             "listener" => listener = piece.descriptors.into_iter().next(),
-            "frontend" => session = Some(unpack_session(common, piece).map_err(not_whole)?),
+            "frontend" => session = Some(unpack_session(door_state, piece).map_err(not_whole)?),
             _ => (),
         }
     }
@@ -157,7 +158,7 @@ impl Unpacker {
         }
     }
 
-    fn slot(&mut self, n: u64) -> Result<Slot, Violation> {
+    fn draft(&mut self, n: u64) -> Result<QueueDraft, Violation> {
         let [size, base, enabled] = self.numbers(&format!("queue.{n}"))?;
         let addresses = self.optional(&format!("queue.{n}.addresses"))?;
         let addresses = addresses.map(|[flags, descriptors, used, available, log]| RingAddresses {
@@ -167,7 +168,7 @@ impl Unpacker {
             available,
             log,
         });
-        Ok(Slot {
+        Ok(QueueDraft {
             size: narrow(size)?,
             addresses,
             base: narrow(base)?,
@@ -184,11 +185,11 @@ fn narrow(number: u64) -> Result<u16, Violation> {
     u16::try_from(number).map_err(|_| Violation::new(format!("{number} does not fit 16 bits")))
 }
 
-fn unpack_session(common: &Arc<Common>, piece: DoorPiece) -> Result<Session, Violation> {
+fn unpack_session(door_state: &Arc<DoorState>, piece: DoorPiece) -> Result<Session, Violation> {
     let mut from = Unpacker { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
     let socket = from.descriptor("the connection")?;
     wire::set_times(&socket).map_err(|error| Violation::caused("the connection", error))?;
-    let mut session = Session::new(common.clone(), Arc::new(socket));
+    let mut session = Session::new(door_state.clone(), Arc::new(socket));
     [session.features] = from.numbers("features")?;
     [session.protocol_features] = from.numbers("protocol_features")?;
     [session.status] = from.numbers("status")?;
@@ -219,17 +220,17 @@ fn unpack_session(common: &Arc<Common>, piece: DoorPiece) -> Result<Session, Vio
     }
     session.backend_channel = from.event("backend_channel")?;
     let [queues] = from.numbers("queues")?;
-    let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
+    let mut drafts = (0..queues).map(|n| from.draft(n)).collect::<Result<Vec<_>, _>>()?;
     // This server may allow fewer queues than the one before, as long as the frontend does not use
     // the rest.
-    let used_count = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
-    if used_count > session.slots.len() {
+    let used_count = drafts.iter().rposition(|draft| draft.size != 0).map_or(0, |last| last + 1);
+    if used_count > session.drafts.len() {
         return Err(Violation::new(format!(
             "{used_count} queues are in use; the limit is {}",
-            session.slots.len()
+            session.drafts.len()
         )));
     }
-    slots.resize_with(session.slots.len(), Slot::default);
-    session.slots = slots;
+    drafts.resize_with(session.drafts.len(), QueueDraft::default);
+    session.drafts = drafts;
     Ok(session)
 }

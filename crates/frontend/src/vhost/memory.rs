@@ -196,7 +196,7 @@ impl DirtyLog {
     }
 
     /// Records that these bytes were written. Call this after the write itself.
-    pub(super) fn mark(&self, address: u64, length: u64) {
+    pub(super) fn note_dirty(&self, address: u64, length: u64) {
         let last = address.saturating_add(length.saturating_sub(1)) / LOG_PAGE_BYTES;
         for page in address / LOG_PAGE_BYTES..=last {
             let Some(byte) = usize::try_from(page / 8).ok().and_then(|at| self.shared.byte(at))

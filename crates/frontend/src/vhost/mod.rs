@@ -1,11 +1,11 @@
 //! vhost-user-blk: a disk for QEMU, Cloud Hypervisor and similar programs without a kernel hop. The
 //! guest's requests are in memory that both processes map, and this door reads them there.
 //!
-//! Modules: [`options`](VhostOptions), [`server`](VhostDoor) (the socket, one frontend at a time),
-//! `session` (the setup of one frontend), `message` and `wire` (its messages, and their transport),
-//! `queue` (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in flight),
-//! `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory` (the guest's),
-//! `hand_over`, `metrics`.
+//! Modules: [`options`](VhostOptions), `limits`, [`server`](VhostDoor) (the socket, one frontend at
+//! a time), `session` (the setup of one frontend), `message` and `wire` (its messages, and their
+//! transport), `queue` (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in
+//! flight), `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory` (the
+//! guest's), `hand_over`, `metrics`.
 //!
 //! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user
 //! and provides files and addresses: an invalid message ends its connection. The guest is
@@ -23,6 +23,7 @@
 
 mod hand_over;
 mod inflight;
+mod limits;
 mod memory;
 mod message;
 mod metrics;
@@ -34,6 +35,7 @@ mod server;
 mod session;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod wire;
 
 use std::error::Error;

@@ -18,18 +18,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::Waker;
 
-use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
+use super::limits::{BATCH_REQUESTS_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::metrics::Counters;
-use super::options::{BATCH_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
-
-mod ticket;
+use super::ticket::Ticket;
 
 /// What a queue needs to start.
-pub(super) struct Setup {
+pub(super) struct QueueSetup {
     pub(super) index: u16,
     pub(super) ring: Ring,
     pub(super) inflight: Option<InflightQueue>,
@@ -74,7 +72,7 @@ struct Answers {
 
 /// A queue.
 pub(super) struct Queue {
-    setup: Setup,
+    setup: QueueSetup,
     waker: Waker,
     stopping: AtomicBool,
     /// Whether the guest's memory may still be written.
@@ -87,12 +85,12 @@ pub(super) struct Queue {
 }
 
 /// The requests in flight were not all answered in time.
-pub(super) struct StillBusy;
+pub(super) struct BusyError;
 
 impl Queue {
     /// Starts to serve. Fails if the ring lies outside the guest's memory, or the system has no
     /// room.
-    pub(super) fn start(setup: Setup) -> Result<Arc<Self>, Violation> {
+    pub(super) fn start(setup: QueueSetup) -> Result<Arc<Self>, Violation> {
         // Once, so that the threads that answer find every part of the ring in memory.
         setup.ring.check()?;
         let used = setup.ring.used_index()?;
@@ -161,13 +159,13 @@ impl Queue {
     }
 
     /// Takes no more requests, and waits until those it took are answered, or until `deadline`.
-    pub(super) fn pause(&self, deadline: Option<Instant>) -> Result<(), StillBusy> {
+    pub(super) fn pause(&self, deadline: Option<Instant>) -> Result<(), BusyError> {
         self.end_thread();
         let mut answers = self.answers.lock();
         while answers.in_flight > 0 && !answers.detached {
             match deadline {
                 None => self.changed.wait(&mut answers),
-                Some(deadline) if Instant::now() >= deadline => return Err(StillBusy),
+                Some(deadline) if Instant::now() >= deadline => return Err(BusyError),
                 Some(deadline) => {
                     self.changed.wait_until(&mut answers, deadline);
                 }
@@ -184,7 +182,7 @@ impl Queue {
     /// Does not touch the guest's memory from now on. Requests in flight continue in the device,
     /// and stay in the in-flight region.
     pub(super) fn detach(&self) {
-        // Waits for answers that are being copied. Afterwards, the frontend may unmap or reuse the
+        // Waits for answers that are being copied. Afterward, the frontend may unmap or reuse the
         // memory.
         *self.attached.write() = false;
         self.answers.lock().detached = true;
@@ -272,7 +270,7 @@ impl Queue {
         let taken_count = self.take_batch(cursor);
         self.settle();
         // After a full batch, more is probably there: look before asking for a kick.
-        if taken_count? == BATCH_MAX {
+        if taken_count? == BATCH_REQUESTS_MAX {
             return Ok(());
         }
         let mut answers = self.answers.lock();
@@ -314,10 +312,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes up to [`BATCH_MAX`] requests. Returns their number.
+    /// Takes up to [`BATCH_REQUESTS_MAX`] requests. Returns their number.
     fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
         let mut taken_count = 0;
-        while taken_count < BATCH_MAX && !self.is_stopping() {
+        while taken_count < BATCH_REQUESTS_MAX && !self.is_stopping() {
             if self.answers.lock().in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
                 break;
             }
@@ -462,7 +460,7 @@ impl Queue {
     }
 
     /// Answers a request, on any thread.
-    fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
+    pub(super) fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
         let writable = &ticket.chain.writable;
         // The whole part that the guest lets us write, as if it were written: its last byte is.
         let written_bytes = u32::try_from(total(writable)).unwrap_or(u32::MAX);
@@ -472,7 +470,7 @@ impl Queue {
             counters.errors.fetch_add(1, Ordering::Relaxed);
         }
         let ring = &self.setup.ring;
-        // Held while the guest's memory is written: `detach` returns only afterwards.
+        // Held while the guest's memory is written: `detach` returns only afterward.
         let attached = self.attached.read();
         let mut outcome = Ok(());
         if *attached {

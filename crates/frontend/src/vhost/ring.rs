@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Violation;
+use super::limits::INDIRECT_ENTRIES_MAX;
 use super::memory::{DirtyLog, GuestRange, Memory};
-use super::options::INDIRECT_MAX;
 
 const DESCRIPTOR_BYTES: u64 = 16;
 const NEXT: u16 = 1;
@@ -134,7 +134,7 @@ impl Ring {
                 }
                 entries = length / DESCRIPTOR_BYTES as u32;
                 let whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
-                if !whole || entries == 0 || entries > INDIRECT_MAX {
+                if !whole || entries == 0 || entries > INDIRECT_ENTRIES_MAX {
                     return refuse(format!("an indirect table of {length} bytes"));
                 }
                 (table, is_indirect, index, steps) = (address, true, 0, 0);
@@ -174,14 +174,14 @@ impl Ring {
         bytes[..4].copy_from_slice(&u32::from(head).to_le_bytes());
         bytes[4..].copy_from_slice(&written_bytes.to_le_bytes());
         self.memory.write(entry, &bytes)?;
-        self.mark(entry, 8);
+        self.note_dirty(entry, 8);
         Ok(())
     }
 
     /// Publishes all entries before number `index` to the guest.
     pub(super) fn publish(&self, index: u16) -> Result<(), Violation> {
         self.memory.store(self.used + 2, index, Ordering::Release)?;
-        self.mark(self.used, 4);
+        self.note_dirty(self.used, 4);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Ring {
             self.store_used_event(next)?;
         } else {
             self.memory.store(self.used, 0, Ordering::Relaxed)?;
-            self.mark(self.used, 2);
+            self.note_dirty(self.used, 2);
         }
         fence(Ordering::SeqCst);
         Ok(self.available_index()? != next)
@@ -215,7 +215,7 @@ impl Ring {
     pub(super) fn suppress_kicks(&self) -> Result<(), Violation> {
         if !self.event_idx {
             self.memory.store(self.used, NO_NOTIFY, Ordering::Relaxed)?;
-            self.mark(self.used, 2);
+            self.note_dirty(self.used, 2);
         }
         Ok(())
     }
@@ -223,7 +223,7 @@ impl Ring {
     fn store_used_event(&self, next: u16) -> Result<(), Violation> {
         let place = self.used + 4 + 8 * u64::from(self.size);
         self.memory.store(place, next, Ordering::Relaxed)?;
-        self.mark(place, 2);
+        self.note_dirty(place, 2);
         Ok(())
     }
 
@@ -237,15 +237,15 @@ impl Ring {
         self.memory.scatter(ranges, offset, from)?;
         if self.log.is_some() {
             for piece in super::memory::pieces(ranges, offset, from.len()) {
-                self.mark(piece.address, piece.length.into());
+                self.note_dirty(piece.address, piece.length.into());
             }
         }
         Ok(())
     }
 
-    fn mark(&self, address: u64, length: u64) {
+    fn note_dirty(&self, address: u64, length: u64) {
         if let Some(log) = &self.log {
-            log.mark(address, length);
+            log.note_dirty(address, length);
         }
     }
 }

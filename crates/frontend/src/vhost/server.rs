@@ -14,15 +14,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno as OsError;
+use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::Waker;
 
 use super::hand_over;
-use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
+use super::limits::{QUEUE_SIZE_MAX, QUEUES_MAX};
+use super::options::VhostOptions;
 use super::protocol::ID_BYTES;
-use super::session::{Common, Session};
+use super::session::{DoorState, Session};
 use super::wire::{self, End};
 use crate::door::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
@@ -38,7 +39,7 @@ struct SessionState {
 }
 
 struct VhostState {
-    common: Arc<Common>,
+    door_state: Arc<DoorState>,
     listener: UnixSocket,
     state: Mutex<SessionState>,
     /// The connection, so that it can be closed while a message is being received.
@@ -64,9 +65,9 @@ impl VhostDoor {
     /// Errors: `Invalid` for numbers out of range or a path that is not valid for a socket;
     /// `Unavailable` if the path is taken or the system refuses.
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
-        let common = common(&options, device)?;
+        let door_state = door_state(&options, device)?;
         let listener = UnixSocket::listen("vhost-user", &options.socket)?;
-        Self::run(common, listener, SessionState { session: None, is_held: false })
+        Self::run(door_state, listener, SessionState { session: None, is_held: false })
     }
 
     /// Takes over the door of another process. The door is quiet: it serves once it is resumed,
@@ -76,18 +77,25 @@ impl VhostDoor {
     pub fn take_over(
         options: VhostOptions,
         device: Arc<dyn BlockDevice>,
-        door_piece: Vec<DoorPiece>,
+        pieces: Vec<DoorPiece>,
     ) -> Result<(Self, Box<dyn QuietDoor>)> {
-        let common = common(&options, device)?;
-        let pieces = hand_over::unpack(&common, door_piece)?;
-        let listener = UnixSocket::adopt("vhost-user", &options.socket, pieces.listener);
-        let door =
-            Self::run(common, listener, SessionState { session: pieces.session, is_held: true })?;
-        let quiet_door = Box::new(Quiet(Arc::clone(&door.shared)));
+        let door_state = door_state(&options, device)?;
+        let taken_over = hand_over::unpack(&door_state, pieces)?;
+        let listener = UnixSocket::adopt("vhost-user", &options.socket, taken_over.listener);
+        let door = Self::run(
+            door_state,
+            listener,
+            SessionState { session: taken_over.session, is_held: true },
+        )?;
+        let quiet_door = Box::new(QuietVhostDoor(Arc::clone(&door.shared)));
         Ok((door, quiet_door))
     }
 
-    fn run(common: Arc<Common>, listener: UnixSocket, session_state: SessionState) -> Result<Self> {
+    fn run(
+        door_state: Arc<DoorState>,
+        listener: UnixSocket,
+        session_state: SessionState,
+    ) -> Result<Self> {
         let system = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
@@ -102,7 +110,7 @@ impl VhostDoor {
         let waker = Waker::new().map_err(|error| failed(&listener, error))?;
         let socket = session_state.session.as_ref().map(|session| session.socket.clone());
         let shared = Arc::new(VhostState {
-            common,
+            door_state,
             listener,
             state: Mutex::new(session_state),
             socket: Mutex::new(socket),
@@ -132,7 +140,7 @@ impl VhostDoor {
     }
 }
 
-fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Common>> {
+fn door_state(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<DoorState>> {
     let (queues_max, queue_size_max) = (options.queues_max, options.queue_size_max);
     let sized = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
     if !(1..=QUEUES_MAX).contains(&queues_max) || !sized {
@@ -145,7 +153,7 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
     let mut id = [0; ID_BYTES];
     id.iter_mut().zip(options.serial.bytes()).for_each(|(place, byte)| *place = byte);
     let (counters, roster) = (Arc::default(), Mutex::default());
-    Ok(Arc::new(Common { device, queues_max, queue_size_max, id, counters, roster }))
+    Ok(Arc::new(DoorState { device, queues_max, queue_size_max, id, counters, roster }))
 }
 
 impl VhostState {
@@ -206,7 +214,7 @@ impl VhostState {
             End::Closed => tracing::info!("vhost-user: the frontend closed the connection"),
             End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
             End::Violation(reason) => {
-                self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
+                self.door_state.counters.violations.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%reason, "vhost-user: connection closed: the frontend broke the \
                     protocol");
             }
@@ -218,23 +226,23 @@ impl VhostState {
         let accepted = accept_with(&self.listener.socket, SocketFlags::CLOEXEC);
         let socket = match accepted.and_then(|socket| wire::set_times(&socket).map(|()| socket)) {
             Ok(socket) => Arc::new(socket),
-            Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => return None,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return None,
             Err(error) => {
                 tracing::warn!(%error, "vhost-user: cannot accept a connection");
                 return Some(ACCEPT_RETRY_PAUSE);
             }
         };
-        self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
+        self.door_state.counters.connections_total.fetch_add(1, Ordering::Relaxed);
         tracing::info!("vhost-user: a frontend connected");
         let mut state = self.state.lock();
         *self.socket.lock() = Some(socket.clone());
-        state.session = Some(Session::new(self.common.clone(), socket));
+        state.session = Some(Session::new(self.door_state.clone(), socket));
         None
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
         let busy = || {
-            let open_count = self.common.counters.snapshot().in_flight;
+            let open_count = self.door_state.counters.snapshot().in_flight;
             let text =
                 format!("vhost-user: {open_count} requests were not answered within {patience:?}");
             Error::new(ErrorKind::Unavailable, text)
@@ -250,7 +258,7 @@ impl VhostState {
             session.pause(Some(deadline)).map_err(|_| busy())?;
         }
         // Includes what an earlier frontend left in the device.
-        let lingering: Vec<_> = self.common.roster.lock().clone();
+        let lingering: Vec<_> = self.door_state.roster.lock().clone();
         if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
             if let Some(session) = &mut state.session {
                 session.start();
@@ -272,9 +280,9 @@ impl VhostState {
         }
         if let Some(session) = &mut state.session {
             session.start();
-            // After a take-over, none is running yet.
+            // After a takeover, none is running yet.
             if let Err(violation) = session.run_what_can_run() {
-                self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
+                self.door_state.counters.violations.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
             }
         }
@@ -318,7 +326,7 @@ impl VhostState {
         if self.on_trial.load(Ordering::SeqCst) {
             return self.release();
         }
-        for queue in self.common.roster.lock().clone() {
+        for queue in self.door_state.roster.lock().clone() {
             // The frontend does not wait for its answers any more.
             queue.detach();
         }
@@ -357,12 +365,12 @@ impl Door for VhostDoor {
     }
 
     fn counts(&self) -> DoorCounts {
-        self.shared.common.counters.snapshot()
+        self.shared.door_state.counters.snapshot()
     }
 
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         self.shared.quiesce(patience)?;
-        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
+        Ok(Box::new(QuietVhostDoor(Arc::clone(&self.shared))))
     }
 
     fn resized(&self) -> Result<()> {
@@ -378,9 +386,9 @@ impl Door for VhostDoor {
     }
 }
 
-struct Quiet(Arc<VhostState>);
+struct QuietVhostDoor(Arc<VhostState>);
 
-impl QuietDoor for Quiet {
+impl QuietDoor for QuietVhostDoor {
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         self.0.hand_over()
     }

@@ -23,24 +23,26 @@ use super::message::{
 };
 use super::metrics::Counters;
 use super::protocol::{ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
-use super::queue::{Queue, Setup, StillBusy};
+use super::queue::{BusyError, Queue, QueueSetup};
 use super::ring::Ring;
 use super::wire::{self, End, WireMessage};
 
 /// The state that a door has for all its frontends.
-pub(super) struct Common {
+pub(super) struct DoorState {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) queues_max: u16,
     pub(super) queue_size_max: u16,
     pub(super) id: [u8; ID_BYTES],
     pub(super) counters: Arc<Counters>,
     /// Queues that are running, or that were detached with requests in the device.
+    /// Bounded by twice `queues_max`: a queue takes nothing while a detached one has requests in
+    /// the device, so the detached ones here are of one connection.
     pub(super) roster: Mutex<Vec<Arc<Queue>>>,
 }
 
 /// One queue as the frontend has set it up so far.
 #[derive(Default)]
-pub(super) struct Slot {
+pub(super) struct QueueDraft {
     pub(super) size: u16,
     pub(super) addresses: Option<RingAddresses>,
     pub(super) base: u16,
@@ -54,7 +56,7 @@ pub(super) struct Slot {
 
 /// One frontend.
 pub(super) struct Session {
-    pub(super) common: Arc<Common>,
+    pub(super) door_state: Arc<DoorState>,
     pub(super) socket: Arc<OwnedFd>,
     pub(super) features: u64,
     pub(super) protocol_features: u64,
@@ -65,7 +67,7 @@ pub(super) struct Session {
     pub(super) log: Option<(Area, Arc<DirtyLog>)>,
     pub(super) inflight: Option<Arc<Inflight>>,
     pub(super) backend_channel: Option<Arc<OwnedFd>>,
-    pub(super) slots: Vec<Slot>,
+    pub(super) drafts: Vec<QueueDraft>,
 }
 
 const PROTOCOL_FEATURES: u64 = spoken::MQ
@@ -83,11 +85,11 @@ fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
 }
 
 impl Session {
-    pub(super) fn new(common: Arc<Common>, socket: Arc<OwnedFd>) -> Self {
-        common.counters.connections.fetch_add(1, Relaxed);
+    pub(super) fn new(door_state: Arc<DoorState>, socket: Arc<OwnedFd>) -> Self {
+        door_state.counters.connections.fetch_add(1, Relaxed);
         Session {
-            slots: (0..common.queues_max).map(|_| Slot::default()).collect(),
-            common,
+            drafts: (0..door_state.queues_max).map(|_| QueueDraft::default()).collect(),
+            door_state,
             socket,
             features: 0,
             protocol_features: 0,
@@ -115,7 +117,7 @@ impl Session {
             Err(reason) if must_acknowledge => {
                 let request = header.request;
                 tracing::warn!(request, %reason, "vhost-user: refused a message of the frontend");
-                self.common.counters.violations.fetch_add(1, Relaxed);
+                self.door_state.counters.violations.fetch_add(1, Relaxed);
                 (Reply::Number(1), None)
             }
             Err(violation) => return Err(violation.into()),
@@ -134,14 +136,14 @@ impl Session {
         let reply = match message {
             Message::GetFeatures => Reply::Number(self.offered()),
             Message::GetProtocolFeatures => Reply::Number(PROTOCOL_FEATURES),
-            Message::GetQueueCount => Reply::Number(self.common.queues_max.into()),
+            Message::GetQueueCount => Reply::Number(self.door_state.queues_max.into()),
             Message::GetMemSlots => Reply::Number(REGIONS_MAX as u64),
             Message::GetStatus => Reply::Number(self.status),
             Message::GetRingBase { queue } => self.stop_ring(queue)?,
             Message::GetConfig { offset, size, flags } => self.config(offset, size, flags),
             Message::GetInflight(shape) => {
-                let fits = (1..=self.common.queues_max).contains(&shape.queues);
-                let size_fits = shape.queue_size <= self.common.queue_size_max;
+                let fits = (1..=self.door_state.queues_max).contains(&shape.queues);
+                let size_fits = shape.queue_size <= self.door_state.queue_size_max;
                 if !fits || !size_fits || !shape.queue_size.is_power_of_two() {
                     return violation(format!("an in-flight region for {shape:?} is too large"));
                 }
@@ -209,14 +211,14 @@ impl Session {
             }
             Message::SetRingSize { queue, size } => self.set_ring_size(queue, size),
             Message::SetRingAddresses { queue, addresses } => {
-                self.alter_slot(queue, |slot| slot.addresses = Some(addresses))
+                self.alter_draft(queue, |draft| draft.addresses = Some(addresses))
             }
             Message::SetRingBase { queue, base } => match u16::try_from(base) {
-                Ok(base) => self.alter_slot(queue, |slot| slot.base = base),
+                Ok(base) => self.alter_draft(queue, |draft| draft.base = base),
                 Err(_) => violation(format!("a ring base of {base}")),
             },
             Message::EnableRing { queue, enable } => {
-                self.alter_slot(queue, |slot| slot.enabled = Some(enable != 0))
+                self.alter_draft(queue, |draft| draft.enabled = Some(enable != 0))
             }
             Message::SetRingEvent { event, queue, given } => {
                 let file = if given { Some(Arc::new(next_descriptor()?)) } else { None };
@@ -247,7 +249,9 @@ impl Session {
     }
 
     fn offered(&self) -> u64 {
-        features_of(&self.common.device.geometry()) | feature::PROTOCOL_FEATURES | feature::LOG_ALL
+        features_of(&self.door_state.device.geometry())
+            | feature::PROTOCOL_FEATURES
+            | feature::LOG_ALL
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Violation> {
@@ -292,12 +296,12 @@ impl Session {
 
     fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Violation> {
         match u16::try_from(size) {
-            Ok(size) if size.is_power_of_two() && size <= self.common.queue_size_max => {
-                self.alter_slot(queue, |slot| slot.size = size)
+            Ok(size) if size.is_power_of_two() && size <= self.door_state.queue_size_max => {
+                self.alter_draft(queue, |draft| draft.size = size)
             }
             _ => violation(format!(
                 "a queue of {size} entries; only powers of two up to {} are supported",
-                self.common.queue_size_max
+                self.door_state.queue_size_max
             )),
         }
     }
@@ -318,25 +322,25 @@ impl Session {
                     rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK)
                 });
                 flags.map_err(|error| Violation::caused("the kick event", error))?;
-                self.alter_slot(queue, |slot| slot.kick = Some(kick))
+                self.alter_draft(queue, |draft| draft.kick = Some(kick))
             }
             Event::Call => {
-                let slot = self.slot(queue)?;
+                let draft = self.draft(queue)?;
                 // Without halting the queue: frontends change this event while the guest runs, and
                 // a halt waits for all requests in flight.
-                slot.call.clone_from(&file);
-                if let Some(running) = &slot.running {
+                draft.call.clone_from(&file);
+                if let Some(running) = &draft.running {
                     running.set_call(file);
                 }
                 Ok(())
             }
-            Event::Error => self.alter_slot(queue, |slot| slot.error = file),
+            Event::Error => self.alter_draft(queue, |draft| draft.error = file),
         }
     }
 
     fn config(&self, offset: u32, size: u32, flags: u32) -> Reply {
-        let geometry = self.common.device.geometry();
-        let mut config = config_of(&geometry, self.common.queues_max, self.writeback).to_vec();
+        let geometry = self.door_state.device.geometry();
+        let mut config = config_of(&geometry, self.door_state.queues_max, self.writeback).to_vec();
         // Parsing has bounded both.
         config.resize(config.len().max((offset + size) as usize), 0);
         let bytes = config[offset as usize..(offset + size) as usize].to_vec();
@@ -364,15 +368,19 @@ impl Session {
         }
     }
 
-    fn slot(&mut self, queue: u32) -> Result<&mut Slot, Violation> {
-        let count = self.slots.len();
-        let slot = self.slots.get_mut(queue as usize);
-        slot.ok_or_else(|| Violation::new(format!("queue {queue} of {count}")))
+    fn draft(&mut self, queue: u32) -> Result<&mut QueueDraft, Violation> {
+        let count = self.drafts.len();
+        let draft = self.drafts.get_mut(queue as usize);
+        draft.ok_or_else(|| Violation::new(format!("queue {queue} of {count}")))
     }
 
-    fn alter_slot(&mut self, queue: u32, change: impl FnOnce(&mut Slot)) -> Result<(), Violation> {
+    fn alter_draft(
+        &mut self,
+        queue: u32,
+        change: impl FnOnce(&mut QueueDraft),
+    ) -> Result<(), Violation> {
         self.halt(queue)?;
-        change(self.slot(queue)?);
+        change(self.draft(queue)?);
         self.run_what_can_run()
     }
 
@@ -381,7 +389,7 @@ impl Session {
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
-        for queue in 0..self.slots.len() as u32 {
+        for queue in 0..self.drafts.len() as u32 {
             self.halt(queue)?;
         }
         // Whatever the result is, the queues resume.
@@ -392,29 +400,29 @@ impl Session {
 
     /// Ends a queue; the requests it took are answered. It may be built again.
     fn halt(&mut self, queue: u32) -> Result<(), Violation> {
-        let slot = self.slot(queue)?;
-        if let Some(running) = slot.running.take() {
+        let draft = self.draft(queue)?;
+        if let Some(running) = draft.running.take() {
             // Without a deadline it waits, unless the door is stopped immediately.
             let _ = running.pause(None);
-            slot.base = running.base();
+            draft.base = running.base();
         }
         Ok(())
     }
 
     fn stop_ring(&mut self, queue: u32) -> Result<Reply, Violation> {
         self.halt(queue)?;
-        let slot = self.slot(queue)?;
+        let draft = self.draft(queue)?;
         // The protocol starts a queue again with the next kick event, and not before.
-        slot.kick = None;
-        Ok(Reply::RingBase { queue, base: slot.base.into() })
+        draft.kick = None;
+        Ok(Reply::RingBase { queue, base: draft.base.into() })
     }
 
     fn reset(&mut self) -> Result<(), Violation> {
-        for queue in 0..self.slots.len() as u32 {
+        for queue in 0..self.drafts.len() as u32 {
             self.halt(queue)?;
-            let slot = self.slot(queue)?;
-            let (call, error) = (slot.call.take(), slot.error.take());
-            *slot = Slot { call, error, ..Slot::default() };
+            let draft = self.draft(queue)?;
+            let (call, error) = (draft.call.take(), draft.error.take());
+            *draft = QueueDraft { call, error, ..QueueDraft::default() };
         }
         (self.status, self.writeback) = (0, true);
         Ok(())
@@ -423,8 +431,8 @@ impl Session {
     /// Builds and starts every queue that has everything it needs.
     pub(super) fn run_what_can_run(&mut self) -> Result<(), Violation> {
         let mut first = Ok(());
-        for index in 0..self.slots.len() {
-            if self.slots[index].running.is_some() {
+        for index in 0..self.drafts.len() {
+            if self.drafts[index].running.is_some() {
                 continue;
             }
             // A queue that cannot run does not affect the others.
@@ -433,25 +441,25 @@ impl Session {
                 Err(why) => first = first.and(Err(why.of(format!("queue {index}")))),
                 Ok(None) => (),
                 Ok(Some(queue)) => {
-                    let mut roster = self.common.roster.lock();
+                    let mut roster = self.door_state.roster.lock();
                     // Queues of connections that are gone stay listed as long as the device has
                     // requests of theirs: `before` waits for these.
                     roster.retain(|queue| !queue.is_over());
                     roster.push(queue.clone());
                     drop(roster);
-                    self.slots[index].running = Some(queue);
+                    self.drafts[index].running = Some(queue);
                 }
             }
         }
         first
     }
 
-    fn setup(&self, index: usize) -> Result<Option<Setup>, Violation> {
-        let slot = &self.slots[index];
+    fn setup(&self, index: usize) -> Result<Option<QueueSetup>, Violation> {
+        let draft = &self.drafts[index];
         // Without the feature there is no message to enable a queue.
-        let is_enabled = slot.enabled.unwrap_or(self.features & feature::PROTOCOL_FEATURES == 0);
-        let (Some(addresses), Some(kick)) = (slot.addresses, &slot.kick) else { return Ok(None) };
-        if !is_enabled || slot.size == 0 || self.memory.regions().is_empty() {
+        let is_enabled = draft.enabled.unwrap_or(self.features & feature::PROTOCOL_FEATURES == 0);
+        let (Some(addresses), Some(kick)) = (draft.addresses, &draft.kick) else { return Ok(None) };
+        if !is_enabled || draft.size == 0 || self.memory.regions().is_empty() {
             return Ok(None);
         }
         let address = |user: u64| self.memory.guest_address(user);
@@ -459,7 +467,7 @@ impl Session {
         let ring = Ring {
             memory: self.memory.clone(),
             log: self.log.as_ref().filter(|_| is_logged).map(|(_, log)| log.clone()),
-            size: slot.size,
+            size: draft.size,
             descriptors: address(addresses.descriptors)?,
             available: address(addresses.available)?,
             used: address(addresses.used)?,
@@ -468,7 +476,7 @@ impl Session {
         };
         let index = index as u16;
         let inflight = match &self.inflight {
-            Some(region) => match region.queue(index, slot.size) {
+            Some(region) => match region.queue(index, draft.size) {
                 Some(queue) => Some(queue),
                 None => {
                     return violation(format!(
@@ -479,28 +487,28 @@ impl Session {
             None => None,
         };
         let before =
-            self.common.roster.lock().iter().filter(|queue| queue.lingers()).cloned().collect();
-        Ok(Some(Setup {
+            self.door_state.roster.lock().iter().filter(|queue| queue.lingers()).cloned().collect();
+        Ok(Some(QueueSetup {
             index,
             ring,
             inflight,
-            base: slot.base,
+            base: draft.base,
             kick: kick.clone(),
-            call: slot.call.clone(),
-            error: slot.error.clone(),
+            call: draft.call.clone(),
+            error: draft.error.clone(),
             negotiated: self.features,
             writethrough: !self.writeback || self.features & feature::FLUSH == 0,
-            id: self.common.id,
-            device: self.common.device.clone(),
-            counters: self.common.counters.clone(),
+            id: self.door_state.id,
+            device: self.door_state.device.clone(),
+            counters: self.door_state.counters.clone(),
             before,
         }))
     }
 
     /// Pauses every queue with nothing in flight. After `deadline`, all run again.
-    pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), StillBusy> {
+    pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), BusyError> {
         let running: Vec<&Arc<Queue>> =
-            self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
+            self.drafts.iter().filter_map(|draft| draft.running.as_ref()).collect();
         let outcome = running.iter().try_for_each(|queue| queue.pause(deadline));
         if outcome.is_err() {
             self.start();
@@ -510,7 +518,7 @@ impl Session {
 
     /// Resumes paused queues.
     pub(super) fn start(&mut self) {
-        for queue in self.slots.iter().filter_map(|slot| slot.running.as_ref()) {
+        for queue in self.drafts.iter().filter_map(|draft| draft.running.as_ref()) {
             if let Err(violation) = queue.run() {
                 tracing::error!(%violation, "vhost-user: cannot resume a queue");
             }
@@ -521,11 +529,11 @@ impl Session {
 impl Drop for Session {
     /// The connection is gone: do not touch the guest's memory any more.
     fn drop(&mut self) {
-        for slot in &self.slots {
-            if let Some(queue) = &slot.running {
+        for draft in &self.drafts {
+            if let Some(queue) = &draft.running {
                 queue.detach();
             }
         }
-        self.common.counters.connections.fetch_sub(1, Relaxed);
+        self.door_state.counters.connections.fetch_sub(1, Relaxed);
     }
 }

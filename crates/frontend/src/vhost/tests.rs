@@ -88,7 +88,7 @@ fn a_region_of_another_shape_is_refused() {
 }
 
 #[test]
-fn messages_are_understood_field_by_field() {
+fn each_field_of_a_vhost_user_message_is_read_at_its_offset() {
     let words =
         |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
     assert_eq!(Message::parse(2, &words(&[5])).unwrap(), Message::SetFeatures(5));
@@ -130,19 +130,19 @@ fn a_read_only_device_offers_nothing_that_changes_it() {
 
 proptest! {
     #[test]
-    fn no_message_panics(
+    fn no_bytes_make_the_message_parser_panic(
         request in 0u32..50, payload in prop::collection::vec(any::<u8>(), 0..300),
     ) {
         let _ = Message::parse(request, &payload);
     }
 
     #[test]
-    fn no_header_panics(bytes in any::<[u8; HEADER_BYTES]>()) {
+    fn no_bytes_make_the_header_parser_panic(bytes in any::<[u8; HEADER_BYTES]>()) {
         let _ = Header::parse(&bytes);
     }
 
     #[test]
-    fn no_request_panics(
+    fn no_bytes_make_the_request_parser_panic(
         header in any::<[u8; 16]>(),
         kind in 0u8..20,
         payload_bytes: u64,

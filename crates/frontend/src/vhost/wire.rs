@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::Violation;
+use super::limits::MESSAGE_TIME_MAX;
 use super::message::{DESCRIPTORS_MAX, HEADER_BYTES, Header};
-use super::options::MESSAGE_TIME_MAX;
 
 /// Why a connection ended.
 #[derive(Debug)]

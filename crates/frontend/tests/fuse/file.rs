@@ -13,8 +13,8 @@ use sawmill_sys::AlignedBytes;
 
 use crate::devices::{ErrorDevice, HoldDevice, ThreadDevice};
 use crate::setting::{
-    SIZE, Witness, allocate, data_from, errno, hole_from, memory, needs_mounts, pattern, show,
-    wait_until,
+    RecordingDevice, SIZE, allocate, data_from, errno, hole_from, memory, needs_mounts, pattern,
+    show, wait_until,
 };
 
 #[test]
@@ -40,7 +40,7 @@ fn bytes_written_anywhere_are_seen_at_once_by_every_opener() {
 }
 
 #[test]
-fn direct_opens_work() {
+fn a_file_opened_with_o_direct_reads_what_was_written() {
     needs_mounts!();
     let scene = show(memory());
     let file = scene.open_with(OFlags::DIRECT);
@@ -179,7 +179,7 @@ fn a_seek_goes_on_whether_answers_come_at_once_or_late() {
 #[test]
 fn a_sync_is_a_flush_and_a_synchronous_write_has_fua() {
     needs_mounts!();
-    let device = Arc::new(Witness::new(memory().geometry()));
+    let device = Arc::new(RecordingDevice::new(memory().geometry()));
     let scene = show(device.clone());
     let plain = scene.open();
     plain.write_all_at(b"plain", 0).expect("room");

@@ -212,7 +212,7 @@ fn a_new_size_is_seen_by_openers_and_by_the_loop_device() {
     let node = scene.door.address();
     assert_eq!(run("blockdev", &["--getsize64", &node]).trim(), SIZE.to_string());
     device.grown.store(true, Relaxed);
-    scene.door.resized().expect("told");
+    scene.door.resized().expect("resized");
     assert_eq!(file.metadata().expect("it is there").len(), 2 * SIZE);
     assert_eq!(run("blockdev", &["--getsize64", &node]).trim(), (2 * SIZE).to_string());
     file.write_all_at(b"in the new part", 2 * SIZE - 15).expect("room");

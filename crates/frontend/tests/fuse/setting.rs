@@ -130,14 +130,14 @@ pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// Records the requests.
-pub(crate) struct Witness {
+pub(crate) struct RecordingDevice {
     inner: MemoryDevice,
     requests: Mutex<Vec<(Operation, Flags)>>,
 }
 
-impl Witness {
+impl RecordingDevice {
     pub(crate) fn new(geometry: Geometry) -> Self {
-        Witness { inner: MemoryDevice::with_geometry(geometry), requests: Mutex::default() }
+        RecordingDevice { inner: MemoryDevice::with_geometry(geometry), requests: Mutex::default() }
     }
 
     pub(crate) fn requests(&self) -> Vec<(Operation, Flags)> {
@@ -145,7 +145,7 @@ impl Witness {
     }
 }
 
-impl BlockDevice for Witness {
+impl BlockDevice for RecordingDevice {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }

@@ -171,7 +171,7 @@ impl Client {
         self.send(&option_bytes(number, data));
     }
 
-    /// The replies to one option, up to the acknowledgement or error.
+    /// The replies to one option, up to the acknowledgment or error.
     pub(crate) fn option_replies(&mut self, number: u32) -> Vec<(u32, Vec<u8>)> {
         let mut replies = Vec::new();
         loop {

@@ -35,13 +35,14 @@ fn greedy(served: &TestServer) -> Client {
     client
 }
 
-const LONG: Duration = Duration::from_secs(3600);
-const SHORT: Duration = Duration::from_millis(200);
+const LINGER_TIME_LONG: Duration = Duration::from_secs(3600);
+const LINGER_TIME_SHORT: Duration = Duration::from_millis(200);
 
 #[test]
 fn memory_of_clients_that_take_nothing_stays_within_the_budget_and_others_are_served() {
     let budget = least();
-    let doors = [served_within(&budget, LONG), served_within(&budget, LONG)];
+    let doors =
+        [served_within(&budget, LINGER_TIME_LONG), served_within(&budget, LINGER_TIME_LONG)];
     let greedy: Vec<_> = (0..20).map(|at| greedy(&doors[at % 2])).collect();
     wait_until("the pool is short", || budget.in_use().waiting > 0);
     for style in [Style::Simple, Style::Structured] {
@@ -60,7 +61,7 @@ fn memory_of_clients_that_take_nothing_stays_within_the_budget_and_others_are_se
 #[test]
 fn a_client_that_keeps_memory_others_wait_for_is_disconnected() {
     let budget = least();
-    let served = served_within(&budget, SHORT);
+    let served = served_within(&budget, LINGER_TIME_SHORT);
     let mut greedy: Vec<_> = (0..6).map(|_| greedy(&served)).collect();
     let mut client = served.client(Style::Structured);
     // Longer than the guaranteed part: it must get its turn at the pool.
@@ -74,7 +75,7 @@ fn a_client_that_keeps_memory_others_wait_for_is_disconnected() {
 #[test]
 fn a_client_that_sends_a_payload_by_drops_is_disconnected_when_others_wait() {
     let budget = least();
-    let served = served_within(&budget, SHORT);
+    let served = served_within(&budget, LINGER_TIME_SHORT);
     let slow: Vec<_> = (0..3)
         .map(|_| {
             let mut client = served.client(Style::Simple);
@@ -123,7 +124,7 @@ fn memory_of_requests_that_outlive_their_client_is_counted_until_they_end() {
 #[test]
 fn an_idle_client_holds_its_own_part_and_nothing_of_the_pool() {
     let budget = least();
-    let served = served_within(&budget, LONG);
+    let served = served_within(&budget, LINGER_TIME_LONG);
     let mut client = served.client(Style::Structured);
     let data = pattern(9, 8 << 20);
     client.write_ok(0, &data);
@@ -166,7 +167,7 @@ fn idle_clients_of_one_peer_do_not_take_the_last_places() {
 #[test]
 fn a_connection_waiting_for_memory_is_handed_over_and_served_by_the_next() {
     let budget = least();
-    let served = served_within(&budget, LONG);
+    let served = served_within(&budget, LINGER_TIME_LONG);
     let greedy: Vec<_> = (0..6).map(|_| greedy(&served)).collect();
     let mut client = served.client(Style::Structured);
     wait_until("the pool is short", || budget.in_use().waiting > 0);

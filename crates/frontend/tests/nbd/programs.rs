@@ -95,7 +95,7 @@ fn nbdcopy_brings_a_file_in_and_out_unchanged() {
 }
 
 #[test]
-fn nbdcopy_works_over_tcp() {
+fn nbdcopy_copies_a_disk_over_tcp_byte_for_byte() {
     let device = memory();
     device.write_at(0, &pattern(9, SIZE as usize)).expect("in range");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

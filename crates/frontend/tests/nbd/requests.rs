@@ -26,7 +26,7 @@ fn memory() -> Arc<MemoryDevice> {
 }
 
 #[test]
-fn every_command_does_its_work_in_every_style() {
+fn every_nbd_command_has_its_effect_in_every_reply_style() {
     for style in STYLES {
         let device = memory();
         let served = serve(device.clone());
@@ -249,7 +249,7 @@ fn mixed_lengths_sent_in_one_go_come_through_in_order() {
 }
 
 #[test]
-fn requests_that_arrive_byte_by_byte_are_understood() {
+fn requests_that_arrive_byte_by_byte_are_carried_out() {
     let served = serve(memory());
     let mut client = served.client(Style::Structured);
     let mut bytes = client.write_bytes(0, 3, b"slowly");
@@ -296,7 +296,7 @@ fn pipelined_overlapping_writes_end_in_one_state() {
 }
 
 #[test]
-fn eight_connections_work_side_by_side() {
+fn eight_connections_keep_their_own_ranges() {
     for device in [memory() as Arc<dyn BlockDevice>, Arc::new(ThreadDevice::new(SIZE))] {
         let served = serve(device);
         let part = SIZE / 8;

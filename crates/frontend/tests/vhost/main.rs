@@ -4,9 +4,9 @@
 
 mod devices;
 mod guest;
+mod hostile_guest;
 mod requests;
 mod restart;
-mod trouble;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -314,11 +314,11 @@ fn the_socket_is_for_its_owner_and_gone_in_the_end() {
 }
 
 /// The geometry of a device about to be replaced.
-trait GeometryNow {
+trait CurrentGeometry {
     fn geometry_now(&self) -> Geometry;
 }
 
-impl GeometryNow for MemoryDevice {
+impl CurrentGeometry for MemoryDevice {
     fn geometry_now(&self) -> Geometry {
         sawmill_device::BlockDevice::geometry(self)
     }

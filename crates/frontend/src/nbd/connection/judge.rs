@@ -4,7 +4,7 @@
 
 use sawmill_device::Operation;
 
-use super::super::protocol::{Command, Errno, RequestHeader, Style, command_flag};
+use super::super::protocol::{Command, NbdErrno, RequestHeader, Style, command_flag};
 use super::{Connection, Refusal, payload_bytes_max};
 
 impl Connection {
@@ -14,38 +14,38 @@ impl Connection {
         let geometry = &self.session.geometry;
         let refuse = |errno, text: String| Err(Refusal(errno, text));
         let Some((command, operation)) = operation_of(header.command) else {
-            return refuse(Errno::Inval, format!("command {} is unknown", header.command));
+            return refuse(NbdErrno::Inval, format!("command {} is unknown", header.command));
         };
         let unfit = header.flags & !self.flags_of(command);
         if unfit != 0 {
-            return refuse(Errno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
+            return refuse(NbdErrno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
         }
         let extended = self.session.style == Style::Extended;
         // The flag says that a payload follows. Without it, a write in an extended header has no
         // bytes.
         if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
-            return refuse(Errno::Inval, "a write without the payload flag".into());
+            return refuse(NbdErrno::Inval, "a write without the payload flag".into());
         }
         if command == Command::Flush {
             return Ok(operation);
         }
         if command == Command::BlockStatus && !self.session.block_status {
-            return refuse(Errno::Inval, "block status without a negotiated context".into());
+            return refuse(NbdErrno::Inval, "block status without a negotiated context".into());
         }
         let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
         if changes && geometry.read_only {
-            return refuse(Errno::Perm, format!("{command:?} refused: the export is read-only"));
+            return refuse(NbdErrno::Perm, format!("{command:?} refused: the export is read-only"));
         }
         let (offset, length) = (header.offset, header.length);
         // The protocol leaves an empty range undefined, and a device refuses it (D6).
         if length == 0 {
-            return refuse(Errno::Inval, format!("{command:?} of length zero"));
+            return refuse(NbdErrno::Inval, format!("{command:?} of length zero"));
         }
         let limit = payload_bytes_max(geometry);
         if matches!(command, Command::Read | Command::Write) && length > limit.into() {
             // `EOVERFLOW` belongs to replies to reads: the protocol documents it for no other
             // command.
-            let errno = if command == Command::Read { Errno::Overflow } else { Errno::Inval };
+            let errno = if command == Command::Read { NbdErrno::Overflow } else { NbdErrno::Inval };
             return refuse(
                 errno,
                 format!("{command:?} of {length} bytes is longer than the limit of {limit}"),
@@ -56,8 +56,8 @@ impl Connection {
             // The protocol asks for `ENOSPC` where data would lie beyond the end, and for `EINVAL`
             // where a client only asks about it.
             let errno = match command {
-                Command::Write | Command::WriteZeroes => Errno::NoSpace,
-                _ => Errno::Inval,
+                Command::Write | Command::WriteZeroes => NbdErrno::NoSpace,
+                _ => NbdErrno::Inval,
             };
             let text =
                 format!("{command:?} of {length} bytes at {offset} reaches past the end at {size}");

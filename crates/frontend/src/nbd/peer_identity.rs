@@ -6,7 +6,7 @@
 //! one peer.
 //!
 //! Invariant: at most one question to the kernel for each connection, without waiting for an
-//! answer. Not here: a peer's share (`slots`).
+//! answer. Not here: a peer's share (`places`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use rustix::net::{
 
 /// A peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum PeerIdentity {
     /// A user of this machine.
     User(u32),
     /// A machine, or for IPv6 a network of 64 bits, in which one host can easily have many
@@ -28,7 +28,7 @@ pub(super) enum Origin {
     Unknown,
 }
 
-impl Origin {
+impl PeerIdentity {
     /// The peer of this socket.
     pub(super) fn of(socket: &OwnedFd) -> Self {
         let address = |name: rustix::io::Result<rustix::net::SocketAddrAny>| {
@@ -39,7 +39,7 @@ impl Origin {
         // A Unix socket has no address, but the kernel knows who has connected.
         let Some(peer) = peer else {
             return sockopt::socket_peercred(socket)
-                .map_or(Origin::Unknown, |peer| Origin::User(peer.uid.as_raw()));
+                .map_or(PeerIdentity::Unknown, |peer| PeerIdentity::User(peer.uid.as_raw()));
         };
         // All users of this machine have the loopback address. As one peer, they would take each
         // other's places (decision 0035).
@@ -47,9 +47,9 @@ impl Origin {
             && let Some(own) = address(getsockname(socket))
             && let Some(uid) = user_of(canonical(peer), canonical(own))
         {
-            return Origin::User(uid);
+            return PeerIdentity::User(uid);
         }
-        Origin::Address(network(peer.ip()))
+        PeerIdentity::Address(network(peer.ip()))
     }
 }
 
@@ -132,17 +132,17 @@ mod tests {
 
     #[test]
     fn a_peer_of_this_machine_is_its_user() {
-        let own = Origin::User(rustix::process::geteuid().as_raw());
+        let own = PeerIdentity::User(rustix::process::geteuid().as_raw());
         let (one, _other) = UnixStream::pair().expect("two ends");
-        assert_eq!(Origin::of(&one.into()), own);
+        assert_eq!(PeerIdentity::of(&one.into()), own);
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let _client =
                 TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
             let (accepted, peer) = listener.accept().expect("a client connects");
-            let found = Origin::of(&accepted.into());
+            let found = PeerIdentity::of(&accepted.into());
             // A kernel without `sock_diag` does not report the user.
-            assert!(found == own || found == Origin::Address(peer.ip()), "{found:?}");
+            assert!(found == own || found == PeerIdentity::Address(peer.ip()), "{found:?}");
         }
     }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use sawmill_device::{Exchange, Outcome};
 
-use super::Queue;
-use crate::vhost::protocol::{HEADER_BYTES, Status};
-use crate::vhost::ring::Chain;
+use super::protocol::{HEADER_BYTES, Status};
+use super::queue::Queue;
+use super::ring::Chain;
 
 /// One request in flight.
 pub(super) struct Ticket {

@@ -205,7 +205,7 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     outside.used_ring_addr += MEMORY_BYTES;
     assert!(front.set_vring_addr(0, &outside).is_err(), "the first queue lies outside memory");
     assert_eq!(door.counts().protocol_violations, 1);
-    // A change of what all queues share rebuilds the other two, and so does a take-over.
+    // A change of what all queues share rebuilds the other two, and so does a takeover.
     let features = front.get_features().expect("an answer") & guest.wants;
     assert!(front.set_features(features).is_err(), "the first queue is no better than before");
     for queue in [1, 2] {
