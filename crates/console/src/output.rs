@@ -180,7 +180,7 @@ impl Bar {
         match &self.write_error {
             None => Ok(()),
             Some(error) => {
-                Err(Failure::io("all is done, but its progress could not be told", error))
+                Err(Failure::io("all is done, but its progress could not be printed", error))
             }
         }
     }

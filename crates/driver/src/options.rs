@@ -266,7 +266,7 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// The geometry of the holder; requests are whole blocks, or bytes with `byte_granular`.
+    /// The geometry of the device; requests are whole blocks, or bytes with `byte_granular`.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         let batch = &self.batch;

@@ -91,7 +91,7 @@ impl Plain {
     fn hand(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
         let mut pending = queue.pending.lock();
-        // Under the lock: the thread that detects the end takes it afterwards, so nothing is queued
+        // Under the lock: the thread that detects the end takes it afterward, so nothing is queued
         // later.
         if let Some(error) = self.state_cell.refusal() {
             drop(pending);

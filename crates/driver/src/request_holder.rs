@@ -3,8 +3,8 @@
 //!
 //! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands
 //! of a lane are fetched in order and answered in any order. Nothing is fetched between
-//! [`RequestHolder::recover`] and [`RequestHolder::start`]. Not here: sockets, whether a driver is connected
-//! (`host`).
+//! [`RequestHolder::recover`] and [`RequestHolder::start`]. Not here: sockets, whether a driver is
+//! connected (`host`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

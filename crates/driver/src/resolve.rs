@@ -59,8 +59,8 @@ impl Resolver {
         Resolver { area_bytes, shards, history: Mutex::default() }
     }
 
-    /// Applies the records of a chunk with these bounds of order, and forgets what is no longer needed.
-    /// `write` gets the first byte of each piece on the disk, and its bytes.
+    /// Applies the records of a chunk with these bounds of order, and forgets what is no longer
+    /// needed. `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
     /// The first error of `write`; that record and those after it count as not applied.

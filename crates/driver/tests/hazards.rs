@@ -302,7 +302,7 @@ impl World {
                 (command.address / BLOCK, (command.address + command.length) / BLOCK);
             self.disk[start as usize..end as usize].fill(0);
             if self.dice.below(4) == 0 {
-                // The driver dies between a command and its acknowledgement.
+                // The driver dies between a command and its acknowledgment.
                 return self.crash();
             }
             self.batch.acknowledge_write(queue, command.number, Ok(())).expect("handed over");
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// Applies some records of a chunk without an acknowledgement: a crash may follow.
+    /// Applies some records of a chunk without an acknowledgment: a crash may follow.
     fn apply_half(&mut self) {
         if let Some((queue, chunk)) = self.chunks.pop() {
             let records_max = self.dice.below(chunk.records().len() as u64 + 1) as usize;

@@ -9,8 +9,8 @@
 //! once before: a record that ends inside a page that is not cached would cost the buffered
 //! candidates a read.
 //!
-//! It has `unsafe` of its own, for the mapping that is one of the candidates: this crate is the only
-//! one that may.
+//! It has `unsafe` of its own, for the mapping that is one of the candidates: this crate is the
+//! only one that may.
 //!
 //! Not here: the threads of the engine. One thread does everything, so that only the path to the
 //! disk is compared.

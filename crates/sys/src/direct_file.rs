@@ -53,9 +53,7 @@ impl FileLock {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(FileLock { _file: file })
     }
-}
 
-impl FileLock {
     /// Takes the lock of the name `path`, whatever file has that name now or later: files can be
     /// made and renamed under this lock. It is the lock of the file `path` with `.lock` added,
     /// which is made if absent; for a block device it is the device's own lock.

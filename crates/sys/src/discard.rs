@@ -26,8 +26,8 @@ pub fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     }
     // SAFETY: BLKDISCARD reads two 64-bit numbers, which the argument is.
     let discard = unsafe { Setter::<BLKDISCARD, [u64; 2]>::new([offset, length]) };
-    // SAFETY: the argument is the two numbers that BLKDISCARD reads, and the kernel keeps no pointer
-    // to them after the call.
+    // SAFETY: the argument is the two numbers that BLKDISCARD reads, and the kernel keeps no
+    // pointer to them after the call.
     Ok(unsafe { ioctl(file.as_fd(), discard) }?)
 }
 
@@ -78,7 +78,7 @@ mod tests {
         for (n, byte) in bytes.iter().enumerate() {
             assert_eq!(*byte, if zeroes.contains(&n) { 0 } else { 7 }, "byte {n}");
         }
-        let unit = logical_block_bytes(&file).expect("told");
+        let unit = logical_block_bytes(&file).expect("the block size");
         assert!((512..=4096).contains(&unit) && unit.is_power_of_two(), "{unit}");
     }
 }

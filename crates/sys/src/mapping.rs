@@ -5,9 +5,9 @@
 //! valid as long as the mapping. Not here: a file that shrinks, after which an access ends the
 //! process (`SIGBUS`); `arena`, `attached` and `shared` say what they do about it.
 //!
-//! Another process may write to shared bytes while `arena` or `attached` lends them as a slice. Rust
-//! does not define that. It is accepted, because a copy of every payload would be the price: the
-//! bytes are data of a disk, they are copied or given to the kernel, and safe code checks every
+//! Another process may write to shared bytes while `arena` or `attached` lends them as a slice.
+//! Rust does not define that. It is accepted, because a copy of every payload would be the price:
+//! the bytes are data of a disk, they are copied or given to the kernel, and safe code checks every
 //! index and length that it takes from them. A stray write makes data wrong, as it would on a disk.
 
 use std::fs::File;
@@ -80,10 +80,10 @@ impl Drop for Mapping {
     }
 }
 
-// SAFETY: the mapping is only an address range, valid on every thread until it is dropped; the owner
-// alone drops it.
+// SAFETY: the mapping is only an address range, valid on every thread until it is dropped; the
+// owner alone drops it.
 unsafe impl Send for Mapping {}
-// SAFETY: `at` gives an address and touches nothing. Those that use addresses synchronize: `staging`
-// by its locks (invariants 2 to 4 there), `arena` and `attached` by ranges that are disjoint,
-// `shared` by atomics, `xdp` and `frames` by one owner of each ring.
+// SAFETY: `at` gives an address and touches nothing. Those that use addresses synchronize:
+// `staging` by its locks (invariants 2 to 4 there), `arena` and `attached` by ranges that are
+// disjoint, `shared` by atomics, `xdp` and `frames` by one owner of each ring.
 unsafe impl Sync for Mapping {}

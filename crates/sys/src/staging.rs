@@ -568,8 +568,8 @@ impl Consumer {
     }
 }
 
-// SAFETY: the pointer is to a range that is this slot's alone (invariant 2) until `publish` takes the
-// slot, so whichever thread has the slot is the only one to touch it.
+// SAFETY: the pointer is to a range that is this slot's alone (invariant 2) until `publish` takes
+// the slot, so whichever thread has the slot is the only one to touch it.
 unsafe impl Send for Slot<'_> {}
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ struct AreaWrites {
     entries: Vec<WriteEntry>,
 }
 
-/// The consequences of an acknowledgement for chunks.
+/// The consequences of an acknowledgment for chunks.
 #[derive(Default)]
 pub(super) struct AckEffect {
     /// The write stays listed, because older writes that it overlaps are in flight.
@@ -158,7 +158,7 @@ impl Areas {
 
     /// After a driver is gone: returns each acknowledged write with the older ones that it overlaps
     /// and that will be delivered again, in the order in which the bytes must be copied.
-    /// Afterwards, only unacknowledged writes are listed. Nothing else may use the areas during the
+    /// Afterward, only unacknowledged writes are listed. Nothing else may use the areas during the
     /// call.
     pub(super) fn mend(&self) -> Vec<(WriteEntry, WriteEntry)> {
         let mut copies = Vec::new();

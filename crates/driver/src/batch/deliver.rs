@@ -31,7 +31,7 @@ pub enum Delivery {
 /// A discard or write-zeroes that the driver has: a range of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeCommand {
-    /// The number for the acknowledgement.
+    /// The number for the acknowledgment.
     pub number: u64,
     /// `Discard` or `WriteZeroes`.
     pub operation: Operation,
@@ -45,7 +45,7 @@ pub struct RangeCommand {
 
 /// A write chunk that the driver has.
 pub struct Chunk {
-    /// The number for the acknowledgement.
+    /// The number for the acknowledgment.
     pub number: u64,
     chunk: Arc<ClosedChunk>,
 }
@@ -85,7 +85,7 @@ impl Chunk {
 /// A read that the driver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// The number for the acknowledgement.
+    /// The number for the acknowledgment.
     pub number: u64,
     /// First byte on the disk.
     pub address: u64,

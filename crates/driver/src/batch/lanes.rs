@@ -1,4 +1,4 @@
-//! The batch layer as a holder: for each queue a lane of writes and a lane of reads.
+//! The batch layer as a holder of requests: for each queue a lane of writes and a lane of reads.
 //!
 //! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads.
 //!

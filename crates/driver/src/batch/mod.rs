@@ -169,7 +169,7 @@ impl Reads {
 #[derive(Default)]
 struct Ordinals {
     last: u64,
-    /// Chunks without an acknowledgement.
+    /// Chunks without an acknowledgment.
     open: BTreeSet<u64>,
 }
 

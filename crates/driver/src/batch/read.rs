@@ -2,7 +2,7 @@
 //! BUSE thesis, section 4.3.1).
 //!
 //! Invariants: `has_waiting` is set before a request looks for writes in its way, so it misses no
-//! acknowledgement. Of two overlapping requests that wait, one of them a discard or write-zeroes,
+//! acknowledgment. Of two overlapping requests that wait, one of them a discard or write-zeroes,
 //! the older one goes first.
 //!
 //! Not here: how the driver answers reads (`deliver`).
@@ -40,7 +40,7 @@ impl Batch {
         // chunk is closed below, so that this request does not wait for that.
         let in_the_way = {
             let mut waiting = self.queue.lock();
-            // From now on, every acknowledgement checks the waiting requests.
+            // From now on, every acknowledgment checks the waiting requests.
             self.has_waiting.store(true, Ordering::SeqCst);
             match self.turn_of(&waiting, waiting.requests.len(), &request) {
                 Turn::Now => {

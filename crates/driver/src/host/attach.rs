@@ -166,7 +166,7 @@ impl Host {
             state.since = None;
         }
         declared_device.policy.accept();
-        // The holder accepts requests before the driver is notified, and commands follow that.
+        // The device accepts requests before the driver is notified, and commands follow that.
         if let Err(error) = declared_device.holder.start() {
             session.begin(false);
             threads.join();

@@ -15,8 +15,8 @@
 //! answered once and by one of them.
 //!
 //! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets),
-//! `policy` (no driver is there), `question` (questions of commands). Not here: doors, child processes
-//! (the program); the bytes (`protocol`).
+//! `policy` (no driver is there), `question` (questions of commands). Not here: doors, child
+//! processes (the program); the bytes (`protocol`).
 
 mod attach;
 mod greeting;

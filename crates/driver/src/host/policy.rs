@@ -17,7 +17,7 @@ use crate::request_holder::{RequestHolder, State};
 /// Interval of checks for waiting requests and hung drivers.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// A device around a holder. It refuses requests if no driver will come.
+/// A device around one that holds requests. It refuses requests if no driver will come.
 pub(super) struct Policy {
     holder: Arc<dyn RequestHolder>,
     is_refusing: AtomicBool,

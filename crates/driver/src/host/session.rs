@@ -101,7 +101,7 @@ impl Session {
         Ok(threads)
     }
 
-    /// Lets the threads deliver commands, or end. The holder is running.
+    /// Lets the threads deliver commands, or end. The device is running.
     pub(super) fn begin(&self, is_served: bool) {
         let _ = self.begins.set(is_served);
     }
@@ -140,7 +140,7 @@ impl Session {
 
     /// Treats the driver as gone.
     pub(super) fn cut(&self, why: &str) {
-        // The first reason counts: what is closed afterwards fails in many other ways.
+        // The first reason counts: what is closed afterward fails in many other ways.
         self.why.lock().get_or_insert_with(|| why.to_owned());
         self.is_cut.store(true, Ordering::SeqCst);
         self.close();
@@ -232,7 +232,7 @@ impl Session {
 }
 
 impl Threads {
-    /// Waits for the threads to end: the session was closed, and the holder paused.
+    /// Waits for the threads to end: the session was closed, and the device paused.
     pub(super) fn join(self) {
         for thread in self.0 {
             // A thread that panicked has already logged it.

@@ -133,6 +133,6 @@ impl Drop for Descriptors {
     }
 }
 
-// SAFETY: the mapping is valid on every thread until it is dropped, which its owner alone does; it is
-// read by volatile copies, so a thread has no reference into it.
+// SAFETY: the mapping is valid on every thread until it is dropped, which its owner alone does; it
+// is read by volatile copies, so a thread has no reference into it.
 unsafe impl Send for Descriptors {}
