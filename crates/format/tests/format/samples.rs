@@ -45,8 +45,14 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases =
-        vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
+    let mut cases = vec![
+        volume_record(),
+        data_segment(),
+        zeroes_segment(),
+        moved_segment(),
+        fence(1, 0),
+        fence(2, 10 << 30),
+    ];
     cases.extend(crate::superblock::cases());
     cases.push(staging_header());
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(1), cache(2)]);
@@ -190,6 +196,15 @@ fn segment_case(name: &'static str, value: SegmentHeader, data: Vec<u8>) -> Case
 
 fn data_segment() -> Case {
     segment_case("segment/v1-data", segment_value(), segment_data())
+}
+
+/// A segment without data.
+fn zeroes_segment() -> Case {
+    let value = segment_value();
+    let has_data = |extent: &SegmentExtent| extent.kind == ExtentKind::Data;
+    let extents = value.extents.iter().filter(|extent| !has_data(extent)).copied().collect();
+    let value = SegmentHeader { extents, data_bytes: 0, frames: Vec::new(), ..value };
+    segment_case("segment/v1-zeroes", value, Vec::new())
 }
 
 /// The two data extents of [`segment_value`], moved.
