@@ -173,3 +173,28 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     }
     Ok(Exit::Ok)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use sawmill_volume::forecast::ForecastOptions;
+    use sawmill_volume::limits::GC_HOLE_BYTES_MAX;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    /// The texts of the help name sizes as people write them, so they are not made of the engine's.
+    #[test]
+    fn the_defaults_in_the_help_are_those_of_the_engine() {
+        let arguments = Program::parse_from(["simulate", "trace"]).arguments;
+        let engine = ForecastOptions::new(1 << 30);
+        assert_eq!(arguments.segment_bytes, engine.segment_bytes);
+        assert_eq!(arguments.segment_age, engine.segment_age_max);
+        assert_eq!(GC_HOLE_BYTES_MAX, 8 << 10, "--no-gc-plugs says 8 KiB");
+    }
+}
