@@ -131,7 +131,7 @@ impl CutCheck<'_> {
         self.judge_file(file.path(), cut_time)
     }
 
-    /// Judges a file. Everything promised before `cut_time` must be there; the default of it accepts
+    /// Judges a file. Everything promised before `cut_time` must be there; the default accepts
     /// any earlier state.
     fn judge_file(&self, path: &Path, cut_time: CutTime) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {

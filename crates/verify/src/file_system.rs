@@ -123,8 +123,6 @@ impl FromStr for FileSystem {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
         let found = known.into_iter().find(|kind| kind.name() == text);
-        found.ok_or_else(|| {
-            format!("'{text}' is not a known file system; use ext4, xfs or btrfs")
-        })
+        found.ok_or_else(|| format!("'{text}' is not a known file system; use ext4, xfs or btrfs"))
     }
 }

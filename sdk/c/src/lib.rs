@@ -6,9 +6,8 @@
 //! that got it; a panic of ours does not cross into C: Rust aborts the program at the edge of an
 //! `extern "C"` function. Each `no_mangle` is sound because the names begin with `sawmill_` or
 //! `bdus_` and occur once in the program; the test `prototypes` compares them with the headers.
-//! Files: `driver` (a table of functions as a driver),
-//! `options`, `text` (strings, errors), `user` (a pointer of the program), `bdus/`. Not here: what
-//! a driver is (`sawmill_driver::client`).
+//! Files: `driver` (a table of functions as a driver), `options`, `text` (strings, errors), `user`
+//! (a pointer of the program), `bdus/`. Not here: what a driver is (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bdus;
