@@ -10,7 +10,7 @@ headers included. Needs root. Not here: both ends (`crates/link/examples/bass`).
 
 import json
 
-from frame import EXAMPLES, GIB, Rounds, Wires, cli, machine, page, run, turns
+from harness import EXAMPLES, GIB, Rounds, Wires, cli, machine, page, run, turns
 
 BASS = EXAMPLES / "bass"
 PAGE_BYTES = 4096

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 import doors
-from frame import MIB, RELEASE, ROOT, Process, Unfit, cli, guest, machine, page, run
+from harness import MIB, RELEASE, ROOT, Process, Unfit, cli, guest, machine, page, run
 
 SIZE_BYTES, CALLBACKS = doors.SIZE_MIB * MIB, 16
 REFERENCE = "BDUS, kbdus"

@@ -15,7 +15,7 @@ import hashlib
 import time
 from statistics import median
 
-from frame import (
+from harness import (
     EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, log)
 
 EXTENTS = 1_000_000

@@ -17,7 +17,7 @@ import json
 import random
 import time
 
-from frame import MIB, Rounds, Sawmill, cli, fio, in_parts, machine, page, log, turns
+from harness import MIB, Rounds, Sawmill, cli, fio, in_parts, machine, page, log, turns
 
 BLOCK_BYTES = 16 << 10
 # Below 1: a live share of 0.70 where collection begins, and the tolerance of the promise.

@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from frame import PATIENCE_S, Process, cli, fio, guest, listens, page, run, wait_until
+from harness import PATIENCE_S, Process, cli, fio, guest, listens, page, run, wait_until
 
 SIZE_MIB = 96
 RUN_S, WINDOW_S = 3, 2

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from frame import (
+from harness import (
     EXAMPLES, MIB, RELEASE, ROOT, Process, cli, fio, machine, page, run, temporary_place)
 
 SDK, SIZE_BYTES, PATIENCE_S = ROOT / "sdk", 32 * MIB, 60

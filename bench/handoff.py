@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from frame import GIB, Sawmill, Unfit, cli, fio, page, temporary_place, wait_until
+from harness import GIB, Sawmill, Unfit, cli, fio, page, temporary_place, wait_until
 
 # fio's log has one row, the longest request, for each of these.
 WINDOW_MS = 500

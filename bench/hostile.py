@@ -25,7 +25,7 @@ import urllib.parse
 from datetime import date
 from pathlib import Path
 
-from frame import (
+from harness import (
     GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, log, temporary_place, turns)
 
 NOBODY, AGAIN_S = 65534, 5.0

@@ -23,7 +23,7 @@ import threading
 import time
 from statistics import median
 
-from frame import EXAMPLES, GIB, Unfit, Wires, cli, page, run
+from harness import EXAMPLES, GIB, Unfit, Wires, cli, page, run
 
 CLONE_NEWNET = 0x40000000
 HELLOS, RTT_MS = 40, 50

@@ -19,10 +19,10 @@ without tgt, qemu-utils and qemu-block-extra those columns are missing. Not here
 import itertools
 import os
 
-from frame import (
+from harness import (
     EXAMPLES, KIB, MIB, MTU, PATIENCE_S, Rounds, Unfit, Wires, cli, machine, page, run, turns,
     wait_until)
-from frame.page import kept, table
+from harness.page import kept, table
 
 SIZES, DEPTHS, WAYS = (4 * KIB, 256 * KIB, 4 * MIB), (1, 16, 64), ("read", "write")
 # What a cell consists of, and what is measured in it.

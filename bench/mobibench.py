@@ -28,7 +28,7 @@ from statistics import median
 
 import bass
 from bass import PAGE_BYTES, STACKS
-from frame import Rounds, Wires, cli, page, turns
+from harness import Rounds, Wires, cli, page, turns
 
 # BASS, section 5.2 and figure 14: latency of all writes, per cent less than with whole pages.
 PAPER = {("facebook", True): 33, ("twitter", True): 40, ("facebook", False): 47,

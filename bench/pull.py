@@ -13,7 +13,7 @@ import json
 import os
 import time
 
-from frame import MIB, Process, Wires, cli, fio, page, run, temporary_place
+from harness import MIB, Process, Wires, cli, fio, page, run, temporary_place
 
 SIZE_BYTES, DOWN_S = 32 * MIB, 0.3
 HOW = """\

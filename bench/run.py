@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from frame import (
+from harness import (
     EXAMPLES, MIB, ROOT, Place, Rounds, Sawmill, cli, difference, machine, page, run, log,
     temporary_place, turns)
 from suite import opening, report

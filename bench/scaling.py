@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 
-from frame import (
+from harness import (
     EXAMPLES, KIB, MIB, ROOT, Process, Rounds, cli, fio, machine, page, run, temporary_place,
     wait_until)
 

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from frame import EXAMPLES, MIB, Unfit, Wires, cli, page
+from harness import EXAMPLES, MIB, Unfit, Wires, cli, page
 
 DISKS, DISK_BYTES, PAIRS = "a,b,c,d", 8 * MIB, 2
 CYCLE_S, SILENCE_S = 12, 20

@@ -18,7 +18,7 @@ import json
 import os
 from pathlib import Path
 
-from frame import GIB, Unfit, cli, page, run, log
+from harness import GIB, Unfit, cli, page, run, log
 
 TOLERANCE = 0.03
 MARKS = (".zst", ".gz", ".xz", ".bz2")

@@ -1,12 +1,12 @@
 """Who takes part in `run.py` beside Sawmill, and what all do: peers, each with a disk of the same
 size on the same file system, and workloads.
 
-Not here: S3 (`s3.py`), how a cell is measured (`frame/serve.py`).
+Not here: S3 (`s3.py`), how a cell is measured (`harness/serve.py`).
 """
 
 from dataclasses import dataclass
 
-from frame import Server, fio
+from harness import Server, fio
 
 # Name, title, command; whether it keeps what is written,
 # and whether it still has it after a restart.

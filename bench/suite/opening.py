@@ -9,7 +9,7 @@ import signal
 import time
 from statistics import median
 
-from frame import KIB, Sawmill, difference, machine, run, log
+from harness import KIB, Sawmill, difference, machine, run, log
 
 # More log than this has come since the checkpoint, and no new one is to be made while we look.
 NO_CHECKPOINT = ("--checkpoint-bytes", "1P")

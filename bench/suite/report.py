@@ -1,11 +1,11 @@
 """From what `run.py` has measured to its page.
 
 Every number of the page is in the raw document; nothing is measured here.
-Not here: tables and ratios (`frame/`).
+Not here: tables and ratios (`harness/`).
 """
 
-from frame import GIB, MIB, Rounds
-from frame.page import kept, text_of, table
+from harness import GIB, MIB, Rounds
+from harness.page import kept, text_of, table
 from suite import opening
 from suite.contest import WORKLOADS
 

@@ -9,7 +9,7 @@ import socket
 import urllib.request
 from pathlib import Path
 
-from frame import Process, Server, Unfit, machine, run, wait_until
+from harness import Process, Server, Unfit, machine, run, wait_until
 
 USER, PASSWORD = "sawmill-bench", "sawmill-bench-secret"
 

@@ -6,11 +6,11 @@ disks that are served · `wires` two network namespaces · `guest` a kernel of i
 knows who is compared with whom.
 """
 
-from frame import cli, fio, guest, machine, page
-from frame.cli import log
-from frame.machine import EXAMPLES, GIB, KIB, MIB, RELEASE, ROOT, Unfit, run, wait_until
-from frame.process import PATIENCE_S, Process
-from frame.rounds import Rounds, turns
-from frame.sawmill import Sawmill
-from frame.serve import Place, Server, difference, in_parts, listens, temporary_place
-from frame.wires import MTU, Wires
+from harness import cli, fio, guest, machine, page
+from harness.cli import log
+from harness.machine import EXAMPLES, GIB, KIB, MIB, RELEASE, ROOT, Unfit, run, wait_until
+from harness.process import PATIENCE_S, Process
+from harness.rounds import Rounds, turns
+from harness.sawmill import Sawmill
+from harness.serve import Place, Server, difference, in_parts, listens, temporary_place
+from harness.wires import MTU, Wires

@@ -10,8 +10,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from frame.machine import ROOT, Unfit
-from frame.rounds import Rounds, turns
+from harness.machine import ROOT, Unfit
+from harness.rounds import Rounds, turns
 
 
 def inside(contestants, measure, ready=lambda entered: None):

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import time
 
-from frame.machine import run
-from frame.process import Process
+from harness.machine import run
+from harness.process import Process
 
 MTU = 9000
 

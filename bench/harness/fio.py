@@ -6,8 +6,8 @@ Not here: which workloads there are.
 import json
 import time
 
-from frame.machine import Unfit, run
-from frame.process import PATIENCE_S, Process
+from harness.machine import Unfit, run
+from harness.process import PATIENCE_S, Process
 
 
 def nbd(uri):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from frame.machine import RELEASE, Unfit
+from harness.machine import RELEASE, Unfit
 
 SCRIPT = Path(sys.argv[0]).name
 BUILT = RELEASE / "sawmill"

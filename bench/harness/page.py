@@ -10,9 +10,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from frame import cli, machine
-from frame.cli import log
-from frame.machine import ROOT
+from harness import cli, machine
+from harness.cli import log
+from harness.machine import ROOT
 
 RESULTS = ROOT / "bench/results"
 RAW = RESULTS / "raw"

@@ -8,9 +8,9 @@ import os
 import time
 import urllib.request
 
-from frame import fio
-from frame.machine import forget_cached, run
-from frame.serve import Server
+from harness import fio
+from harness.machine import forget_cached, run
+from harness.serve import Server
 
 COUNTED = ("writes", "written_bytes", "reads", "read_bytes", "reads_store", "segments_stored",
            "segment_bytes_stored", "journal_written_bytes", "checkpoints", "writes_stalled",

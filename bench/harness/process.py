@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from frame.machine import Unfit, fields
+from harness.machine import Unfit, fields
 
 # For an answer, and for a server to be ready.
 PATIENCE_S = 120

@@ -6,7 +6,7 @@ here: how something is measured.
 
 from statistics import median
 
-from frame.cli import log
+from harness.cli import log
 
 
 def turns(count, cells, contestants):

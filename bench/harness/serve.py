@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from frame import fio
-from frame.machine import GIB, Unfit, forget_cached, missing, wait_until
-from frame.process import Process
+from harness import fio
+from harness.machine import GIB, Unfit, forget_cached, missing, wait_until
+from harness.process import Process
 
 
 class Place(NamedTuple):
