@@ -196,7 +196,7 @@ pub struct SegmentHeader {
 }
 
 /// Bytes of a header with so many extents, frames and origins; the body begins there.
-pub const fn encoded_len(extent_count: usize, frame_count: usize, origin_count: usize) -> usize {
+pub const fn encoded_bytes(extent_count: usize, frame_count: usize, origin_count: usize) -> usize {
     let tables = extent_at::SIZE * extent_count
         + frame_at::SIZE * frame_count
         + origin_at::SIZE * origin_count;
@@ -251,13 +251,13 @@ pub fn raw_frame_range(
 }
 
 impl SegmentHeader {
-    fn encoded_len(&self) -> usize {
-        encoded_len(self.extents.len(), self.frames.len(), self.origins.len())
+    fn encoded_bytes(&self) -> usize {
+        encoded_bytes(self.extents.len(), self.frames.len(), self.origins.len())
     }
 
     /// Bytes of this header; the body begins there.
     pub fn header_bytes(&self) -> u64 {
-        self.encoded_len() as u64
+        self.encoded_bytes() as u64
     }
 
     /// Bytes of all frames.
@@ -273,7 +273,7 @@ impl SegmentHeader {
     /// The header's bytes, or which field breaks a rule.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check()?;
-        let length = self.encoded_len();
+        let length = self.encoded_bytes();
         check_length(length as u64)?;
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);

@@ -40,7 +40,7 @@ const BLOCK: usize = 4096;
 struct Image(Vec<u8>);
 
 impl Disk for Image {
-    fn len_bytes(&self) -> u64 {
+    fn size_bytes(&self) -> u64 {
         self.0.len() as u64
     }
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

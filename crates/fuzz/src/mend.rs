@@ -188,6 +188,6 @@ fn mend_segment(bytes: &mut [u8]) {
         body = body.saturating_add(stored);
     }
     put(bytes, at::BODY_BYTES, &u64::from(body).to_le_bytes());
-    let header_bytes = segment::encoded_len(extents, frames, if is_moved { extents } else { 0 });
+    let header_bytes = segment::encoded_bytes(extents, frames, if is_moved { extents } else { 0 });
     seal(&mut bytes[..header_bytes], Kind::Segment);
 }

@@ -46,7 +46,7 @@ pub struct DiskFaults {
 
 #[derive(Default)]
 struct Content {
-    len_bytes: u64,
+    size_bytes: u64,
     /// The content that reads see.
     now: BTreeMap<u64, Page>,
     /// The state at the last sync of pages changed since; `None`: absent.
@@ -143,13 +143,13 @@ pub enum Fate {
 impl Medium {
     /// A blank medium.
     #[must_use]
-    pub fn blank(len_bytes: u64) -> Arc<Self> {
-        Arc::new(Medium { content: Mutex::new(Content { len_bytes, ..Content::default() }) })
+    pub fn blank(size_bytes: u64) -> Arc<Self> {
+        Arc::new(Medium { content: Mutex::new(Content { size_bytes, ..Content::default() }) })
     }
 
     /// Its size.
-    pub fn len_bytes(&self) -> u64 {
-        self.content.lock().len_bytes
+    pub fn size_bytes(&self) -> u64 {
+        self.content.lock().size_bytes
     }
 
     /// Whether a failed sync has dropped data that reads had returned, since the last call.
@@ -171,7 +171,7 @@ impl Medium {
     pub fn copy(&self) -> Arc<Medium> {
         let content = self.content.lock();
         let copy = Content {
-            len_bytes: content.len_bytes,
+            size_bytes: content.size_bytes,
             now: content.now.clone(),
             ..Content::default()
         };
@@ -283,8 +283,8 @@ fn dead() -> io::Error {
 }
 
 impl Disk for SimDisk {
-    fn len_bytes(&self) -> u64 {
-        self.medium.len_bytes()
+    fn size_bytes(&self) -> u64 {
+        self.medium.size_bytes()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -298,7 +298,7 @@ impl Disk for SimDisk {
             return Err(io::Error::from_raw_os_error(5));
         }
         let content = self.medium.content.lock();
-        if offset + into.len() as u64 > content.len_bytes {
+        if offset + into.len() as u64 > content.size_bytes {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         content.read(offset, into);
@@ -324,13 +324,13 @@ impl Disk for SimDisk {
         let mut content = self.medium.content.lock();
         if fails {
             let (part, error) = self.failure(bytes.len());
-            if part > 0 && offset + part as u64 <= content.len_bytes {
+            if part > 0 && offset + part as u64 <= content.size_bytes {
                 content.write(offset, &bytes[..part]);
                 content.unsynced.push((offset, bytes[..part].to_vec()));
             }
             return Err(error);
         }
-        if offset + bytes.len() as u64 > content.len_bytes {
+        if offset + bytes.len() as u64 > content.size_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
         content.write(offset, bytes);

@@ -182,7 +182,7 @@ impl Disks for SimWorld {
 
     fn entry_kind(&self, path: &Path) -> EntryKind {
         match self.media.get(path) {
-            Some(medium) => EntryKind::File { len_bytes: medium.len_bytes() },
+            Some(medium) => EntryKind::File { size_bytes: medium.size_bytes() },
             None => EntryKind::Absent,
         }
     }
@@ -194,7 +194,7 @@ impl Disks for SimWorld {
         }
     }
 
-    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+    fn make(&self, path: &Path, size_bytes: u64) -> io::Result<Arc<dyn Disk>> {
         if !self.life.tick() {
             return Err(io::Error::other("the process is dead"));
         }
@@ -205,8 +205,8 @@ impl Disks for SimWorld {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.trace
-            .note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
-        let medium = Medium::blank(len_bytes);
+            .note("disk made", [size_bytes, 0], || format!("    disk: made, {size_bytes} bytes"));
+        let medium = Medium::blank(size_bytes);
         self.media.set(path, Some(medium.clone()));
         Ok(self.disk(path, medium))
     }

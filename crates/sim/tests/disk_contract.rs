@@ -44,7 +44,7 @@ impl Place<'_> {
     }
 }
 
-const FILE: EntryKind = EntryKind::File { len_bytes: SIZE_BYTES };
+const FILE: EntryKind = EntryKind::File { size_bytes: SIZE_BYTES };
 
 /// One test of the contract.
 struct Clause {
@@ -58,7 +58,7 @@ macro_rules! clauses {
 
 const CLAUSES: &[Clause] = clauses![
     k1_a_read_returns_the_newest_write_and_a_new_file_is_zero,
-    k2_a_read_past_the_end_fails_and_the_length_stays,
+    k2_a_read_past_the_end_fails_and_the_size_stays,
     k3_read_now_returns_the_same_bytes_or_would_block,
     k4_a_write_survives_its_process_and_after_a_sync_a_power_cut,
     k6_a_disk_has_no_name_once_it_was_renamed_removed_or_replaced,
@@ -91,14 +91,14 @@ fn k1_a_read_returns_the_newest_write_and_a_new_file_is_zero(place: &Place<'_>) 
     assert_eq!(read(&*place.open("k1").unwrap(), 7999, 302), expected[7999..8301]);
 }
 
-fn k2_a_read_past_the_end_fails_and_the_length_stays(place: &Place<'_>) {
+fn k2_a_read_past_the_end_fails_and_the_size_stays(place: &Place<'_>) {
     let disk = place.make("k2").unwrap();
     disk.write_at(SIZE_BYTES - 4096, &[1; BLOCK_BYTES]).unwrap();
     let mut bytes = vec![0; 2 * BLOCK_BYTES];
     assert!(disk.read_at(SIZE_BYTES - 4096, &mut bytes).is_err());
     assert!(disk.read_now(SIZE_BYTES - 4096, &mut bytes).is_err());
-    assert_eq!((disk.len_bytes(), place.kind("k2")), (SIZE_BYTES, FILE));
-    assert_eq!(place.open("k2").unwrap().len_bytes(), SIZE_BYTES);
+    assert_eq!((disk.size_bytes(), place.kind("k2")), (SIZE_BYTES, FILE));
+    assert_eq!(place.open("k2").unwrap().size_bytes(), SIZE_BYTES);
 }
 
 fn k3_read_now_returns_the_same_bytes_or_would_block(place: &Place<'_>) {

@@ -20,7 +20,7 @@ use sawmill_sys::{DirectFile, FileLock, OpenMode};
 ///
 /// - **K1** A read returns of each byte the newest write that had completed. Bytes of a new file
 ///   are zero.
-/// - **K2** A read that reaches past the end fails. The length never changes.
+/// - **K2** A read that reaches past the end fails. The size never changes.
 /// - **K3** `read_now` returns what `read_at` would, or fails with `WouldBlock`.
 /// - **K4** A completed write survives its process. It survives a power cut only after a `sync`
 ///   that began when the write had completed.
@@ -28,7 +28,7 @@ use sawmill_sys::{DirectFile, FileLock, OpenMode};
 /// - **K6** `has_name` is false once the path leads to nothing or to another file.
 pub trait Disk: Send + Sync {
     /// Size in bytes.
-    fn len_bytes(&self) -> u64;
+    fn size_bytes(&self) -> u64;
     /// Reads exactly `into.len()` bytes at `offset`; may wait for the device.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
     /// As `read_at`, but answers `WouldBlock` instead of waiting for the device.
@@ -43,7 +43,7 @@ pub trait Disk: Send + Sync {
 }
 
 impl Disk for DirectFile {
-    fn len_bytes(&self) -> u64 {
+    fn size_bytes(&self) -> u64 {
         DirectFile::len_bytes(self)
     }
 
@@ -78,8 +78,8 @@ pub enum EntryKind {
     Absent,
     /// A file of this many bytes.
     File {
-        /// Its length.
-        len_bytes: u64,
+        /// Its size.
+        size_bytes: u64,
     },
     /// A block device, which can be neither made nor renamed.
     Device,
@@ -106,7 +106,7 @@ pub trait Disks: Send + Sync {
     /// Opens what has this name.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
     /// Makes a file of zeroes, durably. Fails when space is short.
-    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
+    fn make(&self, path: &Path, size_bytes: u64) -> io::Result<Arc<dyn Disk>>;
     /// Renames a file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
@@ -133,7 +133,7 @@ impl Disks for RealDisks {
 
     fn entry_kind(&self, path: &Path) -> EntryKind {
         match std::fs::metadata(path) {
-            Ok(meta) if meta.is_file() => EntryKind::File { len_bytes: meta.len() },
+            Ok(meta) if meta.is_file() => EntryKind::File { size_bytes: meta.len() },
             Ok(_) => EntryKind::Device,
             Err(_) => EntryKind::Absent,
         }
@@ -143,8 +143,8 @@ impl Disks for RealDisks {
         Ok(Arc::new(DirectFile::open(path, OpenMode::Direct)?))
     }
 
-    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(DirectFile::create(path, len_bytes, OpenMode::Direct)?))
+    fn make(&self, path: &Path, size_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(DirectFile::create(path, size_bytes, OpenMode::Direct)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -163,8 +163,8 @@ pub(crate) struct LockedDisk {
 }
 
 impl Disk for LockedDisk {
-    fn len_bytes(&self) -> u64 {
-        self.disk.len_bytes()
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

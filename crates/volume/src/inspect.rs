@@ -168,8 +168,8 @@ fn read_journal(
 ) -> Result<(JournalReport, Vec<ScannedRecord>, LogImage)> {
     let corrupt =
         |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
-    if disk.len_bytes() < RING_START_BYTES {
-        return Err(corrupt(format!("only {} bytes long: not a journal", disk.len_bytes())));
+    if disk.size_bytes() < RING_START_BYTES {
+        return Err(corrupt(format!("only {} bytes long: not a journal", disk.size_bytes())));
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     disk.read_at(0, &mut copies).map_err(|error| {
@@ -182,7 +182,7 @@ fn read_journal(
     let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
     let superblock = sawmill_format::journal::choose_superblock(first, second, volume_id)
         .map_err(|error| corrupt(error.to_string()).with_source(error))?;
-    if disk.len_bytes() < RING_START_BYTES + superblock.capacity_bytes {
+    if disk.size_bytes() < RING_START_BYTES + superblock.capacity_bytes {
         return Err(corrupt("it is truncated".into()));
     }
     let mut log =

@@ -212,7 +212,7 @@ fn the_first_16_bytes_tell_how_much_of_a_segment_to_fetch() {
     let header = segment_value();
     let object = segment_object(&header, &segment_data());
     assert_eq!(header_bytes_of(&object[..16]), Ok(header.header_bytes()));
-    assert_eq!(header.header_bytes(), encoded_len(4, 3, 0) as u64);
+    assert_eq!(header.header_bytes(), encoded_bytes(4, 3, 0) as u64);
     assert_eq!(header.object_bytes(), object.len() as u64);
     let mut absurd = object[..16].to_vec();
     absurd[15] = 1;

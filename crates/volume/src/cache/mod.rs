@@ -242,7 +242,7 @@ impl ReadCache {
         index_path: Option<PathBuf>,
         options: CacheOptions,
     ) -> ReadCache {
-        let layout = Layout::new(options, disk.len_bytes());
+        let layout = Layout::new(options, disk.size_bytes());
         let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
         let eviction = Eviction::new(layout.slots);
         let mut cache = ReadCache {

@@ -65,7 +65,7 @@ fn run(hook: &Hook) {
 }
 
 impl Disk for MemoryDisk {
-    fn len_bytes(&self) -> u64 {
+    fn size_bytes(&self) -> u64 {
         (self.pages.len() * PAGE) as u64
     }
 

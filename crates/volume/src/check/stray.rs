@@ -6,7 +6,7 @@
 //! (`engine::cleanup`).
 
 use sawmill_format::segment::{
-    SegmentRole, encoded_len, parse_segment_key, segment_key, segment_prefix,
+    SegmentRole, encoded_bytes, parse_segment_key, segment_key, segment_prefix,
 };
 use sawmill_store::{Blocking, Class, ObjectStore};
 
@@ -32,7 +32,7 @@ pub(super) fn list(
         is_unneeded.then_some((sequence, object.size_bytes))
     });
     // No other segment is as small as a fence.
-    let fence_bytes = encoded_len(0, 0, 0) as u64;
+    let fence_bytes = encoded_bytes(0, 0, 0) as u64;
     let (small, mut unneeded): (Vec<_>, Vec<_>) =
         listed.partition(|(_, bytes)| *bytes == fence_bytes);
     let mut windows = Vec::new();

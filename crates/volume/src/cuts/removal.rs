@@ -19,7 +19,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{LineageEntry, Pin, Word, pin_key, released_key, word_prefix};
-use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
+use sawmill_format::segment::{encoded_bytes, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
 use super::words::{self, WordContent};
@@ -116,7 +116,8 @@ pub(crate) fn remove_objects(
     kept.extend(last.filter(|_| fence > 0).map(|last| segment_key(volume_id, last)));
     // Nothing else in the log is so small.
     let is_fence = |object: &ObjectInfo| {
-        object.size_bytes == encoded_len(0, 0, 0) as u64 && parse_segment_key(&object.key).is_some()
+        object.size_bytes == encoded_bytes(0, 0, 0) as u64
+            && parse_segment_key(&object.key).is_some()
     };
     let words = word_prefix(volume_id);
     let stays = |object: &ObjectInfo| {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::segment::{
-    ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, Origin, SegmentExtent, encoded_len, frame_open,
+    ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, Origin, SegmentExtent, encoded_bytes, frame_open,
     raw_frame_range, segment_key,
 };
 use sawmill_store::{Class, StoreError, StoreErrorKind};
@@ -146,7 +146,7 @@ pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Orig
 fn lay_out(context: &Context, buffers: &Buffers, pieces: &[MapExtent]) -> MovedSegment {
     let (extents, origins, data_bytes) = contents_of(pieces);
     let frames = data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes)) as usize;
-    let header_bytes = encoded_len(extents.len(), frames, origins.len());
+    let header_bytes = encoded_bytes(extents.len(), frames, origins.len());
     let body_bytes = data_bytes as usize + frames * FRAME_HEAD_BYTES;
     let buffer = buffers.take(header_bytes + body_bytes);
     MovedSegment { extents, origins, data_bytes, header_bytes, buffer, cached: vec![false; frames] }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     impl Disk for CountingDisk {
-        fn len_bytes(&self) -> u64 {
+        fn size_bytes(&self) -> u64 {
             self.bytes.lock().len() as u64
         }
         fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

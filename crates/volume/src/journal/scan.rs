@@ -413,7 +413,7 @@ mod tests {
     struct NoDisk;
 
     impl Disk for NoDisk {
-        fn len_bytes(&self) -> u64 {
+        fn size_bytes(&self) -> u64 {
             0
         }
 

@@ -163,7 +163,7 @@ mod tests {
     }
 
     impl Disk for FailingDisk {
-        fn len_bytes(&self) -> u64 {
+        fn size_bytes(&self) -> u64 {
             2 * SUPERBLOCK_BYTES as u64
         }
         fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

@@ -238,7 +238,7 @@ fn intend(
         JournalVerdict::Make { old, .. } => {
             let path = &options.journal_path;
             let disk = make_journal(path, old, options, world)?;
-            let capacity_bytes = (disk.len_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
+            let capacity_bytes = (disk.size_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
             let random = world.random()?;
             let mut tag = [0; 8];
             tag.copy_from_slice(&random[..8]);

@@ -224,11 +224,11 @@ fn read_superblock(
     stored: &StoredVolume,
     world: &dyn World,
 ) -> Result<Option<SuperblockFile>> {
-    if disk.len_bytes() < RING_START_BYTES {
-        if disk.len_bytes() == 0 {
+    if disk.size_bytes() < RING_START_BYTES {
+        if disk.size_bytes() == 0 {
             return Ok(None);
         }
-        let text = format!("it has only {} bytes", disk.len_bytes());
+        let text = format!("it has only {} bytes", disk.size_bytes());
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
@@ -259,8 +259,8 @@ fn read_superblock(
         return Ok(None);
     };
     let needed = RING_START_BYTES + superblock.current().capacity_bytes;
-    if disk.len_bytes() < needed {
-        let text = format!("it is truncated: {} bytes of {needed}", disk.len_bytes());
+    if disk.size_bytes() < needed {
+        let text = format!("it is truncated: {} bytes of {needed}", disk.size_bytes());
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     Ok(Some(superblock))

@@ -39,7 +39,7 @@ pub(super) fn make_journal(
     match disks.entry_kind(path) {
         EntryKind::Absent => {}
         EntryKind::Device => return take_device(path, old, disks),
-        EntryKind::File { len_bytes } if old == OldFile::Remove || len_bytes == 0 => {
+        EntryKind::File { size_bytes } if old == OldFile::Remove || size_bytes == 0 => {
             disks.remove(path).map_err(|error| failed("replaced", error))?;
         }
         EntryKind::File { .. } => {
@@ -119,8 +119,8 @@ mod tests {
         fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
             RealDisks.open(path)
         }
-        fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
-            RealDisks.make(path, len_bytes)
+        fn make(&self, path: &Path, size_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+            RealDisks.make(path, size_bytes)
         }
         fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
             RealDisks.rename(from, to)

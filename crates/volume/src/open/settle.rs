@@ -174,7 +174,7 @@ mod tests {
     }
 
     impl Disk for Mutex<CutInside> {
-        fn len_bytes(&self) -> u64 {
+        fn size_bytes(&self) -> u64 {
             RING_START_BYTES + CAPACITY_BYTES
         }
         fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

@@ -207,7 +207,7 @@ mod tests {
     struct NoDisk;
 
     impl Disk for NoDisk {
-        fn len_bytes(&self) -> u64 {
+        fn size_bytes(&self) -> u64 {
             0
         }
         fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {

@@ -144,8 +144,8 @@ struct WornDisks {
 struct WornDisk(Arc<dyn Disk>, Arc<AtomicBool>);
 
 impl Disk for WornDisk {
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
     }
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read_at(offset, into)
@@ -180,8 +180,8 @@ impl Disks for WornDisks {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
         Ok(Arc::new(WornDisk(RealDisks.open(path)?, self.refuses.clone())))
     }
-    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(WornDisk(RealDisks.make(path, len_bytes)?, self.refuses.clone())))
+    fn make(&self, path: &Path, size_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(WornDisk(RealDisks.make(path, size_bytes)?, self.refuses.clone())))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         RealDisks.rename(from, to)
