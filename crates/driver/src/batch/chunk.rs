@@ -57,10 +57,10 @@ pub fn records(
     count: usize,
 ) -> impl Iterator<Item = Option<(Record, &[u8])>> {
     let mut data_at = metadata_bytes;
-    (0..count).map(move |number| {
+    let mut record_at = move |number: usize| {
         let at = number.checked_mul(RECORD_BYTES)?;
         // From here on the chunk holds data, which a user may have made to look like a record.
-        if at + RECORD_BYTES > metadata_bytes {
+        if at.checked_add(RECORD_BYTES)? > metadata_bytes {
             return None;
         }
         let record = Record::decode(chunk.get(at..)?)?;
@@ -68,5 +68,32 @@ pub fn records(
         let data = chunk.get(data_at..end)?;
         data_at = end;
         Some((record, data))
+    };
+    let mut has_ended = false;
+    // Without its length, it is unknown where the data of the next record lie.
+    (0..count).map_while(move |number| {
+        if has_ended {
+            return None;
+        }
+        let found = record_at(number);
+        has_ended = found.is_none();
+        Some(found)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_record_is_the_last_of_its_chunk() {
+        let record = |sequence| Record { address: 0, length: SECTOR_BYTES, sequence }.encode();
+        let mut invalid = record(2);
+        invalid[24] = 0;
+        let chunk =
+            [&record(1)[..], &invalid, &record(3), &[7; 3 * SECTOR_BYTES as usize]].concat();
+        let found: Vec<_> = records(&chunk, 3 * RECORD_BYTES, usize::MAX).take(9).collect();
+        let first = Record { address: 0, length: SECTOR_BYTES, sequence: 1 };
+        assert_eq!(found, [Some((first, &[7; SECTOR_BYTES as usize][..])), None]);
+    }
 }
