@@ -27,7 +27,7 @@ use crate::profile::{self, Environment};
 use crate::{Bodies, ObjectInfo, Result, StoreError, StoreErrorKind};
 
 mod pieces;
-mod refusal;
+pub(crate) mod refusal;
 
 use pieces::{Connector, PiecesMark};
 use refusal::explain;
@@ -136,6 +136,8 @@ impl Cloud {
         let mut found = Vec::new();
         while let Some(object) = listed.try_next().await.map_err(explain)? {
             let key = object.location.as_ref().strip_prefix(&self.root).filter(|key| is_key(key));
+            // Some stores ignore the prefix, and a caller may delete what a list names.
+            let key = key.filter(|key| is_below(key, prefix));
             found
                 .extend(key.map(|key| ObjectInfo { key: key.to_owned(), size_bytes: object.size }));
         }
@@ -185,6 +187,11 @@ impl Backend for Cloud {
     fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
         self.remove(keys).boxed()
     }
+}
+
+/// Whether a key lies strictly below a prefix; every key lies below the empty one.
+fn is_below(key: &str, prefix: &str) -> bool {
+    prefix.is_empty() || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// The HTTP settings. The client sets all time limits except that of connecting.

@@ -19,7 +19,7 @@ const TEXT_BYTES_MAX: usize = 400;
 
 /// The answer names the object itself as missing. The last is Azure's text within a batch: of that
 /// answer the protocol crate keeps only the first line. Keys have no spaces.
-const OBJECT_MISSING: [&str; 4] = [
+pub(crate) const OBJECT_MISSING: [&str; 4] = [
     "<Code>NoSuchKey</Code>",
     "<Code>BlobNotFound</Code>",
     "No such object",
@@ -66,7 +66,7 @@ const WORDS: [(&str, StoreErrorKind, &str); 23] = [
 ];
 
 /// Turns the protocol crate's error into ours.
-pub(super) fn explain(error: Error) -> StoreError {
+pub(crate) fn explain(error: Error) -> StoreError {
     let full = full_text(&error);
     let quoted = full.find("Server returned").map(|at| &full[at..]);
     let answer = quoted.unwrap_or(&full);
@@ -158,9 +158,11 @@ fn summary(answer: &str) -> Option<String> {
     Some(one_line(&format!("the store said {code}{status}{message}")))
 }
 
-/// The text in one line of bearable length.
+/// The text in one line of bearable length. A store's answer must not write control characters to a
+/// terminal.
 pub(super) fn one_line(text: &str) -> String {
-    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut line = words.replace(char::is_control, "?");
     if line.len() > TEXT_BYTES_MAX {
         let end = (0..=TEXT_BYTES_MAX).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
         line.truncate(end);
@@ -282,5 +284,11 @@ mod tests {
         assert!(text.starts_with(start), "{text}");
         let long = explain(generic(&"ä\n".repeat(10_000))).to_string();
         assert!(long.len() < TEXT_BYTES_MAX + 10 && !long.contains('\n'));
+    }
+
+    #[test]
+    fn an_answer_writes_no_control_characters_to_a_terminal() {
+        let text = explain(generic(&answer("403 Forbidden", "Code\x1b[2J"))).to_string();
+        assert!(text.contains("Code?[2J") && !text.contains(char::is_control), "{text}");
     }
 }

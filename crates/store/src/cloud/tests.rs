@@ -306,6 +306,23 @@ fn a_delete_of_many_that_is_half_done_is_done_by_repeating_it() {
     assert_eq!(server.world.lock().objects.len(), 1);
 }
 
+#[test]
+fn a_list_has_only_keys_below_its_prefix_even_if_the_store_ignores_the_prefix() {
+    let server = serving(|world, request| match request.method.as_str() {
+        "GET" if request.target.contains("prefix=") => list(world, ""),
+        _ => perform(world, request),
+    });
+    let client = server.client("bucket", 60);
+    let calls = Blocking(&*client);
+    for key in ["a/b/1", "a/b2", "c"] {
+        calls.put(key, "body".into(), Class::Upload).unwrap();
+    }
+    for (prefix, expected) in [("a/b/", &["a/b/1"][..]), ("a", &["a/b/1", "a/b2"]), ("d", &[])] {
+        let listed = calls.list(prefix, Class::Read).unwrap();
+        assert_eq!(listed.iter().map(|object| &*object.key).collect::<Vec<_>>(), expected);
+    }
+}
+
 const DENIED: &str = "<DeleteResult><Error><Key>some/prefix/k0</Key><Code>AccessDenied</Code>\
     <Message>scripted</Message></Error></DeleteResult>";
 
