@@ -24,6 +24,8 @@ mod contract;
 mod directory;
 mod error;
 mod fault;
+#[doc(hidden)]
+pub mod fuzzing;
 mod key;
 mod limit;
 mod location;
