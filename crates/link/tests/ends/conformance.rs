@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sawmill_device::{MemoryDevice, conformance};
+use sawmill_link::initiator::OpenMode;
 use sawmill_link::session::Security;
 
 use crate::pair::{Pair, key};
@@ -33,4 +34,13 @@ fn a_device_by_several_links_of_several_kinds_keeps_the_contract() {
 #[test]
 fn a_device_in_clear_keeps_the_contract() {
     keeps_the_contract(&["udp", "udp"], &|| Security::Insecure);
+}
+
+#[test]
+fn a_device_opened_to_read_keeps_the_contract_of_read_only_devices() {
+    let mode = OpenMode { read_only: true, ..OpenMode::default() };
+    conformance::read_only(&|| {
+        let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+        Arc::new(Pair::opened_in(mode, memory, &["udp", "tcp"], &key))
+    });
 }

@@ -62,7 +62,10 @@ pub(crate) fn attach(
 }
 
 pub(crate) fn open(attached: &InitiatorThreads) -> RemoteDevice {
-    let mode = OpenMode::default();
+    open_in(attached, OpenMode::default())
+}
+
+fn open_in(attached: &InitiatorThreads, mode: OpenMode) -> RemoteDevice {
     let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE).expect("an answer");
     attached.initiator().opened("disk", mode, &answer).expect("a device")
 }
@@ -81,10 +84,19 @@ impl Pair {
         kinds: &[&str],
         security: &dyn Fn() -> Security,
     ) -> Self {
+        Self::opened_in(OpenMode::default(), device, kinds, security)
+    }
+
+    pub(crate) fn opened_in(
+        mode: OpenMode,
+        device: Arc<dyn BlockDevice>,
+        kinds: &[&str],
+        security: &dyn Fn() -> Security,
+    ) -> Self {
         let addresses = free_addresses(kinds);
         let listener = listen(device, &addresses, security());
         let attached = attach(&addresses, security(), InitiatorOptions::default());
-        Pair { device: open(&attached), _attached: attached, _listener: listener }
+        Pair { device: open_in(&attached, mode), _attached: attached, _listener: listener }
     }
 }
 
