@@ -1,5 +1,5 @@
-//! Helpers that tests, workloads and the conformance suites share: seeded random numbers, waiting
-//! for a condition, skipping a test, and golden vectors.
+//! Seeded random numbers, waiting for a condition, skipping a test, golden vectors: what tests,
+//! workloads and conformance suites share.
 //!
 //! Invariant: the same seed gives the same rolls forever, so a failure can be reproduced. Not
 //! here: rigs that know a crate (each crate's `tests/` has its own), and anything that a server

@@ -17,7 +17,7 @@ pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "waited {} s in vain: {what}", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "not after {} s: {what}", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

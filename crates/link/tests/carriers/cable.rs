@@ -1,6 +1,6 @@
 //! A cable: two network namespaces of the test's own, with a veth pair between.
 //!
-//! Invariant: everything that was made is removed, even if the test fails. Not here: packets.
+//! Invariant: everything that was made is removed, even if the test fails.
 
 use std::fs::File;
 use std::os::fd::AsFd;
