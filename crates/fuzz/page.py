@@ -52,8 +52,8 @@ def figures(path):
 
 def git(*words):
     """The output of git, on one line."""
-    said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return said.stdout.strip()
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def machine():

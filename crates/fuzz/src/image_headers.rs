@@ -24,14 +24,14 @@ const CLUSTER_BYTES_MAX: u64 = 2 << 20;
 
 /// A file of zeroes with some bytes in it; later pieces overwrite earlier ones.
 #[derive(Clone)]
-struct Sparse<'a> {
+struct SparseFile<'a> {
     length: u64,
     pieces: Vec<(u64, &'a [u8])>,
     read_bytes: Cell<u64>,
     read_end: Cell<u64>,
 }
 
-impl<'a> Sparse<'a> {
+impl<'a> SparseFile<'a> {
     /// The length, then pieces: a place, a length of 16 bits, bytes.
     fn decode(input: &'a [u8]) -> Self {
         let mut rest = input;
@@ -44,11 +44,16 @@ impl<'a> Sparse<'a> {
             pieces.push((at, bytes));
             rest = after;
         }
-        Sparse { length, pieces, read_bytes: Cell::new(0), read_end: Cell::new(0) }
+        SparseFile { length, pieces, read_bytes: Cell::new(0), read_end: Cell::new(0) }
     }
 
     fn of(length: u64, pieces: &[(u64, &'a [u8])]) -> Self {
-        Sparse { length, pieces: pieces.to_vec(), read_bytes: Cell::new(0), read_end: Cell::new(0) }
+        SparseFile {
+            length,
+            pieces: pieces.to_vec(),
+            read_bytes: Cell::new(0),
+            read_end: Cell::new(0),
+        }
     }
 
     fn head<const N: usize>(&self, at: u64) -> [u8; N] {
@@ -77,7 +82,7 @@ fn place(rest: &mut &[u8]) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |place, byte| place << 8 | u64::from(*byte)))
 }
 
-impl Bytes for Sparse<'_> {
+impl Bytes for SparseFile<'_> {
     fn length(&self) -> u64 {
         self.length
     }
@@ -99,7 +104,7 @@ impl Bytes for Sparse<'_> {
 pub(crate) fn run(bytes: &[u8]) {
     let Some((&format, rest)) = bytes.split_first() else { return };
     let format = Format::ALL[usize::from(format) % Format::ALL.len()];
-    let mut image = Sparse::decode(rest);
+    let mut image = SparseFile::decode(rest);
     check(&image, format);
     // Again with the signs of the format: a random image seldom gets past its magic.
     let signs = signs(&image, format);
@@ -113,7 +118,7 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 /// Fields that shield the rest of an image: magics, versions, numbers with few valid values.
-fn signs(image: &Sparse<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
+fn signs(image: &SparseFile<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
     match format {
         Format::Raw => Vec::new(),
         Format::Qcow2 => {
@@ -159,13 +164,13 @@ fn signs(image: &Sparse<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn backing_of(image: &Sparse<'_>, format: Format) -> Result<Option<BackingFile>, Refusal> {
+fn backing_of(image: &SparseFile<'_>, format: Format) -> Result<Option<BackingFile>, Refusal> {
     image.read_bytes.set(0);
     image.read_end.set(0);
     layer_below(image, format)
 }
 
-fn check(image: &Sparse<'_>, format: Format) {
+fn check(image: &SparseFile<'_>, format: Format) {
     let found = backing_of(image, format);
     let again = backing_of(image, format);
     assert_eq!(format!("{again:?}"), format!("{found:?}"), "it finds the same each time");
@@ -191,7 +196,7 @@ fn check(image: &Sparse<'_>, format: Format) {
 }
 
 /// An image that is accepted claims to be what it was taken for.
-fn check_claim(image: &Sparse<'_>, format: Format) {
+fn check_claim(image: &SparseFile<'_>, format: Format) {
     let claimed = Format::of_content(&image.head::<512>(0));
     match format {
         Format::Raw => {}
@@ -203,7 +208,7 @@ fn check_claim(image: &Sparse<'_>, format: Format) {
 }
 
 /// A layer's name is what the image contains, and is found again in another image that contains it.
-fn check_below(image: &Sparse<'_>, file: &BackingFile) {
+fn check_below(image: &SparseFile<'_>, file: &BackingFile) {
     let name = file.name.as_bytes();
     assert!((1..=NAME_BYTES_MAX as usize).contains(&name.len()));
     assert!(!file.name.contains(char::is_control));
@@ -211,7 +216,7 @@ fn check_below(image: &Sparse<'_>, file: &BackingFile) {
     image.fill(u64::from_be_bytes(image.head(8)), &mut stored_name);
     assert_eq!(stored_name, name, "the name is passed on as it is");
     let header = qcow2(file);
-    let again = backing_of(&Sparse::of(1 << 16, &[(0, &header)]), Format::Qcow2);
+    let again = backing_of(&SparseFile::of(1 << 16, &[(0, &header)]), Format::Qcow2);
     assert_eq!(again.ok().flatten().as_ref(), Some(file));
 }
 

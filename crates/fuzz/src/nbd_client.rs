@@ -389,7 +389,7 @@ fn mended_answers(style: Style, output: &[u8]) -> Vec<u8> {
 
 /// A correct server that follows `choices`: the client understands all of its answers.
 fn legal_answers(style: Style, choices: &[u8]) {
-    let mut server = Lawful { style, choices, output: Vec::new() };
+    let mut server = ValidServer { style, choices, output: Vec::new() };
     let requests = requests();
     let mut expected: Vec<Option<Outcome>> = vec![None; requests.len()];
     let first = server.choose(requests.len());
@@ -397,17 +397,17 @@ fn legal_answers(style: Style, choices: &[u8]) {
         expected[place] = Some(server.answer(place as u64 + 1, &requests[place]));
     }
     let expected: Vec<Outcome> = expected.into_iter().flatten().collect();
-    assert_eq!(outcomes(style, &server.output), expected, "a lawful server is understood");
+    assert_eq!(outcomes(style, &server.output), expected, "the answers of a valid server are read");
 }
 
 /// A server that keeps the protocol; the input makes its choices.
-struct Lawful<'a> {
+struct ValidServer<'a> {
     style: Style,
     choices: &'a [u8],
     output: Vec<u8>,
 }
 
-impl Lawful<'_> {
+impl ValidServer<'_> {
     /// A number below `below`; 0 when no choices are left.
     fn choose(&mut self, below: usize) -> usize {
         let Some((choice, rest)) = self.choices.split_first_chunk() else { return 0 };
