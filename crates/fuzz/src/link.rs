@@ -1,10 +1,11 @@
 //! Passes a peer's bytes to the link's decoders: packets and their parts, greetings, controls,
-//! packed writes.
+//! packed writes; and a datagram or frame to what finds the packet in it.
 //!
 //! Invariant: accepted input is what the encoder writes, keeps its rules, and lies within its
 //! packet.
 //!
-//! Not here: an initiator or a target that gets such bytes (`link_peer`).
+//! Not here: an initiator or a target that gets such bytes (`link_peer`); packets in a stream
+//! (`stream`).
 
 use sawmill_format::layout::Field;
 use sawmill_format::link::control::{self, OpenAnswer, opened_at};
@@ -18,11 +19,17 @@ use sawmill_format::link::{
 };
 use sawmill_format::packed_write::{self, PackedWrite, SPAN_BYTES_MAX};
 
+use sawmill_link::fuzzing::packet_in;
+
 use crate::mend::{put, u32_at};
 
 pub(crate) fn packet(bytes: &[u8]) {
     body(bytes);
     whole(bytes);
+    // A frame ends with padding, so what lies behind a packet is cut off.
+    if let Some(packet) = packet_in(&mut bytes.to_vec()) {
+        whole(packet);
+    }
     let mut mended = bytes.to_vec();
     mended.resize(bytes.len().clamp(HEADER_BYTES, PACKET_BYTES_MAX), 0);
     put(&mut mended, packet_at::MAGIC, &MAGIC.to_le_bytes());
@@ -34,6 +41,8 @@ pub(crate) fn packet(bytes: &[u8]) {
     mended[packet_at::NUMBER.offset + 7] %= LINKS_MAX as u8;
     assert!(Packet::decode(&mended).is_ok(), "nothing else is asked of a header");
     whole(&mended);
+    let mut frame = [&mended[..], &[0; 46]].concat();
+    assert_eq!(packet_in(&mut frame).map(|packet| &*packet), Some(&mended[..]));
 }
 
 fn whole(bytes: &[u8]) {

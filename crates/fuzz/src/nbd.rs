@@ -64,7 +64,8 @@ pub(crate) fn watch_for_panics() {
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            let ours = |name: &str| name.starts_with("nbd-") || name.starts_with("vhost-");
+            let servers = ["nbd-", "vhost-", "driver"];
+            let ours = |name: &str| servers.iter().any(|server| name.starts_with(server));
             if std::thread::current().name().is_some_and(ours) {
                 PANICKED.store(true, Ordering::SeqCst);
             }

@@ -12,7 +12,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
 };
-use sawmill_format::kept_block::{self, Order, Pin};
+use sawmill_format::kept_block::{self, Order, Pin, Word};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{
     MapExtent, PartIdentity, decode_part, encode_part, part_first_address,
@@ -28,7 +28,8 @@ use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_format::{
-    cache_index, checkpoint as checkpoint_at, map_part as part_at, segment as segment_at, transfer,
+    cache_index, checkpoint as checkpoint_at, export_state as export_state_at, map_part as part_at,
+    segment as segment_at, transfer,
 };
 use sawmill_format::{staging as staging_at, volume_record as record_of_volume_at};
 
@@ -258,6 +259,7 @@ fn pin(bytes: &[u8]) {
     let volume_id = volume_at(bytes, kept_block::pin_at::VOLUME_ID);
     let slot = u64_at(bytes, kept_block::pin_at::SLOT).unwrap_or(0);
     let Ok(value) = Pin::decode(bytes, volume_id, slot) else { return };
+    assert!(Word::of(&value).is_none_or(|word| word as u64 == value.number));
     assert_eq!(value.encode().as_deref(), Ok(bytes));
     assert!(Pin::decode(bytes, volume_id, slot ^ 1).is_err());
     assert!(Pin::decode(bytes, other(volume_id), slot).is_err());
@@ -322,7 +324,7 @@ fn index(bytes: &[u8]) {
 }
 
 fn export_state(bytes: &[u8]) {
-    let identity = bytes.get(export_state::at::SIZE..bytes.len().saturating_sub(4));
+    let identity = bytes.get(export_state_at::at::SIZE..bytes.len().saturating_sub(4));
     let identity = identity.and_then(|text| str::from_utf8(text).ok()).unwrap_or("");
     let Ok(value) = ExportState::decode(bytes, identity) else { return };
     assert_eq!(value.encode().as_deref(), Ok(bytes));

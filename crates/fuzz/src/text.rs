@@ -1,15 +1,21 @@
-//! Text from people and stores: sizes, durations, URLs, ids and keys.
+//! Text from people, stores and local files: sizes, durations, URLs, ids, keys, addresses of links
+//! and NBD servers, rights to exports, and the file about a ublk device.
 //!
 //! Invariants: accepted text has one meaning, shown text can be parsed again, and no secret gets
 //! into a text.
 //!
-//! Not here: command lines and configuration files (`crates/sawmill`).
+//! Not here: command lines and configuration files (`crates/sawmill`), the file of machines
+//! (`machines`).
 
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_format::ids::VolumeId;
 use sawmill_format::map_part::{parse_part_key, part_key};
 use sawmill_format::segment::{parse_segment_key, segment_key};
 use sawmill_format::volume_record::{FlushMode, parse_volume_key, volume_key};
+use sawmill_frontend::fuzzing::ublk_facts;
+use sawmill_link::carrier::LinkAddress;
+use sawmill_link::target::Rights;
+use sawmill_nbd_client::Address;
 use sawmill_store::{check_url, split_volume_url};
 use std::time::Duration;
 
@@ -23,6 +29,8 @@ pub(crate) fn run(bytes: &[u8]) {
     sizes(text);
     urls(text);
     keys(text);
+    addresses(text);
+    ublk_facts(text);
     let number = bytes.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
     size_round_trip(number);
 }
@@ -113,4 +121,22 @@ fn keys(text: &str) {
     if let Some(name) = parse_volume_key(text) {
         assert_eq!(volume_key(name), text);
     }
+}
+
+fn addresses(text: &str) {
+    if let Ok(address) = text.parse::<LinkAddress>() {
+        assert_eq!(address.to_string().parse(), Ok(address), "what is shown is the same address");
+    }
+    if let Ok(list) = LinkAddress::list(text) {
+        let shown: Vec<_> = list.iter().map(LinkAddress::to_string).collect();
+        assert_eq!(LinkAddress::list(&shown.join(",")), Ok(list));
+    }
+    assert!(Rights::parse(&format!("{text},{text}")).is_err(), "an export is listed once");
+    if let Ok(Address::Tcp(host, _)) = Address::parse(text) {
+        assert!(host.contains(':'), "an address has a port: {host}");
+    }
+    let escaped: String = text.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let address = Address::parse(&format!("nbd+unix:///{escaped}?socket=/{escaped}"));
+    let expected = Address::Unix(format!("/{text}").into(), text.to_owned());
+    assert_eq!(address.ok(), Some(expected), "any name and path can be written");
 }

@@ -11,7 +11,6 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
 use sawmill_format::link::part::{Body, Command, Operation, Reply, Word, WordKind};
 use sawmill_format::packed_write;
-use sawmill_frontend::{DoorPiece, pack};
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
 use sawmill_volume::{CreateOptions, FlushMode, OpenOptions, Volume};
@@ -29,36 +28,13 @@ fn write_corpus() {
     requests();
     guests();
     frontends();
-    hand_overs();
     link_peers();
+    streams();
+    machines();
     texts();
     kernels();
-    drivers();
+    super::processes::write_all();
     super::foreign::write_all();
-}
-
-fn hand_overs() {
-    let listener =
-        DoorPiece::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
-    let connection = |unsent: usize, bytes: &[u8]| {
-        let mut piece =
-            DoorPiece::new("connection").with("export", "disk").with("peer", "somebody");
-        piece =
-            piece.with("style", "structured").with("block_status", true).with("size_bytes", 4096);
-        piece =
-            piece.with("flags", 1).with("request_bytes_max", 65536).with("unsent_bytes", unsent);
-        piece.bytes = bytes.to_vec();
-        piece
-    };
-    // Part of a write: 4096 bytes at 0.
-    let cut =
-        [&b"\x25\x60\x95\x13\0\0\0\x01COOKIE__\0\0\0\0\0\0\0\0\0\0\x10\0"[..], &[7; 99]].concat();
-    let refused = connection(3, b"abc").with("refused_bytes", 100).with("refused_errno", 22);
-    let refused =
-        refused.with("refused_cookie", 1).with("refused_offset", 0).with("refused_text", "why");
-    let pieces = [listener.with("reads", 7), connection(0, &cut), refused];
-    write("hand_over", "three-pieces", &[&[0], &pack(&pieces).0[..]].concat());
-    write("hand_over", "none", &[&[0], &pack(&[]).0[..]].concat());
 }
 
 /// A packet of a link's peer: its parts, in the pieces of `link_peer`.
@@ -155,6 +131,31 @@ fn link_peers() {
     write("link_initiator", "replies", &replies.concat());
 }
 
+/// Packets are opaque to a stream, but for their lengths.
+fn streams() {
+    let packet = |declared_bytes: u32, bytes: usize| {
+        let mut packet = vec![bytes as u8; bytes];
+        packet[4..8].copy_from_slice(&declared_bytes.to_le_bytes());
+        packet
+    };
+    let whole = [packet(24, 24), packet(60, 60), packet(25, 25)].concat();
+    write("link_stream", "whole-packets", &[&[16][..], &whole].concat());
+    write("link_stream", "byte-by-byte", &[&[0][..], &whole].concat());
+    write("link_stream", "cut-short", &[&[3][..], &whole, &packet(60, 30)].concat());
+    write("link_stream", "too-short", &[&[5][..], &whole, &packet(23, 60)].concat());
+    write("link_stream", "too-long", &[&[5][..], &whole, &packet(65537, 60)].concat());
+}
+
+fn machines() {
+    let (one, two) = ("1".repeat(64), "Ab".repeat(32));
+    let good = format!("# name key exports\n\n  db1 {one} disk1,logs:ro\nbackup\t{two}  *:ro\r\n");
+    write("link_machines", "two", good.as_bytes());
+    write("link_machines", "a-key-twice", format!("a {one} *\nb {one} *\n").as_bytes());
+    write("link_machines", "a-name-twice", format!("a {one} x\na {two} x\n").as_bytes());
+    write("link_machines", "an-export-twice", format!("a {one} x,x:ro\n").as_bytes());
+    write("link_machines", "key-first", format!("{one} a *\n").as_bytes());
+}
+
 pub(super) fn write(target: &str, name: &str, bytes: &[u8]) {
     std::fs::create_dir_all(folder(target)).expect("a folder");
     std::fs::write(folder(target).join(name), bytes).expect("a file");
@@ -169,6 +170,12 @@ fn vectors() {
         ("staging", "small_objects"),
         ("cache_index", "small_objects"),
         ("journal", "small_objects"),
+        ("export_state", "small_objects"),
+        ("name_record", "small_objects"),
+        ("newest_state", "small_objects"),
+        ("pin", "small_objects"),
+        ("role", "small_objects"),
+        ("transfer_progress", "small_objects"),
         ("link_packet", "link_packet"),
         ("link_greeting", "link_greeting"),
         ("link_control", "link_control"),
@@ -480,6 +487,11 @@ fn texts() {
         &format!("{id}/checkpoint/00000000000000000042"),
         &format!("{id}/map/00000000000000000042-{id}/0000000a"),
         &sawmill_format::segment::segment_key(VolumeId([1; 16]), 77),
+        "udp:10.0.0.1:9800@eth1,tcp:[fe80::2%eth1]:9700,eth:eth1,xdp:eth2",
+        "disk1,logs:ro,*:ro",
+        "nbd://[::1]:7/a%20name",
+        "nbd+unix:///disk%31?socket=/run/a%2Fb",
+        "SAWMILL_VOLUME=\"00ff%22\"\nSAWMILL_LINK=\"disk1\"\nSAWMILL_RECOVERING=\"1\"\n",
     ];
     for (number, text) in texts.iter().enumerate() {
         write("text", &format!("{number:02}"), text.as_bytes());
@@ -522,17 +534,4 @@ fn kernels() {
     let requests: Vec<u8> = (0..8).flat_map(|operation| ublk(operation, 8, 64)).collect();
     write("ublk_request", "operations", &requests);
     write("ublk_request", "past-the-end", &ublk(1, u32::MAX, u64::MAX));
-}
-
-fn drivers() {
-    use sawmill_driver::protocol::{Answer, Command, CommandKind, Control, ControlKind, Facts};
-    let facts = Facts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
-    write("driver_packet", "doors", &Control::new(ControlKind::Doors, facts).encode());
-    let command = Command { fua: true, length: 4096, ..Command::new(CommandKind::Write, 3) };
-    let commands = [command, Command::new(CommandKind::Flush, 4)]
-        .iter()
-        .flat_map(Command::encode)
-        .collect::<Vec<u8>>();
-    write("driver_packet", "commands", &commands);
-    write("driver_packet", "answer", &Answer { number: 3, errno: 5 }.encode());
 }

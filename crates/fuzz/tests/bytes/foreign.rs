@@ -1,5 +1,5 @@
-//! Inputs in the formats of other programs: an NBD server's answers, headers of disk images, and
-//! write logs.
+//! Inputs in the formats of other programs: an NBD server's and a store's answers, headers of disk
+//! images, write logs, and traces.
 
 use sawmill_format::write_log::{Entry, Flags, Superblock};
 use sawmill_nbd_proto::{
@@ -14,6 +14,8 @@ pub(super) fn write_all() {
     answers();
     images();
     logs();
+    traces();
+    stores();
 }
 
 /// The choice of each style, in the first byte.
@@ -234,4 +236,127 @@ fn logs() {
     let mut cut_short = log(512, &[(0, 1, write_), (1, 4, write_)]);
     cut_short.truncate(cut_short.len() - 700);
     write("write_log", "cut-short", &cut_short);
+}
+
+/// The first byte is the format: 0 to detect it, otherwise its place in the list of formats. With
+/// the highest bit, bad lines are skipped.
+fn traces() {
+    let lines: [(&str, &str); 8] = [
+        ("csv", "operation,time_ms,length_bytes,address_sectors\nW,1.5,100,2\nflush,2.5,,\n"),
+        (
+            "blkparse",
+            "8,16 3 5 0.000026421 3645 D R 800 + 256 [java]\n8,16 1 7 0.5 3557 D WS 8 + 8 [java]\n\
+             8,16 1 10 0.7 3557 D FN [java]\nCPU0 (8,16):\n Reads Queued: 0, 0KiB\n",
+        ),
+        (
+            "blkreplay",
+            "start ; sector ; length ; op\n 0.5 ; 8 ; 16 ; W ; 0.0 ; 0.0\n 1 ; 8 ; 0 ; F\n",
+        ),
+        ("msr", "128166385295514663,hm,0,Write,9056014336,2048,2833\n"),
+        ("tencent", "1538323200,8,128,1,1058\n1538323199,16,128,0,1063\n"),
+        ("fiu", "89967324197109 4254 pool rm 508500296 8 W 6 0 b5e9f4e5ab62a4fff5313a606b0ad4e3\n"),
+        ("ascii", "0.000 5 174224064 16 1\n0.221 5 162947904 16 0\n"),
+        (
+            "mobigen",
+            "1 0 open /data O_WRONLY 36\n1 10 write 36 4\n2 5 open \"/data/x\" O_RDWR 7\n\
+             2 20 pwrite 7 100 50\n2 60 fsync 7\n1 40 close 36\n",
+        ),
+    ];
+    for (name, text) in lines {
+        write("trace", name, &[b"\0", text.as_bytes()].concat());
+        write(
+            "trace",
+            &format!("{name}-and-others"),
+            &[b"\x80", text.as_bytes(), b"bad\x1b\n"].concat(),
+        );
+    }
+    let vscsi = [
+        &7u32.to_le_bytes()[..],
+        &4096u32.to_le_bytes(),
+        &1u32.to_le_bytes(),
+        &0x2au16.to_le_bytes(),
+        &1u16.to_le_bytes(),
+        &63u64.to_le_bytes(),
+        &1000u64.to_le_bytes(),
+    ];
+    write("trace", "vscsi", &[&[0], &vscsi.concat()[..], &vscsi.concat()].concat());
+    let words = [56u32, 1, 10, 500_000, 0, 0, 8192, 16, 3 << 8, 0, 0, 0, 0, 0];
+    let record = words.map(u32::to_be_bytes).concat();
+    write("trace", "srt", &[b"\0$$TR_IOREC-1.3\n\x0c", &record[..], &record].concat());
+    write("trace", "octf", &[&[0], &tar(b"t/octf.trace.0", &octf_events())[..]].concat());
+}
+
+/// Two events of Open CAS: a header with the time, then sector, sectors, device, operation.
+fn octf_events() -> Vec<u8> {
+    let event = |time: u8, [sector, sectors, device, operation]: [u8; 4]| {
+        let request = [8, sector, 16, sectors, 32, device, 40, operation];
+        [&[14, 10, 2, 16, time, 18, request.len() as u8], &request[..]].concat()
+    };
+    [event(1, [8, 8, 1, 2]), event(3, [0, 8, 1, 3])].concat()
+}
+
+fn tar(name: &[u8], body: &[u8]) -> Vec<u8> {
+    let mut tar = vec![0; 512];
+    tar[..name.len()].copy_from_slice(name);
+    tar[124..135].copy_from_slice(format!("{:011o}", body.len()).as_bytes());
+    tar[257..262].copy_from_slice(b"ustar");
+    tar.extend(body);
+    tar.resize(2048, 0);
+    tar
+}
+
+/// The first byte chooses the kind of store and the call, the second the status of the answer.
+fn stores() {
+    let (s3, google, azure) = (0u8, 1, 2);
+    let (get, list, create, delete) = (0u8, 3 << 2, 6 << 2, 7 << 2);
+    let (ok, not_found, conflict, busy) = (0, 7, 9, 15);
+    let input = |choice: u8, status: u8, body: &str| [&[choice, status], body.as_bytes()].concat();
+    let contents = |key: &str| {
+        format!(
+            "<Contents><Key>some/prefix/{key}</Key><LastModified>2024-01-01T00:00:00.000Z\
+             </LastModified><Size>5</Size></Contents>"
+        )
+    };
+    let page = format!(
+        "<ListBucketResult>{}{}<IsTruncated>true</IsTruncated><NextContinuationToken>t\
+         </NextContinuationToken></ListBucketResult>",
+        contents("a/prefix/1"),
+        contents("b/2")
+    );
+    let last_page = page
+        .replace("true", "false")
+        .replace("<NextContinuationToken>t</NextContinuationToken>", "");
+    let blobs = "<EnumerationResults><Blobs><Blob><Name>some/prefix/a/prefix/1</Name><Properties>\
+        <Last-Modified>Mon, 01 Jan 2024 00:00:00 GMT</Last-Modified><Content-Length>5\
+        </Content-Length><Content-Type>x</Content-Type></Properties></Blob></Blobs><NextMarker/>\
+        </EnumerationResults>";
+    let missing = "<Error><Code>NoSuchKey</Code><Message>The key is not there.</Message></Error>";
+    let half = "<DeleteResult><Error><Key>some/prefix/a/key</Key><Code>AccessDenied</Code>\
+        <Message>no</Message></Error></DeleteResult>";
+    let batch = "--edge\r\nContent-Type: application/http\r\nContent-ID: 0\r\n\r\nHTTP/1.1 404 The \
+        specified blob does not exist.\r\nx-ms-error-code: BlobNotFound\r\n\r\n\r\n--edge--\r\n";
+    let raw = "HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\nETag: \"e\"\r\nLast-Modified: Mon, \
+        01 Jan 2024 00:00:00 GMT\r\n\r\nbody";
+    let part =
+        raw.replace("200 OK", "206 Part").replace("9999999999", "4\r\nContent-Range: bytes 0-3/9");
+    for (name, bytes) in [
+        ("s3-body", input(s3 | get, ok, "body")),
+        ("s3-part", input(s3 | 1 << 2, 1, "body")),
+        ("google-body", input(google | get, ok, "body")),
+        ("azure-body", input(azure | get, ok, "body")),
+        ("s3-missing", input(s3 | get, not_found, missing)),
+        ("s3-list-page", input(s3 | list, ok, &page)),
+        ("s3-list", input(s3 | list, ok, &last_page)),
+        ("google-list", input(google | list, ok, &last_page)),
+        ("azure-list", input(azure | list, ok, blobs)),
+        ("s3-exists", input(s3 | create, conflict, missing)),
+        ("google-create", input(google | create, ok, "")),
+        ("azure-busy", input(azure | create, busy, "<Error><Code>ServerBusy</Code></Error>")),
+        ("s3-delete", input(s3 | delete, ok, half)),
+        ("azure-delete", input(azure | delete, 3, batch)),
+        ("claims-more-than-it-sends", input(0x80 | s3 | get, 0, raw)),
+        ("part-of-an-object", input(0x80 | s3 | 1 << 2, 0, &part)),
+    ] {
+        write("store_answers", name, &bytes);
+    }
 }

@@ -4,6 +4,7 @@
 
 mod corpus;
 mod foreign;
+mod processes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -118,6 +119,26 @@ fn no_pieces_break_the_server_that_takes_over() {
 }
 
 #[test]
+fn no_facts_about_a_door_break_the_door_that_takes_over() {
+    survives("door_facts", 3_000);
+}
+
+#[test]
+fn every_packet_of_a_mount_holder_has_one_encoding() {
+    survives("mount_holder", 40_000);
+}
+
+#[test]
+fn a_stream_gives_its_whole_packets_in_order_whatever_its_bytes_and_pieces() {
+    survives("link_stream", 2_000);
+}
+
+#[test]
+fn no_file_of_machines_gives_two_machines_one_key_or_shows_a_key() {
+    survives("link_machines", 50_000);
+}
+
+#[test]
 fn no_packet_breaks_the_decoder_of_the_links_parts() {
     survives("link_packet", 100_000);
 }
@@ -172,6 +193,26 @@ fn no_request_of_the_kernel_is_understood_beyond_what_it_says() {
 #[test]
 fn no_packet_breaks_the_decoders_of_drivers_and_hosts() {
     survives("driver_packet", 100_000);
+}
+
+#[test]
+fn no_chunk_has_data_outside_of_itself() {
+    survives("driver_chunk", 100_000);
+}
+
+#[test]
+fn no_driver_breaks_a_host_for_the_next_driver() {
+    survives("driver_host", 300);
+}
+
+#[test]
+fn no_answer_of_a_store_is_taken_for_what_it_is_not() {
+    survives("store_answers", 2_000);
+}
+
+#[test]
+fn no_trace_gives_requests_beyond_its_promises() {
+    survives("trace", 10_000);
 }
 
 #[test]
