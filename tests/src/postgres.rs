@@ -191,7 +191,7 @@ impl Ledger {
                 assert_eq!(
                     answers.next(),
                     Some(number.to_string()),
-                    "psql commits what it is told to"
+                    "psql commits what it gets"
                 );
                 newest_commit.store(number, Ordering::SeqCst);
             }

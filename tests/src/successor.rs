@@ -16,14 +16,14 @@ use crate::machine::{sawmill_binary, wait_for};
 use crate::place::Place;
 
 /// An impostor's messages until its predecessor has released its volumes and sent its doors.
-pub const TAKES_ALL: &str = "say(word='hello', conversation=1, version='9.9')
-say(word='prepared')
-hear()
-hear()
+pub const TAKES_ALL: &str = "send(word='hello', conversation=1, version='9.9')
+send(word='prepared')
+receive()
+receive()
 ";
 
-/// A program that runs these lines of Python. It has its socket as `s`, `say(word)` and `hear()`,
-/// and `hold(name)`, which waits for the test; see [`reached`].
+/// A program that runs these lines of Python. It has its socket as `s`, `send(word)` and
+/// `receive()`, and `hold(name)`, which waits for the test; see [`reached`].
 #[must_use]
 pub fn impostor(place: &Place, lines: &str) -> PathBuf {
     let folder = place.path("");
@@ -31,10 +31,10 @@ pub fn impostor(place: &Place, lines: &str) -> PathBuf {
         "#!/usr/bin/python3
 import json, os, signal, socket, struct, sys
 s = socket.socket(fileno=os.dup(0))
-def say(**word):
+def send(**word):
     body = json.dumps(word).encode()
     s.sendall(b'SWM1' + struct.pack('<IQ', 0, len(body)) + body)
-def hear():
+def receive():
     head, fds, *_ = socket.recv_fds(s, 16, 253)
     length = struct.unpack('<IQ', head[4:16])[1]
     body = b''

@@ -2,8 +2,8 @@
 //! with `kill -9`, or with SIGTERM, a delay, and `kill -9`.
 //!
 //! What must hold: a server that detects the container keeps its memory beside the journal, and
-//! `kill -9` loses nothing; otherwise (undetected, or told to use shared memory) the next start is
-//! refused. Writes accepted before SIGTERM are never lost once the server had time to log them.
+//! `kill -9` loses nothing; otherwise (undetected, or with shared memory by option) the next start
+//! is refused. Writes accepted before SIGTERM are never lost once the server had time to log them.
 
 use std::time::Duration;
 
@@ -82,12 +82,12 @@ impl Torture {
         volume.logged = stop_tick;
         match stop {
             Some(Stop::Orderly) => {
-                self.report.did("container told to stop, in order");
+                self.report.did("container stopped in order");
                 // Everything answered is in the store.
                 volume.stored = volume.commits.log.clock.tick();
             }
             Some(Stop::Killed) => {
-                self.report.did("container told to stop, then killed");
+                self.report.did("container stopped, then killed");
                 self.report.kills += 1;
                 // With its store reachable, it may have closed cleanly.
                 self.judge_memory(volume, is_away);

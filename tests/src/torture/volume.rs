@@ -74,7 +74,7 @@ pub(super) struct Volume {
     /// The store was restored: after an attach that accepted the loss and died immediately, the
     /// next one must accept the older store too.
     pub was_put_back: bool,
-    /// The last server was told to end before it was killed, and may have closed cleanly.
+    /// The last server got SIGTERM before it was killed, and may have closed cleanly.
     pub may_be_clean: bool,
     /// Everything completed before this moment is stored.
     pub stored: u64,

@@ -308,7 +308,7 @@ fn logs_are_those_of_a_driver_that_asked_for_them() {
     assert_eq!(ram.ends(), Some(0));
     let plain = world.starts(&[]);
     assert_eq!(world.bdus_code(&["logs", &plain.id]), Some(1));
-    // It is told as a stopped driver is: nobody waits for it.
+    // It is shown as a stopped driver is: nobody waits for it.
     let pid = Pid::from_child(&plain.child);
     kill_process(pid, Signal::KILL).expect("a process of ours");
     assert_eq!(plain.ends(), None);

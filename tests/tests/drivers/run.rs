@@ -1,5 +1,5 @@
 //! `sawmill run` and `sawmill driver`: a device whose driver is anybody's program comes, stays, and
-//! ends in order, and whoever asks for something wrong is told what.
+//! ends in order, and a wrong request is refused with what is wrong.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

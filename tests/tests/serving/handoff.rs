@@ -21,7 +21,7 @@ on_each_store!(
 
 const VOLUME_BYTES: u64 = 16 << 20;
 /// How a successor begins to speak.
-const HELLO: &str = "say(word='hello', conversation=1, version='9.9')\n";
+const HELLO: &str = "send(word='hello', conversation=1, version='9.9')\n";
 
 fn served(place: &Place) -> (Server, Vec<Client>, Load) {
     place.create("disk", "16M", &["--segment-bytes", "256K"]);
@@ -112,7 +112,7 @@ fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
 
 /// Successors that fail at each step of the conversation.
 fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
-    let script = format!("{ready}hear()\nhear()\n");
+    let script = format!("{ready}receive()\nreceive()\n");
     vec![
         failing("sys.exit(1)\n", refusal(7, &["still serves", "did not get ready"])),
         FailingSuccessor {
@@ -121,14 +121,14 @@ fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
         },
         failing("s.sendall(b'x' * 64)\n", refusal(7, &["still serves", "invalid message"])),
         failing(
-            "say(word='hello', conversation=2, version='9.9')\n",
+            "send(word='hello', conversation=2, version='9.9')\n",
             refusal(5, &["9.9", "version 2", "stop this"]),
         ),
-        failing("say(word='dance')\n", refusal(7, &["still serves", "invalid message"])),
+        failing("send(word='dance')\n", refusal(7, &["still serves", "invalid message"])),
         failing(
             // What an older program says of a volume that a newer one has written.
             &format!(
-                "{HELLO}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"
+                "{HELLO}send(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"
             ),
             refusal(9, &["still serves", "format version 9"]),
         ),
@@ -143,7 +143,7 @@ fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
             )
         },
         failing(
-            &format!("{script}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
+            &format!("{script}send(word='serving', lost_doors=[])\nsignal.pause()\n"),
             refusal(7, &["out of turn"]),
         ),
     ]
@@ -152,7 +152,7 @@ fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
 fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTest) {
     let place = Place::new(store);
     let (mut server, clients, mut load) = served(&place);
-    let ready = format!("{HELLO}say(word='prepared')\n");
+    let ready = format!("{HELLO}send(word='prepared')\n");
     let mut refused = |binary: &Path, options: &[&str], refusal: &Refusal| {
         refused_unfelt(&place, &mut load, &clients, binary, options, refusal);
     };
@@ -227,7 +227,7 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     // One that is ready in no time meets requests that cannot be answered.
     let ready = impostor(
         &place,
-        "say(word='hello', conversation=1, version='9')\nsay(word='prepared')\nhear()\n",
+        "send(word='hello', conversation=1, version='9')\nsend(word='prepared')\nreceive()\n",
     );
     let ready = ready.display().to_string();
     let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);

@@ -1,5 +1,5 @@
-//! In the middle of a hand-off, when nobody has the volumes: what fails there, who asks for
-//! something, who is told.
+//! In the middle of a hand-off, when no process has the volumes: failures, requests and
+//! notifications there.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -56,16 +56,16 @@ fn leaves_a_lock(journal: &std::path::Path) -> String {
     format!(
         "{TAKES_ALL}
 import fcntl
-told, tell = os.pipe()
+locked, lock_taken = os.pipe()
 if os.fork() == 0:
     s.close()
     [os.close(n) for n in (0, 1, 2)]
     lock = open('{}.lock', 'r+')
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.write(tell, b'!')
+    os.write(lock_taken, b'!')
     hold('lock')
     os._exit(0)
-os.read(told, 1)
+os.read(locked, 1)
 ",
         journal.display()
     )
@@ -84,7 +84,7 @@ fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
     assert_eq!(oak.read(4096, 512), Ok(vec![1; 512]));
     assert!(
         matches!(ash.read(4096, 512), Err(Failure::Errno(_))),
-        "given up, and its users hear it"
+        "given up, and its users get an error"
     );
     let (state, why) = health(&place, "ash");
     assert!(state == "closed" && why.contains("no journal"), "{state}: {why}");
@@ -294,7 +294,7 @@ fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
     let half = PartialWrite::send(&place.path("nbd.sock"), "oak");
     let deaf = impostor(
         &place,
-        "say(word='hello', conversation=1, version='9.9')\nsay(word='prepared')\nsignal.pause()",
+        "send(word='hello', conversation=1, version='9.9')\nsend(word='prepared')\nsignal.pause()",
     );
     let deaf = deaf.display().to_string();
     let refused = place.sawmill(&["handoff", "oak", "--binary", &deaf, "--stall-max", "500ms"]);
@@ -310,7 +310,7 @@ fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
 fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
     let place = Place::new(&store::folder());
     let (server, _oak, _ash) = two_volumes(&place);
-    let dies = impostor(&place, &format!("{TAKES_ALL}say(word='opened')\nhear()"));
+    let dies = impostor(&place, &format!("{TAKES_ALL}send(word='opened')\nreceive()"));
     hand_off_to(&place, "oak", &dies).refused(7, &["did not report", "start a server"]);
     let ended = server.finished();
     assert_eq!(ended.code, Some(7), "the service manager starts another: {}", ended.stderr);
@@ -403,15 +403,15 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
     place.create("disk", "8M", &[]);
     let address = place.path("notify");
     let manager = UnixDatagram::bind(&address).expect("a socket");
-    let hear = || {
+    let notification = || {
         let mut message = [0; 256];
-        let length = manager.recv(&mut message).expect("said");
+        let length = manager.recv(&mut message).expect("a notification");
         String::from_utf8_lossy(&message[..length]).into_owned()
     };
     let notify = address.display().to_string();
     let with = ["--admin", "127.0.0.1:0"];
     let mut server = place.serve("disk").with(&with).env("NOTIFY_SOCKET", &notify).start();
-    assert_eq!(hear(), "READY=1\n");
+    assert_eq!(notification(), "READY=1\n");
     let client = server.connect();
     let old = server.pid();
     // A hand-off that is taken back is nothing to tell of.
@@ -431,12 +431,12 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
         let status = server.wait_for("the new process answers", |status| status["pid"] != old);
         assert_eq!(client.write(0, &[1; 512]), Ok(()), "users are served meanwhile");
         assert!(server.is_running(), "the old process waits until the manager knows");
-        (0..fillers).for_each(|_| assert_eq!(hear(), "filler"));
-        assert_eq!(hear(), format!("MAINPID={}\n", status["pid"]));
+        (0..fillers).for_each(|_| assert_eq!(notification(), "filler"));
+        assert_eq!(notification(), format!("MAINPID={}\n", status["pid"]));
         hand_off_thread.join().expect("no panic").json()
     });
     server.follow(&outcome);
-    assert_eq!(hear(), "READY=1\n");
+    assert_eq!(notification(), "READY=1\n");
 }
 
 #[test]

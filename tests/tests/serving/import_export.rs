@@ -69,8 +69,7 @@ fn number(document: &serde_json::Value, name: &str) -> u64 {
     found.unwrap_or_else(|| panic!("no {name} in {document:#}"))
 }
 
-/// What every command that attaches is told, so that nothing of a test stays in this machine's
-/// memory.
+/// Options for every command that attaches, so that its staging file is in the test's folder.
 fn attach(place: &Place) -> Vec<String> {
     ["--journal-bytes", "64M", "--staging", text(place.memory())].map(str::to_owned).to_vec()
 }

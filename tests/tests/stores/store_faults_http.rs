@@ -275,7 +275,7 @@ fn credentials_refused_for_a_while_are_reported_and_end_as_an_outage() {
         field(status, "health").is_some_and(|health| health["state"] == "store_unavailable")
     });
     let health = field(&status, "health").map(ToString::to_string).unwrap_or_default();
-    assert!(health.contains("AccessDenied"), "the reason is not told: {health}");
+    assert!(health.contains("AccessDenied"), "the reason is not reported: {health}");
     scene.load.run(&clients, 200);
     scene.proxy.stop_faults();
     scene.wait_stored();

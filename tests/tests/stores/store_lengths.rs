@@ -39,7 +39,7 @@ fn an_absurd_length_under_one_volume_leaves_the_other_served() {
     for number in 0..32 {
         let _ = oak.write(number * PIECE as u64, &[number as u8 + 1; PIECE]);
     }
-    server.wait_for("the damage is told", |status| {
+    server.wait_for("the damage is reported", |status| {
         status.to_string().contains("exists already and cannot be read")
     });
     assert_eq!(ash.read(0, PIECE as u32).expect("still served"), vec![7; PIECE]);

@@ -1,5 +1,5 @@
 //! The store goes away for a while: writes go on into the journal, then wait; reads of cached data
-//! go on; everybody is told; and when the store is back, all ends well.
+//! go on; status and log report the outage; and when the store is back, no write is lost.
 
 use std::sync::Arc;
 

@@ -380,7 +380,7 @@ fn no_path_is_shown_at_the_loopback_address() {
     let (code, body) = get(&admin, "/status");
     assert!(code == 200 && !body.contains("secret"), "{body}");
     let own = control::attached(folder.path()).unwrap().unwrap();
-    assert_eq!(own.cache.unwrap().path, "/secret/cache", "our own user is told");
+    assert_eq!(own.cache.unwrap().path, "/secret/cache", "our own user sees it");
 }
 
 #[test]

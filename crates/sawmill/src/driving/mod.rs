@@ -1,7 +1,7 @@
 //! A device whose driver is another process, with its doors: the work of `sawmill run`.
 //!
 //! Invariants: doors open when the first driver has declared the device, and close before the
-//! driver is told that no more requests will come. A driver that this process started and that died
+//! driver learns that no more requests will come. A driver that this process started and that died
 //! is restarted, with growing waits, as long as the device exists. Not here: the protocol of hosts
 //! and drivers (`sawmill-driver`).
 
@@ -287,7 +287,7 @@ impl Driving<'_> {
         }
         let (host, doors, sender) =
             (Arc::clone(&self.host), Arc::clone(&self.doors), self.sender.clone());
-        // On a thread of its own: the main thread must hear a second signal while requests finish.
+        // On a thread of its own: the main thread must get a second signal while requests finish.
         let finish = move || {
             // Requests in flight are answered: by the driver, or with an error when it is gone.
             doors.stop();

@@ -47,7 +47,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(500);
 /// Interval of health checks.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
-/// Interval at which a process that was told to end reports what it waits for.
+/// Interval at which a process that is ending reports what it waits for.
 pub(in crate::command) const REMIND_EVERY: Duration = Duration::from_secs(5);
 
 /// Serve volumes through front doors until SIGTERM.

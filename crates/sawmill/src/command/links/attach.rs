@@ -444,7 +444,7 @@ impl Attachment {
         self.emit(&Event::Stopping);
         let (doors, exposed, sender) =
             (Arc::clone(&self.doors), self.exposed.clone(), sender.clone());
-        // On a thread of its own: the main thread must hear a second signal meanwhile.
+        // On a thread of its own: the main thread must get a second signal meanwhile.
         let close = move || {
             doors.stop();
             let device = exposed.device();

@@ -290,7 +290,7 @@ fn take_panic() -> Option<String> {
 
 /// A clause of the contract.
 fn contract(scene: &mut Scene, clause: Clause) -> Outcome {
-    // What an earlier clause left must not be told as the reason of this one.
+    // What an earlier clause left must not be reported as the reason of this one.
     take_panic();
     let (sender, receiver) = sync_channel(1);
     let device = scene.device();
