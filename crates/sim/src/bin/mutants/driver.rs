@@ -31,7 +31,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "numbers begin again when nothing is in flight",
         "driver/src/batch/areas.rs",
         "        writes.last += 1;\n",
-        "        writes.last = if writes.listed.is_empty() { 1 } else { writes.last + 1 };\n",
+        "        writes.last = if writes.entries.is_empty() { 1 } else { writes.last + 1 };\n",
     ),
     mutant(
         "an area is let go between looking at its number and listing",

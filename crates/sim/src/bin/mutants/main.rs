@@ -269,7 +269,7 @@ fn copy_changed(from: &Path, to: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     use super::*;
 
@@ -287,5 +287,63 @@ mod tests {
         }
         assert!(lost.is_empty(), "{}", lost.join("\n"));
         assert!(names.len() >= 30, "{} bugs", names.len());
+    }
+
+    const OF_LOCKS: &[&str] = &["try_write"];
+
+    /// A field or a local may be renamed, and the bug that used it no longer builds.
+    #[test]
+    fn a_deliberate_bug_uses_names_that_its_crate_has() {
+        let (mut known, mut unknown) = (HashMap::<&str, HashSet<String>>::new(), Vec::new());
+        for mutant in all_mutants() {
+            let folder = mutant.file.split("/src/").next().unwrap_or_default();
+            // Every crate also uses the waist.
+            let names = known
+                .entry(folder)
+                .or_insert_with(|| &names_below(folder) | &names_below("device"));
+            // What the bug declares itself.
+            let declared = words(mutant.to).zip(words(mutant.to).skip(1));
+            let own: HashSet<&str> = declared
+                .filter(|(first, _)| matches!(*first, "let" | "mut" | "for" | "fn"))
+                .map(|(_, second)| second)
+                .collect();
+            let is_unknown = |word: &&str| {
+                !names.contains(*word) && !own.contains(word) && !OF_LOCKS.contains(word)
+            };
+            unknown.extend(
+                words(mutant.to)
+                    .filter(is_unknown)
+                    .map(|word| format!("{} in {}: {word}", mutant.name, mutant.file)),
+            );
+        }
+        assert!(unknown.is_empty(), "{}", unknown.join("\n"));
+    }
+
+    fn names_below(folder: &str) -> HashSet<String> {
+        let mut files = Vec::new();
+        rust_files(&root().join("crates").join(folder), &mut files).expect("readable");
+        let texts: Vec<_> =
+            files.iter().map(|file| fs::read_to_string(file).expect("readable")).collect();
+        let lines = texts.iter().flat_map(|text| text.lines());
+        let code = lines.filter(|line| !line.trim_start().starts_with("//"));
+        code.flat_map(words).map(str::to_owned).collect()
+    }
+
+    fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                rust_files(&path, files)?;
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                files.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Words that begin with a letter.
+    fn words(text: &str) -> impl Iterator<Item = &str> {
+        text.split(|c: char| !c.is_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with(|c: char| c.is_alphabetic()))
     }
 }
