@@ -40,8 +40,9 @@ impl FenceAttempt {
     }
 }
 
-/// Puts the fence of `attempt` at the end of the log, and moves `end` past it. Returns its sequence.
-/// If another writer's segment is there already, the log has grown: this attach starts over.
+/// Puts the fence of `attempt` at the end of the log, and moves `end` past it. Returns its
+/// sequence. If another writer's segment is there already, the log has grown: this attach starts
+/// over.
 pub(crate) fn fence(
     store: &dyn ObjectStore,
     record: &VolumeRecord,

@@ -293,8 +293,8 @@ impl Collector {
                 self.not_before = now + REPEAT_AFTER;
                 if self.is_hopeless(sequence) {
                     tracing::error!(
-                        "segment {sequence} cannot be collected, so it stays: {error}; run `sawmill \
-                        check`"
+                        "segment {sequence} cannot be collected, so it stays: {error}; run \
+                        `sawmill check`"
                     );
                 }
             }

@@ -333,9 +333,9 @@ impl Engine {
         let freeze = Freeze { attached_ms, prunes, is_clean };
         match self.checkpoints.begin(&self.context, &self.log, &self.options, &freeze) {
             Ok(()) => {}
-            // The log still has everything, so the volume serves on. But a close has nothing more to
-            // store, and the log after a rollback waits for the checkpoint: both end with the error,
-            // and the next attach rolls forward.
+            // The log still has everything, so the volume serves on. But a close has nothing more
+            // to store, and the log after a rollback waits for the checkpoint: both end with the
+            // error, and the next attach rolls forward.
             Err(error)
                 if error.kind() == ErrorKind::Full
                     && !is_clean

@@ -26,8 +26,8 @@ pub(crate) enum Step {
     Waiting,
     /// Nothing to do until the next notification.
     Idle,
-    /// Nothing to do, but the marks on the disk are behind: settle them if no notification comes for
-    /// a while.
+    /// Nothing to do, but the marks on the disk are behind: settle them if no notification comes
+    /// for a while.
     Unsettled,
 }
 

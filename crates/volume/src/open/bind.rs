@@ -59,11 +59,8 @@ pub(super) fn bind(
     let (capacity_bytes, tag) =
         (superblock.current().capacity_bytes, superblock.current().journal_tag);
     let trim = stored.end.position;
-    let end = match &scan {
-        Some(scan) => scan.end.max(trim),
-        // Positions of a journal are never reused.
-        None => trim.max(superblock.current().logged),
-    };
+    // Positions of a journal are never reused.
+    let end = scan.as_ref().map_or(superblock.current().logged, |scan| scan.end).max(trim);
     let staging = match (log, &scan) {
         (Some(log), Some(scan)) => settle(log, scan, &*disk, &mut superblock, trim)?,
         _ => None,

@@ -1,5 +1,6 @@
 //! A read, from request to answer. It holds a shared lock of one area of a map at a time, waits for
-//! no I/O of a write, and asks the engine nothing; a first read after an idle time wakes it (`watch`).
+//! no I/O of a write, and asks the engine nothing; a first read after an idle time wakes it
+//! (`watch`).
 //!
 //! The range is resolved into *pieces*: zeroes, a part of a journal record, or a part of one frame
 //! of a stored segment. Pieces in memory are served immediately; the rest go in parallel to threads
@@ -419,8 +420,8 @@ impl PendingRead {
         }
     }
 
-    /// Asks the store for the frames of `pieces`; frames that follow each other in one segment share
-    /// a request.
+    /// Asks the store for the frames of `pieces`; frames that follow each other in one segment
+    /// share a request.
     fn fetch(self: &Arc<Self>, pieces: Vec<ReadPiece>) {
         let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
         for piece in pieces {

@@ -100,12 +100,7 @@ fn stored_as(
                 // state.
                 newest = checkpoint::newest(store, record.volume_id)?;
                 if newest.number_max == number_max {
-                    let older = checkpoint::newest_below(store, record.volume_id, loaded);
-                    // Without an older one the damage is the reason; an outage stays an outage.
-                    newest = older.map_err(|why| match why.kind() {
-                        ErrorKind::Corrupt => error.clone(),
-                        _ => why,
-                    })?;
+                    newest = older_than(store, record.volume_id, loaded, &error)?;
                     tracing::warn!(%error, "checkpoint {loaded} is skipped: run `sawmill check`");
                     newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
                     let skipped =
@@ -119,6 +114,18 @@ fn stored_as(
             read => return read.map(|stored| (stored, first_skipped)),
         }
     }
+}
+
+/// The newest checkpoint below `number`, which is damaged. Without one, the damage is the error; an
+/// outage stays an outage.
+fn older_than(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    damage: &Error,
+) -> Result<NewestCheckpoint> {
+    let older = checkpoint::newest_below(store, volume_id, number);
+    older.map_err(|error| if error.kind() == ErrorKind::Corrupt { damage.clone() } else { error })
 }
 
 /// Refuses to fall back to an older state when a replica is damaged.

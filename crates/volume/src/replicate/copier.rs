@@ -45,8 +45,7 @@ use super::destination_objects::{self, DestinationObjects, header_of};
 use super::options::{CopyOptions, VolumeAt};
 use super::{objects, sweep};
 use crate::recovery::checkpoint as checkpoints;
-use crate::recovery::end::LogEnd;
-use crate::recovery::end::start_of;
+use crate::recovery::end::{LogEnd, start_of};
 use crate::recovery::roll_forward::{read_order, take};
 use crate::recovery::stored::end_of_log;
 use crate::store_calls::{self, store_error};
@@ -408,12 +407,8 @@ impl<'a> Copier<'a> {
         let Some(reached) = &self.position else { return Ok(()) };
         let id = self.record.volume_id;
         let is_there = |number: u64| {
-            let found = store_calls::get(
-                self.source,
-                &checkpoint_key(id, number),
-                Some(0..16),
-                Class::Background,
-            );
+            let key = checkpoint_key(id, number);
+            let found = store_calls::get(self.source, &key, Some(0..16), Class::Background);
             found.map(|bytes| bytes.is_some())
         };
         let key = segment_key(id, sequence);

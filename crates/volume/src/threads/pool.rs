@@ -2,8 +2,8 @@
 //!
 //! Invariants: threads start on demand, up to a limit, and end after some idle time, so an unused
 //! volume has none. An accepted job runs. The queue is bounded by what doors admit: a read adds a
-//! job for each of its pieces that is not in memory (its bytes, for a map of single bytes), and each
-//! job holds the bytes of its piece alone. Optional work is refused when the queue is long.
+//! job for each of its pieces that is not in memory (its bytes, for a map of single bytes), and
+//! each job holds the bytes of its piece alone. Optional work is refused when the queue is long.
 //!
 //! Not here: the jobs (`read`, `engine::collect`), jobs that are due later (`later`), and how many
 //! threads a pool may have (`contexts`).
@@ -28,7 +28,8 @@ pub(crate) enum Priority {
 
 #[derive(Default)]
 struct State {
-    /// Bounded by the pieces of the reads that doors admit; optional work is refused when it is long.
+    /// Bounded by the pieces of the reads that doors admit; optional work is refused when it is
+    /// long.
     jobs: VecDeque<Job>,
     closed: bool,
     /// Threads that have not ended, and those among them that wait for a job.

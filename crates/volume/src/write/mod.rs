@@ -7,8 +7,8 @@
 //! room.
 //!
 //! The order: [`submit`] tries to append. Without room it notes why, asks for room and queues the
-//! rest; `stall` then tries once more, because room may have been made meanwhile. [`resume`] is that
-//! second try, and every later one.
+//! rest; `stall` then tries once more, because room may have been made meanwhile. [`resume`] is
+//! that second try, and every later one.
 //!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
 //! that begins after the answer sees it.
@@ -129,7 +129,7 @@ fn is_held_back(context: &WriteContext) -> bool {
 fn stall(context: &WriteContext, partial: PartialWrite) {
     add(&context.attachment.counters.writes_stalled, 1);
     context.stalled.push(partial);
-    // Room may have been made between the attempt and now; then nothing else would resume this write.
+    // Room may have been made between the attempt and now; then nothing else would resume it.
     resume(context);
     if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
         context.stalled.fail(error);
@@ -154,8 +154,8 @@ pub(crate) fn resume(context: &WriteContext) {
         |partial| append(context, partial),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // The thread that frees space calls this again, so there is no need to wake it. But a full
-            // journal frees space only if even a partial batch is sealed.
+            // The thread that frees space calls this again, so there is no need to wake it. But a
+            // full journal frees space only if even a partial batch is sealed.
             if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }

@@ -74,8 +74,8 @@ impl StalledWrites {
         self.count.store(writes.len(), Ordering::Release);
     }
 
-    /// Tries the writes in order until there is no room; returns those that have finished. `no_room`
-    /// is called under the lock, with what the next one lacks.
+    /// Tries the writes in order until there is no room; returns those that have finished.
+    /// `no_room` is called under the lock, with what the next one lacks.
     pub(super) fn resume(
         &self,
         mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,

@@ -1,5 +1,5 @@
-//! What the tests under faults share: machines with a store that fails on request, objects to damage,
-//! things to wait for.
+//! What the tests under faults share: machines with a store that fails on request, objects to
+//! damage, things to wait for.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
 use std::ops::{Deref, DerefMut};

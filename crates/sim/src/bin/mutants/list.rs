@@ -177,8 +177,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "positions are used twice",
         "volume/src/open/bind.rs",
-        "Some(scan) => scan.end.max(trim),",
-        "Some(_) => trim,",
+        "|scan| scan.end).max(trim)",
+        "|_| trim).max(trim)",
     ),
     mutant(
         "the intent is not remembered",
