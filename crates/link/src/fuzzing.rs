@@ -1,8 +1,8 @@
-//! Entry points for fuzzers of parsers that they cannot reach otherwise: a file of machines, and the
-//! packet in a datagram or frame. Not for users.
+//! Entry points for fuzzers of parsers that they cannot reach otherwise: a file of machines, and
+//! the packet in a datagram or frame. Not for users.
 //!
-//! Not here: where the bytes come from (`crates/fuzz`); parsers that packets reach, which are fuzzed
-//! through a target and an initiator.
+//! Not here: where the bytes come from (`crates/fuzz`); parsers that packets reach, which are
+//! fuzzed through a target and an initiator.
 
 use std::path::Path;
 

@@ -3,8 +3,8 @@
 //!
 //! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use
 //! of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the
-//! buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the buffer and
-//! the exchange of a slot are reused.
+//! buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the buffer
+//! and the exchange of a slot are reused.
 //!
 //! Not here: which device, and access to it (`served`).
 

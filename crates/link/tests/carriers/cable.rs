@@ -85,8 +85,8 @@ impl Cable {
         ip(&["-n", &space, "link", "set", "dev", name, "up"]).expect("up");
     }
 
-    /// Limits the send rate of this end; at most `limit_bytes` queue. False, with the test counted as
-    /// skipped, if `tc` cannot.
+    /// Limits the send rate of this end; at most `limit_bytes` queue. False, with the test counted
+    /// as skipped, if `tc` cannot.
     pub(crate) fn slow_down(&self, end: End, rate: &str, limit_bytes: u32) -> bool {
         let (space, limit) = (self.space(end), limit_bytes.to_string());
         let words = ["-n", &space, "qdisc", "replace", "dev", "cable", "root"];

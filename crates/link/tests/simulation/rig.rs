@@ -1,7 +1,7 @@
 //! A world of a target and several initiators on one wire, for tests that name each event.
 //!
-//! Invariant: one thread and one clock. Not here: the tests (`reconnection`, `reservations`, `keys`),
-//! faults by the hundred (`story`).
+//! Invariant: one thread and one clock. Not here: the tests (`reconnection`, `reservations`,
+//! `keys`), faults by the hundred (`story`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
