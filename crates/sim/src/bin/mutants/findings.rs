@@ -346,9 +346,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "idle_clients_of_one_peer_do_not_take_the_last_places",
         ),
         "one peer may take all places for NBD clients",
-        "frontend/src/nbd/slots.rs",
-        "own < SLOTS_PER_FREE_SLOT_MAX * slots.saturating_sub(all)",
-        "own + all < usize::MAX && all < slots",
+        "frontend/src/nbd/places.rs",
+        "own < PLACES_PER_FREE_PLACE_MAX * places.saturating_sub(all)",
+        "own + all < usize::MAX && all < places",
     ),
     caught_by(
         &program("sawmill-frontend", &["--test", "nbd"], "half_open_clients_lock_no_client_out"),
