@@ -10,7 +10,7 @@ cargo clippy --package sawmill-volume --features shuttle --lib --tests -- -D war
 cargo test --quiet -p sawmill-tests --test repository
 # Each commit has a title `area: what` of at most 65 characters, and a body of at least 15 words in
 # lines of at most 72 columns that says why.
-since=f06a3e15
+since=04477ba5
 if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then
     for commit in $(git rev-list --no-merges "$since"..HEAD); do
         title=$(git log -1 --format=%s "$commit") body=$(git log -1 --format=%b "$commit")
