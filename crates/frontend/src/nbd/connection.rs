@@ -178,11 +178,9 @@ impl Connection {
             }
             let wanted_bytes = match pause {
                 Pause::Disconnect => return End::Disconnect,
+                _ if self.link.is_stopping() => return End::Stopping,
                 Pause::Hungry(wanted_bytes) if !full => wanted_bytes,
                 Pause::Hungry(_) | Pause::Full => {
-                    if self.link.is_stopping() {
-                        return End::Stopping;
-                    }
                     if !self.may_go_on() {
                         let directions =
                             Directions { read: false, write: outbox_state.socket_full };
@@ -191,9 +189,6 @@ impl Connection {
                     continue;
                 }
             };
-            if self.link.is_stopping() {
-                return End::Stopping;
-            }
             if outbox_state.socket_full {
                 // Both ways: a client with one thread may send a request's rest before it reads.
                 let ready = self.wait(Directions { read: true, write: true }, None);

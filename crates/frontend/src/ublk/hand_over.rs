@@ -18,12 +18,13 @@ use super::options::UblkOptions;
 use super::registry::{self, DeviceLock, Facts, failed};
 use super::server::{UblkDoor, UblkState, facts, features_of, open_char_device};
 use super::serving::{ServiceState, Source};
-use crate::{DoorPiece, QuietDoor};
+use crate::DoorPiece;
 
 impl UblkDoor {
-    /// Takes over a device whose server is gone, after a crash or [`QuietDoor::release`]. Its users
-    /// wait until then, and requests that the old server had not answered are served now. The
-    /// number of queues and the limits stay the same.
+    /// Takes over a device whose server is gone, after a crash or
+    /// [`QuietDoor::release`](crate::QuietDoor::release). Its users wait until then, and requests
+    /// that the old server had not answered are served now. The number of queues and the limits
+    /// stay the same.
     ///
     /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot
     /// be taken over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice
@@ -129,42 +130,21 @@ fn lost(id: u32) -> Error {
     )
 }
 
-/// A device whose queues rest.
-pub(super) struct QuietUblkDoor(pub(super) Arc<UblkState>);
-
-impl QuietDoor for QuietUblkDoor {
-    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
-    /// descriptors, because the kernel keeps the device.
-    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
-        let UblkState { id, options, .. } = &*self.0;
-        if !*self.0.is_quiet.lock() {
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} is not quiet")));
-        }
-        if options.unprivileged {
-            let text = "is unprivileged and ends with its server, so it cannot be handed over";
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
-        }
-        let facts = BTreeMap::from([
-            ("id".to_owned(), id.to_string()),
-            ("volume".to_owned(), options.volume.clone()),
-        ]);
-        Ok(vec![DoorPiece { what: "device".to_owned(), facts, ..DoorPiece::default() }])
+/// What a successor gets of a device whose queues rest.
+pub(super) fn pieces(state: &UblkState) -> Result<Vec<DoorPiece>> {
+    let UblkState { id, options, .. } = state;
+    let invalid = |text: &str| Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}"));
+    if !*state.is_quiet.lock() {
+        return Err(invalid("is not quiet"));
     }
-
-    /// With shared threads, the kernel notices this when all devices of a thread were released, or
-    /// this process has exited.
-    fn release(self: Box<Self>) {
-        let id = self.0.id;
-        if !*self.0.is_quiet.lock() {
-            tracing::warn!(id, "ublk: releasing a device that is not quiet; waiting for it");
-            let _ = self.0.quiesce(Duration::MAX);
-        }
-        if let Some(serving) = self.0.end() {
-            serving.leave();
-        }
+    if options.unprivileged {
+        return Err(invalid(
+            "is unprivileged and ends with its server, so it cannot be handed over",
+        ));
     }
-
-    fn resume(self: Box<Self>) {
-        self.0.resume();
-    }
+    let facts = BTreeMap::from([
+        ("id".to_owned(), id.to_string()),
+        ("volume".to_owned(), options.volume.clone()),
+    ]);
+    Ok(vec![DoorPiece { what: "device".to_owned(), facts, ..DoorPiece::default() }])
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: the kernel has all commands of all queues before the device is started. The
 //! character device is closed before the device is deleted. A device that was released is not
-//! touched again. Not here: from one server to the next (`hand_over`), its queues (`serving`),
+//! touched again. Not here: the interface of every door (`door`), from
+//! one server to the next (`hand_over`), its queues (`serving`),
 //! requests (`worker`).
 
 use std::path::PathBuf;
@@ -13,14 +14,13 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature, node_path};
 
-use super::hand_over::QuietUblkDoor;
 use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
 use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
 use super::registry::{self, DeviceLock, Facts, failed};
 use super::serving::{ServiceState, Source};
-use crate::{Door, DoorCounts, ExportStatus, QuietDoor, Stop};
+use crate::DoorCounts;
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -36,15 +36,15 @@ pub(super) struct UblkState {
     device: Arc<dyn BlockDevice>,
     /// The driver's features.
     features: u64,
-    serving: Mutex<Option<ServiceState>>,
+    pub(super) serving: Mutex<Option<ServiceState>>,
     /// The counters from before the device was gone.
     past: Mutex<DoorCounts>,
     pub(super) is_quiet: Mutex<bool>,
 }
 
-/// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`].
+/// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`](crate::Stop::Now).
 pub struct UblkDoor {
-    shared: Arc<UblkState>,
+    pub(super) shared: Arc<UblkState>,
 }
 
 impl UblkDoor {
@@ -227,7 +227,7 @@ fn keep_one_tag_back(id: u32, requests: u16) {
 }
 
 impl UblkState {
-    fn counts(&self) -> DoorCounts {
+    pub(super) fn counts(&self) -> DoorCounts {
         let mut counts = *self.past.lock();
         if let Some(serving) = &*self.serving.lock() {
             counts.connections = serving.links.len() as u64;
@@ -282,7 +282,7 @@ impl UblkState {
         }
     }
 
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.send_all(Message::Resume);
         // A quiet queue would hold the writes of the sync below back, and the sync would never end.
         let Some(serving) = self.end() else { return };
@@ -308,45 +308,8 @@ impl UblkState {
     }
 }
 
-impl Door for UblkDoor {
-    fn kind(&self) -> &'static str {
-        "ublk"
-    }
-
-    fn address(&self) -> String {
-        self.node().display().to_string()
-    }
-
-    fn export(&self, _name: &str) -> ExportStatus {
-        ExportStatus { address: self.address(), peers: Vec::new() }
-    }
-
-    fn counts(&self) -> DoorCounts {
-        self.shared.counts()
-    }
-
-    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
-        self.shared.quiesce(patience)?;
-        Ok(Box::new(QuietUblkDoor(Arc::clone(&self.shared))))
-    }
-
-    fn resized(&self) -> Result<()> {
-        self.resize()
-    }
-
-    /// [`Stop::Drained`] writes what the kernel has cached of the node. A file system that is still
-    /// mounted on it fails from now on. With [`Stop::Now`] the device vanishes when its requests in
-    /// flight are answered; this does not wait for that.
-    fn stop(&self, how: Stop) {
-        match how {
-            Stop::Drained => self.shared.stop(),
-            Stop::Now => self.stop_now(),
-        }
-    }
-}
-
 impl UblkDoor {
-    fn stop_now(&self) {
+    pub(super) fn stop_now(&self) {
         if self.shared.serving.lock().is_none() {
             return;
         }

@@ -3,9 +3,9 @@
 //!
 //! Modules: [`options`](VhostOptions), `limits`, [`server`](VhostDoor) (the socket, one frontend at
 //! a time), `session` (the setup of one frontend), `message` and `wire` (its messages, and their
-//! transport), `queue` (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in
-//! flight), `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory` (the
-//! guest's), `hand_over`, `metrics`.
+//! transport), `queue` (a thread per queue, with `ticket`, one request in flight), `ring` (a split
+//! virtqueue), `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory`
+//! (the guest's), `hand_over`, `metrics`.
 //!
 //! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user
 //! and provides files and addresses: an invalid message ends its connection. The guest is
@@ -35,7 +35,6 @@ mod server;
 mod session;
 #[cfg(test)]
 mod tests;
-mod ticket;
 mod wire;
 
 use std::error::Error;

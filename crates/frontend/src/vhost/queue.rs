@@ -18,13 +18,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::Waker;
 
+use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
 use super::limits::{BATCH_REQUESTS_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::metrics::Counters;
 use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
-use super::ticket::Ticket;
+
+mod ticket;
 
 /// What a queue needs to start.
 pub(super) struct QueueSetup {
@@ -460,7 +462,7 @@ impl Queue {
     }
 
     /// Answers a request, on any thread.
-    pub(super) fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
+    fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
         let writable = &ticket.chain.writable;
         // The whole part that the guest lets us write, as if it were written: its last byte is.
         let written_bytes = u32::try_from(total(writable)).unwrap_or(u32::MAX);

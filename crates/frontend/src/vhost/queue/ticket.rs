@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use sawmill_device::{Exchange, Outcome};
 
-use super::protocol::{HEADER_BYTES, Status};
-use super::queue::Queue;
-use super::ring::Chain;
+use super::Queue;
+use crate::vhost::protocol::{HEADER_BYTES, Status};
+use crate::vhost::ring::Chain;
 
 /// One request in flight.
 pub(super) struct Ticket {
