@@ -264,7 +264,8 @@ fn biggest_file(folder: &Path) -> PathBuf {
 fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &["--segment-bytes", "256K", "--retention", "1h"]);
-    let server = place.serve("disk").start();
+    let sizes = ["--journal-bytes", "16M", "--cache-bytes", "16M"];
+    let server = place.serve("disk").with(&sizes).start();
     server.connect().write(0, &[7; 1 << 20]).expect("accepted");
     let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
     // Killed, so that there is a journal to replay, which only serving may do.
@@ -290,8 +291,8 @@ fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
             bytes[middle] ^= 1;
             std::fs::write(&object, bytes).expect("an object can be damaged");
         }
+        let before = files(&place.path(""));
         for (words, code_with_damage) in commands {
-            let before = files(&place.path(""));
             let output = place.sawmill(words);
             let expected = if damage { code_with_damage } else { 0 };
             assert_eq!(output.code, Some(expected), "{words:?}: {}", output.stderr);
