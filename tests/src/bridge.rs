@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sawmill_verify::bridge::{FileSystemMount, NbdFile, LoopDevice};
+use sawmill_verify::bridge::{FileSystemMount, LoopDevice, NbdFile};
 
 /// An export shown as a loop device. Taken down when dropped: its fields in this order.
 pub struct Bridge {
@@ -22,8 +22,7 @@ impl Bridge {
     pub fn new(uri: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("sawmill-bridge-").tempdir();
         let folder = folder.expect("a temporary folder");
-        let file =
-            NbdFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
+        let file = NbdFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
         let device = LoopDevice::new(file.path()).expect("a loop device");
         Bridge { mounted: None, device, _file: file, folder }
     }

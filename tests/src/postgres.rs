@@ -188,11 +188,7 @@ impl Ledger {
                 // The line comes back once the commit is acknowledged, and never after an error.
                 let order = format!("begin; {} commit;\n\\echo {number}\n", statements(number));
                 orders.write_all(order.as_bytes()).expect("psql listens");
-                assert_eq!(
-                    answers.next(),
-                    Some(number.to_string()),
-                    "psql commits what it gets"
-                );
+                assert_eq!(answers.next(), Some(number.to_string()), "psql commits what it gets");
                 newest_commit.store(number, Ordering::SeqCst);
             }
             drop(orders);

@@ -18,7 +18,8 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.write_all(bytes).expect("a temporary file");
     let format = usize::from(choice & 0x7f) % (1 + fuzzing::formats());
-    let outcome = fuzzing::trace(file.path(), format.checked_sub(1), choice & 0x80 != 0);
+    let read = if choice & 0x80 != 0 { fuzzing::trace_with_bad_lines } else { fuzzing::trace };
+    let outcome = read(file.path(), format.checked_sub(1));
     let (count, message) = match outcome {
         Ok(count) => (count, String::new()),
         Err((count, message)) => (count, message),

@@ -14,10 +14,19 @@ pub fn formats() -> usize {
     Format::value_variants().len()
 }
 
-/// Reads the file at `path` as a trace; panics if a request breaks a promise of [`Trace`].
-/// `format`: which of the formats; none: it is detected. `skip_bad_lines`: as the option of that
-/// name. Returns how many requests it has, and the error that ended it.
-pub fn trace(
+/// Reads the file at `path` as a trace; panics if a request breaks a promise of the trace.
+/// `format`: which of the formats; none: it is detected. Returns how many requests it has, and the
+/// error that ended it.
+pub fn trace(path: &Path, format: Option<usize>) -> Result<u64, (u64, String)> {
+    read_trace(path, format, false)
+}
+
+/// As [`trace`], as with the option `--skip-bad-lines`.
+pub fn trace_with_bad_lines(path: &Path, format: Option<usize>) -> Result<u64, (u64, String)> {
+    read_trace(path, format, true)
+}
+
+fn read_trace(
     path: &Path,
     format: Option<usize>,
     skip_bad_lines: bool,

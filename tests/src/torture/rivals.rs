@@ -134,10 +134,7 @@ impl Torture {
         let (second, image) = match (second, image) {
             (Some(Ok(second)), Some(image)) => (second, image),
             (Some(Err(ended)), _) => {
-                self.violation(
-                    volume,
-                    &format!("no takeover: {:?}: {}", ended.code, ended.stderr),
-                );
+                self.violation(volume, &format!("no takeover: {:?}: {}", ended.code, ended.stderr));
                 return None;
             }
             _ => {

@@ -171,10 +171,10 @@ impl HalfOpenTable {
 
     /// Evicts the oldest handshake that `is_like` accepts if it accepts `most` or more.
     fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
-        if self.places.iter().filter(|half| is_like(half)).count() >= most {
-            if let Some(oldest) = self.places.iter().position(is_like) {
-                self.places.remove(oldest);
-            }
+        if self.places.iter().filter(|half| is_like(half)).count() >= most
+            && let Some(oldest) = self.places.iter().position(is_like)
+        {
+            self.places.remove(oldest);
         }
     }
 }
