@@ -251,7 +251,9 @@ fn write(
     name: &str,
 ) -> Result<VolumeRecord> {
     let put_id = PutId(world.random()?);
-    let parts = put_map(store, stored, clone_id, put_id)?;
+    // Without a root no name can lead here: nobody needs the pins.
+    let parts = put_map(store, stored, clone_id, put_id)
+        .inspect_err(|_| release(world, store, clone_id, &lineage))?;
     let identity = |part: &PartEntry| PartIdentity {
         volume_id: clone_id,
         group: part.group,

@@ -43,9 +43,6 @@ const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 /// How often a conflicting root is read before it counts as damaged: an answer may be garbled in
 /// transit.
 const RIVAL_LOOKS_MAX: u32 = 4;
-/// After a map did not fit, the next checkpoint is due when the log has grown by this share of the
-/// usual distance between two.
-const POSTPONED_SHARE: u64 = 16;
 
 /// A checkpoint being written: all parts, then the root as the last object.
 struct CheckpointWrite {
@@ -93,8 +90,6 @@ pub(super) struct Checkpoints {
     pub(super) rolled_back: Option<RollbackRecord>,
     /// Bytes of log since the newest checkpoint.
     log_bytes: u64,
-    /// The map did not fit a checkpoint: none is due before there is this much log.
-    postponed_until_log_bytes: u64,
     /// Size of the disk for the next checkpoint.
     pub(super) size_bytes: u64,
     /// Whether the newest one records that everything is stored.
@@ -129,7 +124,6 @@ impl Checkpoints {
             rolled_back: start.rolled_back,
             // A rollback that is in no checkpoint yet must be in one soon.
             log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
-            postponed_until_log_bytes: 0,
             size_bytes: start.size_bytes,
             is_clean: false,
             write: None,
@@ -157,18 +151,6 @@ impl Checkpoints {
     /// Whether none is being written or wanted.
     pub(super) fn is_resting(&self) -> bool {
         self.requested_count == 0 && self.write.is_none()
-    }
-
-    /// None is due, and none is wanted, before the log has grown: until then the map is much as it
-    /// was. Only a request, a resize or the close tries earlier.
-    pub(super) fn postpone(&mut self, options: &EngineOptions) {
-        self.requested_count = 0;
-        let step = (options.checkpoint_bytes / POSTPONED_SHARE).max(1);
-        self.postponed_until_log_bytes = self.log_bytes.saturating_add(step);
-    }
-
-    fn is_postponed(&self) -> bool {
-        self.log_bytes < self.postponed_until_log_bytes
     }
 
     /// Wants at least one more.
@@ -200,9 +182,6 @@ impl Checkpoints {
         busy_at: Duration,
         now: Duration,
     ) -> bool {
-        if self.is_postponed() {
-            return false;
-        }
         let totals = context.stored.view().segments.totals();
         let checkpoint_bytes =
             self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
@@ -234,8 +213,7 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let view = context.stored.view();
-        let is_blocked = self.write.is_some() || self.is_postponed();
-        if view.segments.totals().dead_object_bytes == 0 || is_blocked {
+        if view.segments.totals().dead_object_bytes == 0 || self.write.is_some() {
             return None;
         }
         let at = view.cuts.lock().prunes_at_attached_ms()?;
@@ -252,12 +230,11 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let totals = context.stored.view().segments.totals();
-        let is_blocked = self.write.is_some() || self.is_postponed();
-        let waits = totals.is_worth_a_checkpoint_in_peace() && !is_blocked;
+        let waits = totals.is_worth_a_checkpoint_in_peace() && self.write.is_none();
         waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
-    /// Freezes the current map and starts to write it. Nothing has changed if the map does not fit.
+    /// Freezes the current map and starts to write it.
     pub(super) fn begin(
         &mut self,
         context: &Arc<Context>,
@@ -293,7 +270,7 @@ impl Checkpoints {
             parts,
             kept,
         };
-        (self.log_bytes, self.postponed_until_log_bytes) = (0, 0);
+        self.log_bytes = 0;
         let generation = context.stored.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
@@ -379,8 +356,8 @@ impl Checkpoints {
         if body.len() as u64 > limits::CHECKPOINT_BYTES_MAX {
             // No reader would accept it. The checkpoint before and the log lead to this state.
             let text = format!(
-                "checkpoint {} names {} segments, and is longer than can be read again: delete \
-                 snapshots or shorten the retention; nothing is lost, the log has it all",
+                "checkpoint {} names {} segments, and is longer than can be read again; nothing \
+                 is lost, the log has it all; export the volume and import it as a new one",
                 writing.root.number,
                 writing.root.segments.len()
             );

@@ -37,7 +37,7 @@ use sawmill_format::segment::SegmentRole;
 use crate::gc::policy::GcPolicy;
 use crate::record::Record;
 use crate::recovery::end::RollbackRecord;
-use crate::{ErrorKind, write};
+use crate::write;
 
 mod cache_moves;
 mod checkpoint;
@@ -208,10 +208,11 @@ impl Engine {
             // Everything that had to be deleted is gone.
             self.collector.finish_request(&self.context);
         }
+        // Before the close is over: after that, whoever still waits gets an error.
+        self.context.mailbox.notify_stored();
         self.finish_closing();
         self.stall_watch.step(&self.context, now);
         self.log_age.step(&self.context, now);
-        self.context.mailbox.notify_stored();
         if self.log.is_empty() {
             self.log.buffers.clear();
         }
@@ -331,20 +332,11 @@ impl Engine {
     fn begin_checkpoint(&mut self, is_clean: bool) {
         let (attached_ms, prunes) = (self.attached_ms(), !self.orders.is_under_way());
         let freeze = Freeze { attached_ms, prunes, is_clean };
-        match self.checkpoints.begin(&self.context, &self.log, &self.options, &freeze) {
-            Ok(()) => {}
-            // The log still has everything, so the volume serves on. But a close has nothing more
-            // to store, and the log after a rollback waits for the checkpoint: both end with the
-            // error, and the next attach rolls forward.
-            Err(error)
-                if error.kind() == ErrorKind::Full
-                    && !is_clean
-                    && !self.orders.is_rolling_back(&self.checkpoints) =>
-            {
-                tracing::error!("{error}");
-                self.checkpoints.postpone(&self.options);
-            }
-            Err(error) => self.context.write.fail(error),
+        // A map that fits no checkpoint ends the volume too: the log has everything, and the next
+        // attach rolls it forward.
+        if let Err(error) = self.checkpoints.begin(&self.context, &self.log, &self.options, &freeze)
+        {
+            self.context.write.fail(error);
         }
     }
 

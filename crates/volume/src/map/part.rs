@@ -28,6 +28,11 @@ impl MapPart {
         extents: Vec<MapExtent>,
         bytes_max: u64,
     ) -> Result<Self> {
+        // Not even built: it could take more memory than the machine has.
+        let least_bytes = extents.len() as u64 * EXTENT_BYTES_MIN;
+        if least_bytes > bytes_max {
+            return Err(too_long(identity.group, extents.len(), least_bytes, bytes_max));
+        }
         let extents: Vec<_> = extents.into_iter().map(Into::into).collect();
         let first_address = identity.group * GROUP_BYTES;
         let bytes = encode_part(identity, first_address, &extents).map_err(|error| {
@@ -36,7 +41,8 @@ impl MapPart {
         let fits = bytes.len() as u64 <= bytes_max;
         let sizes = (u32::try_from(bytes.len()), u32::try_from(extents.len()));
         let (true, (Ok(length_bytes), Ok(extent_count))) = (fits, sizes) else {
-            return Err(too_long(identity.group, extents.len(), bytes.len(), bytes_max));
+            let length_bytes = bytes.len() as u64;
+            return Err(too_long(identity.group, extents.len(), length_bytes, bytes_max));
         };
         let entry = PartEntry {
             group: identity.group,
@@ -50,13 +56,16 @@ impl MapPart {
     }
 }
 
-fn too_long(group: u64, extent_count: usize, length_bytes: usize, bytes_max: u64) -> Error {
+/// An entry is four numbers of a byte at least (`docs/format/map_part.md`).
+const EXTENT_BYTES_MIN: u64 = 4;
+
+fn too_long(group: u64, extent_count: usize, length_bytes: u64, bytes_max: u64) -> Error {
     let start = group * GROUP_BYTES;
     let text = format!(
         "no checkpoint can be written: map group {group} (bytes {start} to {} of the disk) has \
-         {extent_count} extents, which take {length_bytes} bytes, and at most {bytes_max} can be \
-         read again; nothing is lost, the log has it all; write that range again in longer writes, \
-         or discard what is not needed there",
+         {extent_count} extents, which take {length_bytes} bytes or more, and at most {bytes_max} \
+         can be read again; nothing is lost, the log has it all; export the volume and import it \
+         as a new one",
         start + GROUP_BYTES
     );
     Error::new(ErrorKind::Full, text)
