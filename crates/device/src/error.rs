@@ -94,6 +94,7 @@ impl ErrorKind {
     #[must_use]
     pub const fn of_driver(errno: i32) -> ErrorKind {
         match errno {
+            1 | 13 => ErrorKind::Denied,  // EPERM, EACCES
             28 | 122 => ErrorKind::Full,  // ENOSPC, EDQUOT
             30 => ErrorKind::ReadOnly,    // EROFS
             67 => ErrorKind::Unreachable, // ENOLINK

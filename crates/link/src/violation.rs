@@ -14,7 +14,7 @@ pub(crate) enum Violation {
     Rule(&'static str),
     /// Bytes that are no part.
     #[error("a part cannot be decoded: {0}")]
-    Undecodable(FormatError),
+    Undecodable(#[source] FormatError),
 }
 
 #[cfg(test)]

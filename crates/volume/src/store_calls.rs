@@ -120,6 +120,11 @@ fn dropped_call() -> Error {
     Error::new(ErrorKind::Unavailable, "the store dropped a call without an answer")
 }
 
+/// The same get once more.
+pub(crate) fn get_again(store: &dyn ObjectStore, get: &Get) -> Answer {
+    get_each(store, vec![get.clone()]).pop().unwrap_or(Ok(None))
+}
+
 /// Gets one object or a part of it.
 pub(crate) fn get(
     store: &dyn ObjectStore,

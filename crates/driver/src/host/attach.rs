@@ -33,6 +33,12 @@ impl Host {
         // Held until the driver has its commands: of two that connect at once, the second waits and
         // is judged by what the first has changed.
         let attaching = self.attaching.lock();
+        // It may have waited here for long. One that is gone must not displace a driver that
+        // serves, declare the device, or use up the replacement that is expected.
+        if control.has_hung_up() {
+            tracing::debug!(pid, "a driver went before its turn");
+            return;
+        }
         let (session, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
                 Ok(started) => started,

@@ -83,7 +83,7 @@ impl Exchange for Ticket {
                 link.answer(charged_bytes, |out| identity.push_done(out));
             }
             (Ok(_), _) => {
-                let text = "the device identity with the wrong kind of reply";
+                let text = "the device answered with the wrong kind of reply";
                 Self::answer_error(
                     &link,
                     identity,

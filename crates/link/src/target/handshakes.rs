@@ -283,7 +283,11 @@ impl Target {
             };
             idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
         };
-        let Some(goes) = goes else { return false };
+        let Some(goes) = goes else {
+            let (open, ended) = (self.connections.read().len(), self.leaving.lock().len());
+            tracing::debug!("link: no room: {open} connections, {ended} ended ones at devices");
+            return false;
+        };
         tracing::debug!(
             "link: dropping {}, which has no open export, to make room for another connection",
             goes.name

@@ -242,10 +242,10 @@ impl NbdEnd {
                 Unanswered::Errno(number) => {
                     io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(5))
                 }
-                Unanswered::Gone => io::Error::other(match self.client.why_gone() {
-                    Some(why) => format!("the connection ended ({why})"),
-                    None => "the connection ended".to_owned(),
-                }),
+                Unanswered::Gone => match self.client.why_gone() {
+                    Some(why) => io::Error::new(why.kind(), why),
+                    None => io::Error::other("the connection ended"),
+                },
             };
             let exit =
                 if failure == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };

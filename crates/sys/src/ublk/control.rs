@@ -52,7 +52,7 @@ struct Buffer([u8; BUFFER_BYTES]);
 #[derive(Default)]
 struct LentBuffers {
     commands: u64,
-    /// Bounded by the ring's places: each buffer but one is of a command whose wait failed.
+    /// Bounded by the commands whose wait failed, and one more.
     unanswered: HashMap<u64, NonNull<Buffer>>,
 }
 

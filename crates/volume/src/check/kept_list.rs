@@ -52,6 +52,7 @@ pub(super) struct Segment {
 
 /// A map part that some state needs.
 pub(super) struct Part {
+    pub(super) length_bytes: u32,
     pub(super) crc: u32,
     pub(super) state_ranges: StateRanges,
 }
@@ -360,9 +361,12 @@ impl KeptList {
         for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
             self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
         }
-        for PartEntry { group, number, put_id, crc, .. } in &root.parts {
-            let part = self.parts.entry((*group, *number, *put_id));
-            let part = part.or_insert_with(|| Part { crc: *crc, state_ranges: StateRanges::new() });
+        for PartEntry { group, number, put_id, bytes, crc, .. } in &root.parts {
+            let part = self.parts.entry((*group, *number, *put_id)).or_insert_with(|| Part {
+                length_bytes: *bytes,
+                crc: *crc,
+                state_ranges: StateRanges::new(),
+            });
             add_needer(&mut part.state_ranges, state);
         }
     }

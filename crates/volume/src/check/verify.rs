@@ -15,13 +15,14 @@ use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_format::segment::{
     FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key,
 };
-use sawmill_store::{Class, ObjectStore};
+use sawmill_store::{Class, Get, ObjectStore};
 
 use super::CheckReport;
 use super::damage::{DamageList, Verified, undecodable};
 use super::kept_list::{KeptList, Part, Segment};
 use crate::recovery::stored::StoredVolume;
-use crate::{Error, ErrorKind, Result, store_calls};
+use crate::store_calls::{self, want, want_named};
+use crate::{Error, ErrorKind, Result};
 
 /// Objects fetched at once.
 const FETCHES_PARALLEL_MAX: usize = 4;
@@ -34,14 +35,13 @@ fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
 /// Reads an object once more when it is damaged.
 fn verified<T>(
     store: &dyn ObjectStore,
-    key: &str,
+    get: &Get,
     answer: store_calls::Answer,
     verify: impl Fn(&Bytes) -> Result<T>,
 ) -> Result<Verified<T>> {
     let mut first = Some(answer);
     Verified::of(store_calls::again_if_damaged(|| {
-        let answer =
-            first.take().unwrap_or_else(|| store_calls::get(store, key, None, Class::Background));
+        let answer = first.take().unwrap_or_else(|| store_calls::get_again(store, get));
         verify(&answer?.ok_or_else(|| damaged("it is gone"))?)
     }))
 }
@@ -60,14 +60,15 @@ pub(super) fn parts(
             number: *number,
             put_id: *put_id,
         };
-        let requests = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
-        for ((name, part), answer) in
-            chunk.iter().zip(store_calls::get_all(store, requests, Class::Background))
-        {
-            let (identity, key) = (identity(name), part_key(&identity(name)));
-            let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
-            if let Verified::Damaged(error) = verified(store, &key, answer, check)? {
-                damage.add(&key, error, &list.names(&part.state_ranges).collect::<Vec<_>>());
+        let get = |(name, part): &(&_, &Part)| {
+            want_named(part_key(&identity(name)), part.length_bytes, Class::Background)
+        };
+        let gets: Vec<_> = chunk.iter().map(get).collect();
+        let answers = store_calls::get_each(store, gets.clone());
+        for (((name, part), get), answer) in chunk.iter().zip(&gets).zip(answers) {
+            let check = |bytes: &Bytes| check_part(list, &identity(name), part, bytes);
+            if let Verified::Damaged(error) = verified(store, get, answer, check)? {
+                damage.add(&get.key, error, &list.names(&part.state_ranges).collect::<Vec<_>>());
             }
         }
     }
@@ -103,21 +104,23 @@ pub(super) fn segments(
     let segments: Vec<_> = list.segments.iter().collect();
     let total = segments.len() as u64;
     for chunk in segments.chunks(FETCHES_PARALLEL_MAX) {
-        let requests =
-            chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
-        let answers = store_calls::get_all(store, requests.collect(), Class::Background);
-        for (((owner, sequence), segment), answer) in chunk.iter().zip(answers) {
-            let key = segment_key(*owner, *sequence);
-            match verified(store, &key, answer, |bytes| {
+        let key = |(owner, sequence): &(_, u64)| segment_key(*owner, *sequence);
+        let get = |(name, _): &(&_, &Segment)| want(key(name), None, Class::Background);
+        let gets: Vec<_> = chunk.iter().map(get).collect();
+        let answers = store_calls::get_each(store, gets.clone());
+        for ((((owner, sequence), segment), get), answer) in chunk.iter().zip(&gets).zip(answers) {
+            match verified(store, get, answer, |bytes| {
                 check_segment(*owner, *sequence, segment, bytes)
             })? {
                 Verified::Intact((frames, bytes)) => {
                     report.frames += frames;
                     report.bytes += bytes;
                 }
-                Verified::Damaged(error) => {
-                    damage.add(&key, error, &list.names(&segment.state_ranges).collect::<Vec<_>>())
-                }
+                Verified::Damaged(error) => damage.add(
+                    &get.key,
+                    error,
+                    &list.names(&segment.state_ranges).collect::<Vec<_>>(),
+                ),
             }
         }
         report.segments += chunk.len() as u64;

@@ -1,6 +1,7 @@
 //! What a host promises to users of a device and to its drivers, whichever of them dies when.
 
 mod puppet;
+mod replacement;
 
 use std::os::fd::AsFd;
 
@@ -69,60 +70,6 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     for request in [&requests[0], &requests[2], &later] {
         request.wait().0.unwrap();
     }
-}
-
-#[test]
-fn a_driver_that_died_a_moment_ago_blocks_no_successor() {
-    let stage = Stage::new("");
-    let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
-    for _ in 0..200 {
-        // The host may not have noticed yet.
-        drop(driver);
-        driver = Puppet::connect(stage.host.path(), "").unwrap();
-        assert!(!stage.gone(), "it died");
-    }
-}
-
-#[test]
-fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
-    let stage = Stage::new("");
-    let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
-    let device = stage.device();
-    let first_write = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    let command = old.expect(0, CommandKind::Write);
-    let path = stage.host.path().to_path_buf();
-    let connector = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
-    // It is told to finish, and gets nothing more.
-    assert_eq!(old.expect(0, CommandKind::End).number, 0);
-    let queued_request = submit(&*device, Operation::Write, 512, vec![2; 512]);
-    assert!(first_write.is_open() && !connector.is_finished(), "the old one has a command still");
-    old.answer(0, command.number, 0);
-    first_write.wait().0.unwrap();
-    drop(old);
-    let mut new = connector.join().unwrap();
-    assert!(stage.gone(), "it went in order");
-    let command = new.expect(0, CommandKind::Write);
-    assert_eq!((command.address, command.again), (512, false), "the old one never had it");
-    new.answer(0, command.number, 0);
-    queued_request.wait().0.unwrap();
-}
-
-#[test]
-fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() {
-    let stage = Stage::new("");
-    let mut old = Puppet::connect(stage.host.path(), SIZE).unwrap();
-    let device = stage.device();
-    let first_write = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    old.expect(0, CommandKind::Write);
-    let path = stage.host.path().to_path_buf();
-    let connector = std::thread::spawn(move || Puppet::connect(&path, "replace=1").unwrap());
-    old.expect(0, CommandKind::End);
-    drop(old);
-    let mut new = connector.join().unwrap();
-    let command = new.expect(0, CommandKind::Write);
-    assert!(command.again);
-    new.answer(0, command.number, 0);
-    first_write.wait().0.unwrap();
 }
 
 #[test]
@@ -287,36 +234,6 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
     assert!(command.again);
     next.answer(0, command.number, 0);
     queued_request.wait().0.unwrap();
-}
-
-#[test]
-fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
-    let stage = Stage::new("request_timeout_s=0.1");
-    let mut hung = Puppet::connect(stage.host.path(), SIZE).unwrap();
-    let device = stage.device();
-    let path = stage.host.path().to_path_buf();
-    let queued_request = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    hung.expect(0, CommandKind::Write);
-    let (sender, connections) = std::sync::mpsc::channel();
-    std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
-    let mut next =
-        connections.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
-    let command = next.expect(0, CommandKind::Write);
-    next.answer(0, command.number, 0);
-    queued_request.wait().0.unwrap();
-    drop(hung);
-}
-
-#[test]
-fn a_driver_that_stays_when_it_is_replaced_is_disconnected() {
-    let stage = Stage::new("");
-    let mut stays = Puppet::connect(stage.host.path(), SIZE).unwrap();
-    let path = stage.host.path().to_path_buf();
-    let (sender, connections) = std::sync::mpsc::channel();
-    std::thread::spawn(move || sender.send(Puppet::connect(&path, "replace=1").unwrap()));
-    stays.expect(0, CommandKind::End);
-    connections.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's forever");
-    assert!(!stage.gone(), "it did not go in order");
 }
 
 #[test]
