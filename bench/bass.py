@@ -25,7 +25,7 @@ BASS's micro-benchmarks (SoCC'16, section 5.1) on the link: writes of a few byte
 not cached, through the byte-granular cache, and through a cache of whole pages that reads a page
 before it changes it and flushes pages whole. Same connection, same target (a disk in memory),
 sealed, one request at a time; the time ends when everything is flushed. Medians of rounds in turn,
-{given.delay_us} us of delay there and back, MTU 9000, two cores shared with other programs.
+{flags.delay_us} us of delay there and back, MTU 9000, two cores shared with other programs.
 Made by `bench/bass.py`.
 
 {table}
@@ -54,7 +54,7 @@ The cache has one lock. Threads that keep 16 requests under way (two writes and 
 random pages) over
 memory that answers at once, no link: one thread, two on one cache, two with a cache each. \
 Requests a second
-of all, medians of {given.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
+of all, medians of {flags.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
 
 {lock}"""
 # Threads and caches.

@@ -204,8 +204,8 @@ COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed
 PAGE = """\
 # Hostile neighbors
 
-Written by `bench/hostile.py` on {date}: {given.connections} hostile connections at
-a time, medians of {given.rounds} rounds of {given.seconds} s, {cores} cores
+Written by `bench/hostile.py` on {date}: {flags.connections} hostile connections at
+a time, medians of {flags.rounds} rounds of {flags.seconds} s, {cores} cores
 shared by server, fio and the hostile process. See the head of the script for who is hostile in
 which way. At the admin page three quarters send nothing, and the rest wait for the volume.
 

@@ -53,7 +53,7 @@ and most pages of these
 traces are first written there: on a device, and in the paper, where files were made before, \
 they are read.
 
-Medians of {given.rounds} rounds in turn, {given.delay_us} us of delay there and back.
+Medians of {flags.rounds} rounds in turn, {flags.delay_us} us of delay there and back.
 Mean, median and 99th percentile of one write in microseconds, sums in milliseconds.
 
 {figures}

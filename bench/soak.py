@@ -150,7 +150,7 @@ def growth(samples):
 PAGE = """\
 {before}<!-- bench/soak.py writes from here -->
 
-`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; method: \
+`bench/soak.py --seconds {flags.seconds:g} --rate {flags.rate} --seed {flags.seed}`; method: \
 see the head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
 
 {requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was \

@@ -9,6 +9,8 @@ from struct import unpack_from
 from read_segment import crc32c, data_of, header_of, need
 
 STORE, VOLUME, IMAGE = sys.argv[1:4]
+# By kind: the newest version that the pages describe.
+VERSIONS = {3: 4, 4: 1}
 
 
 def get(key):
@@ -16,10 +18,13 @@ def get(key):
     return open(path, "rb").read() if os.path.exists(path) else b""
 
 
-def checked(key, kind):
+def checked(key, kind, number):
     found = get(key)
-    need(len(found) > 16 and unpack_from("<4sH", found) == (b"SAWM", kind), key)
+    need(len(found) > 56 and unpack_from("<4sH", found) == (b"SAWM", kind), key)
+    need(1 <= unpack_from("<H", found, 6)[0] <= VERSIONS[kind], f"{key}: version")
     need(unpack_from("<I", found, len(found) - 4)[0] == crc32c(found[:-4]), f"{key}: checksum")
+    need((found[16:32].hex(), unpack_from("<Q", found, 48)[0]) == (VOLUME, number),
+         f"{key}: identity")
     return found
 
 
@@ -78,7 +83,7 @@ def stored(root):
     extents = []
     for index in range(parts):
         group, written, put = unpack_from("<QQ16s", root, 160 + 56 * segments + 48 * index)
-        extents += extents_of(checked(f"map/{written:020}-{put.hex()}/{group:08x}", 4))
+        extents += extents_of(checked(f"map/{written:020}-{put.hex()}/{group:08x}", 4, written))
     while (header := (got := segment_of(sequence))[0]):
         epoch_of, = unpack_from("<Q", header, 56)
         checkpoint, start, end = unpack_from("<QQQ", header, 80)
@@ -100,7 +105,7 @@ def stored(root):
 
 def main():
     number = max(os.listdir(os.path.join(STORE, VOLUME, "checkpoint")))
-    size, extents = stored(checked(f"checkpoint/{number}", 3))
+    size, extents = stored(checked(f"checkpoint/{number}", 3, int(number)))
     with open(IMAGE, "wb") as image:
         image.truncate(size)
         for sequence in {extent[2] for extent in extents}:

@@ -243,7 +243,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
 fn refused(what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
         // The file is open for writing, so this is about the device and not about permission.
-        io::ErrorKind::ReadOnlyFilesystem => ErrorKind::ReadOnly,
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => ErrorKind::ReadOnly,
         _ => ErrorKind::of_io(&error),
     };
     Error::caused(kind, what, error)
@@ -294,7 +294,7 @@ mod tests {
     fn a_file_system_without_room_is_full_and_one_that_became_read_only_is_read_only() {
         let kind = |errno| refused("a write", io::Error::from_raw_os_error(errno)).kind();
         assert_eq!([28, 122].map(kind), [ErrorKind::Full; 2], "ENOSPC and EDQUOT");
-        assert_eq!(kind(30), ErrorKind::ReadOnly, "EROFS");
+        assert_eq!([30, 1].map(kind), [ErrorKind::ReadOnly; 2], "EROFS; EPERM of a disk");
         assert_eq!(kind(5), ErrorKind::Unavailable, "EIO");
     }
 

@@ -79,7 +79,7 @@ impl RecordedSession {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Error::io("cannot read", &path, error))?;
-        let wrong = || Error::Log(format!("{} was not written by verify-crash", path.display()));
+        let wrong = || Error::Usage(format!("{} was not written by verify-crash", path.display()));
         let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
         let first = first
             .strip_prefix("first ")

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 use sawmill_sys::{DirectFile, FileLock, OpenMode};
 
+use crate::ErrorKind;
+
 /// A local disk or file, addressed in bytes, shared by threads.
 ///
 /// # The contract
@@ -185,5 +187,17 @@ impl Disk for LockedDisk {
 
     fn has_name(&self) -> bool {
         self.disk.has_name()
+    }
+}
+
+/// Why a local file of a volume cannot be made or opened. What a person must mend has a kind. Any
+/// other failure may pass, such as a folder that a restart of the machine removed: a server that
+/// took its volumes back after a failed hand-off tries again.
+pub(crate) fn local_file_kind(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        io::ErrorKind::WouldBlock => ErrorKind::InUse,
+        _ => ErrorKind::Unavailable,
     }
 }

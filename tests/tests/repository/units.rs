@@ -9,13 +9,13 @@ use sawmill_tests::machine::repository;
 
 /// A unit, ten times the exposure that `systemd-analyze security` may find at most, and the exit
 /// codes after which it is not restarted.
-const UNITS: [(&str, u32, &str); 4] = [
-    ("sawmill-nbd@.service", 40, "2 6"),
+const UNITS: [(&str, u32, Option<&str>); 4] = [
+    ("sawmill-nbd@.service", 40, Some("6")),
     // It may have other disks than the one that was taken over.
-    ("sawmill-target@.service", 40, "2"),
+    ("sawmill-target@.service", 40, None),
     // ublk, FUSE and loop devices: mounts and device nodes of the whole machine.
-    ("sawmill@.service", 55, "2 6"),
-    ("sawmill-attach@.service", 55, "2 6"),
+    ("sawmill@.service", 55, Some("6")),
+    ("sawmill-attach@.service", 55, Some("2 6")),
 ];
 
 /// What each of them says.
@@ -61,8 +61,9 @@ fn every_unit_says_what_it_gives_up() {
             ["Restart=always", "Restart=on-failure"].iter().any(|line| text.contains(line)),
             "{unit} is not restarted"
         );
-        let prevented = format!("\nRestartPreventExitStatus={codes}\n");
-        assert!(text.contains(&prevented), "{unit} lacks {prevented}");
+        let prevented =
+            text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+        assert_eq!(prevented, codes, "{unit}");
         assert!(text.contains("chmod 0600"), "{unit} does not say that its environment holds keys");
         assert_eq!(text.contains("CAP_SYS_ADMIN"), most > 40, "{unit}: administrator's rights");
         assert_eq!(

@@ -26,8 +26,8 @@ const EXTENSION: &str = "end";
 /// Time for an end to accept a question or an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The longest report: 64 connections with a few links each.
-const REPORT_BYTES_MAX: usize = 4 << 20;
+/// The longest report: four times that of 4,096 connections with eight links each.
+const REPORT_BYTES_MAX: usize = 64 << 20;
 
 /// One end and its connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -8,17 +8,14 @@ use std::sync::Arc;
 use sawmill_sys::{DirectFile, OpenMode};
 
 use super::{CacheOptions, ReadCache};
-use crate::disk::LockedDisk;
-use crate::{Error, ErrorKind, Result, limits};
+use crate::disk::{LockedDisk, local_file_kind};
+use crate::{Error, Result, limits};
 
 /// Opens (or makes) the read cache at `path`, a sparse file of `cache_bytes`; its index lies beside
 /// it.
 pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     let failed = |error: io::Error| {
-        let kind = match error.kind() {
-            io::ErrorKind::WouldBlock => ErrorKind::InUse,
-            _ => ErrorKind::of_io(&error),
-        };
+        let kind = local_file_kind(&error);
         let text = format!(
             "the read cache {} cannot be opened: {error}; give another with --cache, or \
             --cache-bytes 0",

@@ -15,7 +15,7 @@ use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 
 use super::memory::{spare_path, staging_path};
 use super::settle::{settle, write_ring};
-use crate::disk::Disk;
+use crate::disk::{Disk, local_file_kind};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, encode_header};
@@ -24,7 +24,7 @@ use crate::record::Record;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, Step};
 use crate::store_calls::cannot_encode;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// A journal with a durable intent to fence.
 pub(super) struct FenceIntent {
@@ -155,7 +155,7 @@ fn new_ring(
             path.display(),
             options.staging_bytes
         );
-        Error::new(ErrorKind::of_io(&error), text).with_source(error)
+        Error::new(local_file_kind(&error), text).with_source(error)
     };
     let spare = spare_path(header.volume_id, options);
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {

@@ -16,7 +16,7 @@ use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 use super::loss;
 use super::memory::{self, MemoryLookup};
 use super::newest_seen;
-use crate::disk::{Disk, Disks, Lock};
+use crate::disk::{Disk, Disks, Lock, local_file_kind};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
@@ -141,7 +141,7 @@ fn cannot_lock(path: &Path, error: std::io::Error) -> Error {
         std::io::ErrorKind::WouldBlock => {
             (ErrorKind::InUse, "is in use by another process".to_owned())
         }
-        _ => (ErrorKind::of_io(&error), format!("cannot be opened: {error}")),
+        _ => (local_file_kind(&error), format!("cannot be opened: {error}")),
     };
     Error::new(kind, format!("the journal {} {what}", path.display())).with_source(error)
 }

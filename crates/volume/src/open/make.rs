@@ -14,7 +14,7 @@ use sawmill_format::journal::RING_START_BYTES;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES};
 
 use super::journal::OldFile;
-use crate::disk::{Disk, Disks, EntryKind};
+use crate::disk::{Disk, Disks, EntryKind, local_file_kind};
 use crate::options::OpenOptions;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
@@ -33,7 +33,7 @@ pub(super) fn make_journal(
             path.display(),
             options.journal_bytes
         );
-        Error::new(ErrorKind::of_io(&error), text).with_source(error)
+        Error::new(local_file_kind(&error), text).with_source(error)
     };
     let disks = world.disks();
     match disks.entry_kind(path) {
@@ -88,7 +88,7 @@ fn take_device(path: &Path, old: OldFile, disks: &dyn Disks) -> Result<Arc<dyn D
         Ok(disk)
     });
     opened.map_err(|error| {
-        let kind = ErrorKind::of_io(&error);
+        let kind = local_file_kind(&error);
         Error::caused(kind, format!("the journal {} cannot be used", path.display()), error)
     })
 }

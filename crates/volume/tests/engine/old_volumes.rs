@@ -22,6 +22,7 @@ use sawmill_volume::{CreateOptions, Cut, OpenOptions, RealWorld, Volume, check};
 
 use crate::rig::MIB;
 
+const BLOCK_DISTANCE: u64 = 64 * 1024;
 const BLOCK: usize = 4096;
 const SIZE: u64 = 64 * MIB;
 /// The archive that this version makes: of the day on which a format last changed.
@@ -55,20 +56,35 @@ fn block(number: u64, version: u64) -> Vec<u8> {
 
 fn write(volume: &Volume, numbers: std::ops::Range<u64>, version: u64) {
     for number in numbers {
-        volume.write_at(number * 64 * 1024, &block(number, version)).unwrap();
+        volume.write_at(number * BLOCK_DISTANCE, &block(number, version)).unwrap();
     }
 }
 
 /// The version of each block, 0 for zeroes.
 fn versions(volume: &Volume, numbers: std::ops::Range<u64>) -> Vec<u64> {
-    let version = |number: u64| {
-        let bytes = volume.read_at(number * 64 * 1024, BLOCK).unwrap();
-        if bytes.iter().all(|byte| *byte == 0) {
-            return 0;
-        }
-        (1..10).find(|version| bytes == block(number, *version)).expect("a version of this block")
-    };
-    numbers.map(version).collect()
+    let block = |number: u64| volume.read_at(number * BLOCK_DISTANCE, BLOCK).unwrap();
+    numbers.map(|number| version_of(number, &block(number))).collect()
+}
+
+fn version_of(number: u64, bytes: &[u8]) -> u64 {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return 0;
+    }
+    (1..10).find(|version| bytes == block(number, *version)).expect("a version of this block")
+}
+
+/// The same of what is stored, by a reader in another language that follows the pages alone.
+fn versions_by_the_pages(folder: &Path, store: &dyn ObjectStore) -> Vec<u64> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/read_volume.py");
+    let record = sawmill_volume::find(store, "disk").unwrap();
+    let image = folder.join("image");
+    let mut reader = Command::new("python3");
+    reader.arg("-B").arg(script).arg(folder.join("store"));
+    let output = reader.arg(record.volume_id.to_string()).arg(&image).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bytes = fs::read(image).unwrap();
+    let block = |number: u64| &bytes[(number * BLOCK_DISTANCE) as usize..][..BLOCK];
+    (0..8).map(|number| version_of(number, block(number))).collect()
 }
 
 fn store_in(folder: &Path) -> Arc<dyn ObjectStore> {
@@ -104,6 +120,11 @@ fn a_volume_of_every_format_version_opens_as_it_was_left() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         tar(&["xzf", archive.to_str().unwrap(), "-C", folder.path().to_str().unwrap()]);
         let store = store_in(folder.path());
+        assert_eq!(
+            versions_by_the_pages(folder.path(), &*store),
+            [2, 2, 3, 3, 1, 0, 0, 0],
+            "{archive:?}: what is stored"
+        );
         let cut = Cut::Snapshot("one".into());
         let read_only =
             OpenOptions { read_only: true, cut: Some(cut), ..options_in(folder.path()) };

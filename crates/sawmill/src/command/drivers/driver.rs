@@ -141,7 +141,9 @@ fn query_within(
     let unanswered = |error: sawmill_device::Error| {
         Failure::caused(
             Exit::Unavailable,
-            format!("the host of '{name}' does not answer; if it hangs, end its process"),
+            format!(
+                "the host of '{name}' does not answer; it may wait for users of the device; if it hangs, end its process"
+            ),
             error,
         )
     };
