@@ -86,7 +86,7 @@ impl Files {
         Ok(())
     }
 
-    /// Checks that a crash at `moment` may leave the files below `root` as they are. The error is
+    /// Checks that a crash at `cut_time` may leave the files below `root` as they are. The error is
     /// the text of a finding.
     pub fn verify(&self, root: &Path, cut_time: CutTime) -> Result<(), String> {
         for record in &self.records {

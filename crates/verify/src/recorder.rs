@@ -40,7 +40,7 @@ pub struct Recorder<D> {
 }
 
 impl<D: BlockDevice> Recorder<D> {
-    /// Records `inner` into `log`. `clock` gives each entry its cut_time.
+    /// Records `inner` into `log`. `clock` gives each entry its time.
     #[must_use]
     pub fn new(inner: D, log: LogWriter, clock: Clock) -> Self {
         // One connection at a time, so that the order of completions is the order in the log.

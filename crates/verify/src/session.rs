@@ -130,7 +130,7 @@ impl RecordedSession {
         Ok(())
     }
 
-    /// The cut_time at which a cut strikes.
+    /// The moment at which a cut strikes.
     #[must_use]
     pub fn cut_time(&self, cut: &Cut) -> CutTime {
         self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.cut_time)

@@ -63,7 +63,7 @@ echo "== destroyed, by path and by id, and gone with a driver that dies"
 bdus destroy "$node"
 ends_with 0
 await 30 is_gone "$node"
-bdus destroy "$id" || fail "destroying a missing device succeeds"
+bdus destroy "$id" || fail "destroying a missing device fails"
 start
 kill -9 "$driver"
 ends_with 137

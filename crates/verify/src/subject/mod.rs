@@ -69,7 +69,7 @@ impl std::str::FromStr for RecoveryMode {
             RecoveryMode::Elsewhere,
         ];
         let mode = modes.into_iter().find(|mode| mode.name() == text);
-        mode.ok_or_else(|| format!("unknown mode '{text}': use kept, lost, stale or elsewhere"))
+        mode.ok_or_else(|| format!("unknown way '{text}': use kept, lost, stale or elsewhere"))
     }
 }
 
