@@ -10,7 +10,7 @@ cargo clippy --package sawmill-volume --features shuttle --lib --tests -- -D war
 cargo test --quiet -p sawmill-tests --test repository
 # Each commit has a title `area: what` of at most 65 characters, and a body of at least 15 words in
 # lines of at most 72 columns that says why.
-since=04477ba5
+since=9257c0bd
 if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then
     for commit in $(git rev-list --no-merges "$since"..HEAD); do
         title=$(git log -1 --format=%s "$commit") body=$(git log -1 --format=%b "$commit")
