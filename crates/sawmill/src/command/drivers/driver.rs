@@ -142,7 +142,8 @@ fn query_within(
         Failure::caused(
             Exit::Unavailable,
             format!(
-                "the host of '{name}' does not answer; it may wait for users of the device; if it hangs, end its process"
+                "the host of '{name}' does not answer; it may wait for users of the device; if it \
+                 hangs, end its process"
             ),
             error,
         )
