@@ -104,7 +104,7 @@ impl Batch {
     }
 
     /// The next item of a write queue. Blocks until there is one; `None` when the driver must stop
-    /// ([`RequestHolder::pause`](crate::request_holder::RequestHolder::pause)).
+    /// (`RequestHolder::pause`).
     #[must_use]
     pub fn fetch_write(&self, queue: usize) -> Option<Delivery> {
         let age_max = self.options.chunk_age_max;
