@@ -33,6 +33,9 @@ impl Driver for Null {
     fn write(&self, _offset: u64, _bytes: &[u8], _fua: bool) -> std::io::Result<()> {
         Ok(())
     }
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 impl ChunkDriver for Null {

@@ -26,6 +26,11 @@ impl Driver for Null {
         Ok(())
     }
 
+    fn flush(&self) -> io::Result<()> {
+        // It keeps nothing that could be made durable.
+        Ok(())
+    }
+
     fn discard(&self, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }

@@ -16,6 +16,11 @@ impl Driver for Ram {
         self.0.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
+
+    fn flush(&self) -> io::Result<()> {
+        // Memory does not outlive its process: there is nothing to make durable.
+        Ok(())
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

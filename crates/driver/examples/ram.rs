@@ -30,6 +30,11 @@ impl Driver for Ram {
         Ok(())
     }
 
+    fn flush(&self) -> io::Result<()> {
+        // Memory does not outlive its process: there is nothing to make durable.
+        Ok(())
+    }
+
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         self.write_zeroes(offset, length, false)
     }

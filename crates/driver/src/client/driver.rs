@@ -105,13 +105,12 @@ pub trait Driver: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes everything durable that was answered before the call.
+    /// Makes everything durable that was answered before the call. Every driver says how: a default
+    /// would promise to users what a driver forgot to do.
     ///
     /// # Errors
     /// It is unknown then what is durable.
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
+    fn flush(&self) -> io::Result<()>;
 
     /// Releases the range; its content may be lost.
     ///

@@ -283,6 +283,10 @@ impl Driver for BarrierDriver {
     fn write(&self, _offset: u64, _bytes: &[u8], _fua: bool) -> std::io::Result<()> {
         Ok(())
     }
+
+    fn flush(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 #[test]
@@ -501,6 +505,9 @@ fn a_driver_in_this_process_keeps_the_contract() {
         fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
             assert!(bytes.len().is_multiple_of(512) && offset.is_multiple_of(512));
             self.0.write(offset, bytes, fua)
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
         }
         fn discard(&self, _offset: u64, _length: u64) -> io::Result<()> {
             Ok(())
