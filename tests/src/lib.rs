@@ -11,7 +11,7 @@
 //! driver is another program), `examples` (the drivers that every language has), `compiled`
 //! (programs in C), `torture` (kills, faults, losses, copies, clocks, containers and rivals without
 //! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks
-//! that identify their write, and the judge of crash images), `dice` (seeded chance).
+//! that identify their write, and the judge of crash images).
 //!
 //! Not here: the tests; each behavior is one file in `tests/`. The only crate of the product that
 //! is used here is the crash checker, which, like a user, sees devices only through their doors. Of

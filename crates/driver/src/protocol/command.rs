@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_command_has_its_documented_bytes() {
+    fn a_command_has_its_documented_bytes() {
         let command = Command {
             kind: CommandKind::Chunk,
             fua: true,

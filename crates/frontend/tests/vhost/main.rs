@@ -1,5 +1,5 @@
 //! The vhost-user door from outside: a guest by hand (`guest`) over a device that shows what is
-//! done with it (`devices`). `requests` tests what it serves, `trouble` what no guest can do to it,
+//! done with it (`devices`). `requests` tests what it serves, `hostile_guest` what no guest can do to it,
 //! `restart` what it survives.
 
 mod devices;

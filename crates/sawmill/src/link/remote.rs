@@ -3,7 +3,7 @@
 //! Invariants: while a target does not answer, the caller also learns of unauthenticated refusals.
 //! A link that cannot be opened is an error only if no other link is left.
 //!
-//! Not here: addresses as users type them (`place`), reconnecting and requests
+//! Not here: addresses as users type them (`location`), reconnecting and requests
 //! (`sawmill_link::initiator`).
 
 use std::sync::Arc;
@@ -32,23 +32,23 @@ const ASK_AGAIN_EVERY: Duration = Duration::from_millis(50);
 /// A connection that is being made, or was made.
 pub(crate) struct Remote {
     pub(crate) threads: InitiatorThreads,
-    place: LinkLocation,
+    location: LinkLocation,
 }
 
 impl Remote {
     /// Starts to connect, and does not wait for the target. Fails if no address can be used.
     pub(crate) fn connect(
-        place: &LinkLocation,
+        location: &LinkLocation,
         security: Security,
         options: InitiatorOptions,
     ) -> Result<Remote> {
-        check(&place.addresses)?;
+        check(&location.addresses)?;
         let clock = Arc::new(SteadyClock);
         let initiator =
-            Initiator::new(options, security, place.addresses.len(), clock, unguessable());
-        let attached = InitiatorThreads::new(initiator, &place.addresses)
+            Initiator::new(options, security, location.addresses.len(), clock, unguessable());
+        let attached = InitiatorThreads::new(initiator, &location.addresses)
             .map_err(|error| Failure::io("cannot start the threads of a link", &error))?;
-        Ok(Remote { threads: attached, place: place.clone() })
+        Ok(Remote { threads: attached, location: location.clone() })
     }
 
     /// The initiator.
@@ -102,7 +102,7 @@ impl Remote {
             if let (Some(hint), Some(since)) = (hint, since)
                 && since.elapsed() >= HINT_DELAY
             {
-                return Err(Failure::caused(Exit::Denied, &self.place, hint));
+                return Err(Failure::caused(Exit::Denied, &self.location, hint));
             }
             if Instant::now() >= deadline {
                 return Err(self.unanswered());
@@ -114,7 +114,7 @@ impl Remote {
         let text = format!(
             "no target answered at {} in {} s; check that `sawmill target` runs there and that no \
              firewall blocks it; `sawmill link find` shows the targets of this network",
-            self.place,
+            self.location,
             ANSWER_TIME_MAX.as_secs()
         );
         Failure::new(Exit::Unavailable, text)
