@@ -1,6 +1,6 @@
 //! The vhost-user door from outside: a guest by hand (`guest`) over a device that shows what is
-//! done with it (`devices`). `requests` tests what it serves, `hostile_guest` what no guest can do to it,
-//! `restart` what it survives.
+//! done with it (`devices`). `requests` tests what it serves, `hostile_guest` what no guest can do
+//! to it, `restart` what it survives.
 
 mod devices;
 mod guest;
