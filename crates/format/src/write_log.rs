@@ -103,7 +103,9 @@ impl Superblock {
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let bytes = enough(bytes, superblock_at::SIZE)?;
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
-        check("magic", "this is no write log", superblock_at::MAGIC.u64(bytes) == MAGIC)?;
+        if superblock_at::MAGIC.u64(bytes) != MAGIC {
+            return Err(FormatError::Magic { what: WHAT });
+        }
         check("version", "only version 1 is known", superblock_at::VERSION.u64(bytes) == VERSION)?;
         let sector_bytes = superblock_at::SECTOR_BYTES.u32(bytes);
         let fits = sector_bytes.is_power_of_two() && SECTOR_BYTES_RANGE.contains(&sector_bytes);

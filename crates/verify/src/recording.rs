@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use sawmill_format::FormatError;
 use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
 
 use crate::image::Image;
@@ -55,7 +56,13 @@ impl Recording {
         let file =
             File::open(path).map_err(|error| Error::io("cannot open the log", path, error))?;
         let unreadable = |error: io::Error| Error::io("cannot read the log", path, error);
-        let wrong = |source| Error::Format { what: path.display().to_string(), source };
+        let wrong = |source| match source {
+            // Another file was meant: nothing is damaged.
+            FormatError::Magic { .. } => {
+                Error::Usage(format!("{}: this is no write log (wrong magic)", path.display()))
+            }
+            source => Error::Format { what: path.display().to_string(), source },
+        };
         let mut sector = vec![0; *SECTOR_BYTES_RANGE.start() as usize];
         file.read_exact_at(&mut sector, 0).map_err(unreadable)?;
         let superblock = Superblock::decode(&sector).map_err(wrong)?;
