@@ -122,7 +122,7 @@ fn dropped_call() -> Error {
 
 /// The same get once more.
 pub(crate) fn get_again(store: &dyn ObjectStore, get: &Get) -> Answer {
-    get_each(store, vec![get.clone()]).pop().unwrap_or(Ok(None))
+    get_each(store, vec![get.clone()]).pop().unwrap_or_else(|| Err(dropped_call()))
 }
 
 /// Gets one object or a part of it.
@@ -133,7 +133,7 @@ pub(crate) fn get(
     class: Class,
 ) -> Answer {
     let mut answers = get_all(store, vec![(key.to_owned(), range)], class);
-    answers.pop().unwrap_or(Ok(None))
+    answers.pop().unwrap_or_else(|| Err(dropped_call()))
 }
 
 /// Reads a damaged object once more: it may have been garbled in transit and be intact in the

@@ -314,6 +314,8 @@ impl Mailbox {
         if (self.attachment.state.is_dead() || self.is_closed())
             && let Some(error) = self.attachment.state.refusal()
         {
+            // What became stored before the end is stored.
+            self.notify_stored();
             self.fail_waiters(&error);
         }
     }

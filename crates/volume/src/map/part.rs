@@ -13,7 +13,7 @@ use sawmill_format::map_part::{PartIdentity, encode_part, part_crc, part_key};
 use super::{GROUP_BYTES, MapExtent};
 use crate::{Error, ErrorKind, Result};
 
-/// See the head of this file.
+/// An encoded group, its key, and its entry in the root.
 pub(crate) struct MapPart {
     pub(crate) entry: PartEntry,
     pub(crate) key: String,
