@@ -1,5 +1,5 @@
 //! Convenience for callers that may wait: blocking reads, writes and flushes on any device. Not
-//! here: anything for front doors, which must not wait and submit a `Request` of their own.
+//! here: anything for doors, which must not wait and submit a `Request` of their own.
 
 use std::sync::mpsc::sync_channel;
 

@@ -1,4 +1,4 @@
-//! The facts of a device that a front door shows to its user. Only a resize changes them (D10).
+//! The facts of a device that a door shows to its user. Only a resize changes them (D10).
 //!
 //! Not here: the check of a request against them (`Request::check`).
 
@@ -18,8 +18,8 @@ pub struct Operations {
 pub struct Geometry {
     /// The size of the device.
     pub size_bytes: u64,
-    /// The logical block a front door with sectors shows: 512 or 4096. Requests need not be aligned
-    /// to it.
+    /// The logical block a door with sectors shows: 512 or 4096. Requests need not be aligned to
+    /// it.
     pub block_bytes: u32,
     /// The request size that the device prefers.
     pub preferred_bytes: u32,

@@ -1,4 +1,4 @@
-//! The interface of a block device, which every front door, driver, layer and volume uses.
+//! The interface of a block device, which every door, driver, layer and volume uses.
 //!
 //! Modules: [`contract`](BlockDevice) (the trait and its numbered clauses), [`geometry`](Geometry),
 //! [`operation`](Operation), [`request`](Request), [`exchange`](Exchange), [`error`](Error),

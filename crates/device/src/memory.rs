@@ -29,7 +29,7 @@ pub struct MemoryDevice {
 }
 
 /// One request's part of one page.
-struct Piece {
+struct PageRange {
     page: u64,
     /// Where in the page.
     inside: Range<usize>,
@@ -37,7 +37,7 @@ struct Piece {
     offset: u64,
 }
 
-impl Piece {
+impl PageRange {
     fn covers_page(&self) -> bool {
         self.inside.len() as u64 == PAGE_BYTES
     }
@@ -49,12 +49,12 @@ impl Piece {
 }
 
 /// The part of `[address, end)` that lies in `page`.
-fn piece(page: u64, address: u64, end: u64) -> Piece {
+fn page_range(page: u64, address: u64, end: u64) -> PageRange {
     let first = page * PAGE_BYTES;
     let start = address.max(first);
     // Subtract before adding, so that the last page of the largest device does not overflow.
     let stop = if end - first < PAGE_BYTES { end } else { first + PAGE_BYTES };
-    Piece {
+    PageRange {
         page,
         inside: (start - first) as usize..(stop - first) as usize,
         offset: start - address,
@@ -74,8 +74,7 @@ impl MemoryDevice {
         MemoryDevice { geometry, shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
     }
 
-    /// A device of zeroes that shows and enforces these facts: for tests of how a front door shows
-    /// them.
+    /// A device of zeroes that shows and enforces these facts: for tests of how a door shows them.
     #[must_use]
     pub fn with_geometry(geometry: Geometry) -> Self {
         MemoryDevice { geometry, ..MemoryDevice::new(geometry.size_bytes) }
@@ -99,10 +98,10 @@ impl MemoryDevice {
             return Err(Error::new(ErrorKind::Internal, text));
         }
         let end = address + length;
-        for piece in pages(address, end).map(|page| piece(page, address, end)) {
-            match self.shard(piece.page).read().get(&piece.page) {
-                Some(page) => piece.place(buffer).copy_from_slice(&page[piece.inside]),
-                None => piece.place(buffer).fill(0),
+        for range in pages(address, end).map(|page| page_range(page, address, end)) {
+            match self.shard(range.page).read().get(&range.page) {
+                Some(page) => range.place(buffer).copy_from_slice(&page[range.inside]),
+                None => range.place(buffer).fill(0),
             }
         }
         Ok(Reply::Done)
@@ -110,23 +109,25 @@ impl MemoryDevice {
 
     fn write(&self, request: &mut Request) -> Result<Reply> {
         let (address, end) = (request.address, request.address + request.length);
-        for piece in pages(address, end).map(|page| piece(page, address, end)) {
-            let mut shard = self.shard(piece.page).write();
+        for range in pages(address, end).map(|page| page_range(page, address, end)) {
+            let mut shard = self.shard(range.page).write();
             let page =
-                shard.entry(piece.page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
-            request.fill(piece.offset, &mut page[piece.inside]);
+                shard.entry(range.page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
+            request.fill(range.offset, &mut page[range.inside]);
         }
         Ok(Reply::Done)
     }
 
     /// Zeroes the range; pages that are covered entirely are freed unless `keep_space`.
     fn clear(&self, address: u64, end: u64, keep_space: bool) -> Result<Reply> {
-        for piece in self.resident(address, end).into_iter().map(|page| piece(page, address, end)) {
-            let mut shard = self.shard(piece.page).write();
-            if piece.covers_page() && !keep_space {
-                shard.remove(&piece.page);
-            } else if let Some(page) = shard.get_mut(&piece.page) {
-                page[piece.inside].fill(0);
+        for range in
+            self.resident(address, end).into_iter().map(|page| page_range(page, address, end))
+        {
+            let mut shard = self.shard(range.page).write();
+            if range.covers_page() && !keep_space {
+                shard.remove(&range.page);
+            } else if let Some(page) = shard.get_mut(&range.page) {
+                page[range.inside].fill(0);
             }
         }
         Ok(Reply::Done)
@@ -140,10 +141,12 @@ impl MemoryDevice {
             _ => (),
         };
         let mut covered = 0;
-        for piece in self.resident(address, end).into_iter().map(|page| piece(page, address, end)) {
-            add(piece.offset - covered, false);
-            add(piece.inside.len() as u64, true);
-            covered = piece.offset + piece.inside.len() as u64;
+        for range in
+            self.resident(address, end).into_iter().map(|page| page_range(page, address, end))
+        {
+            add(range.offset - covered, false);
+            add(range.inside.len() as u64, true);
+            covered = range.offset + range.inside.len() as u64;
         }
         add(end - address - covered, false);
         Ok(Reply::Allocation(runs))
