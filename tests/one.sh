@@ -42,4 +42,11 @@ wait "$program"
 outcome=$?
 kill "$watch" 2>/dev/null
 wait "$watch" 2>/dev/null
+# The last line of `times` is what the programs started here used: "1m2.345s 0m6.789s". In a
+# pipe it would be a process without any.
+times_file=$(mktemp)
+times >"$times_file"
+awk 'END { gsub("s", ""); split($1, user, "m"); split($2, kernel, "m"); printf "test program " \
+    "used %.1f s of CPU\n", 60 * (user[1] + kernel[1]) + user[2] + kernel[2] }' "$times_file"
+rm "$times_file"
 exit "$outcome"

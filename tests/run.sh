@@ -7,16 +7,25 @@ cd "$(dirname "$0")/.."
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT
 failed_steps=()
+# Sets cpu_s to the seconds of CPU that what ran so far has used: the last line of `times` is
+# "1m2.345s 0m6.789s". In a pipe it would be a process without any.
+read_cpu() {
+    times >"$log/times"
+    cpu_s=$(awk 'END { gsub("s", ""); split($1, user, "m"); split($2, kernel, "m")
+        printf "%d", 60 * (user[1] + kernel[1]) + user[2] + kernel[2] }' "$log/times")
+}
 step() { # step NAME COMMAND...: runs it, times it, remembers a failure, goes on
-    local name=$1 from=$SECONDS
+    local name=$1 from=$SECONDS outcome=done cpu_before
     shift
+    read_cpu
+    cpu_before=$cpu_s
     echo "== $name: $*"
-    if "$@"; then
-        echo "== $name: done in $((SECONDS - from)) s"
-    else
+    if ! "$@"; then
         failed_steps+=("$name")
-        echo "== $name: FAILED after $((SECONDS - from)) s"
+        outcome=FAILED
     fi
+    read_cpu
+    echo "== $name: $outcome after $((SECONDS - from)) s, $((cpu_s - cpu_before)) s of CPU"
 }
 
 step set-up tests/setup/prepare.sh test
@@ -91,12 +100,14 @@ if ((${#failed_steps[@]})); then
     echo "one test alone: cargo test -p PACKAGE --test PROGRAM NAME," \
         "with the SAWMILL_SEED that it printed"
 fi
-echo "the ten test programs that took longest, in seconds:"
+echo "the ten test programs that took longest: seconds, and seconds of CPU:"
 awk '/^ +Running / {
         name = $0; sub(/^ +Running (unittests )?/, "", name); sub(/ \(.*deps\//, " (", name)
     }
-    /^test result:.* finished in / { s = $NF; sub(/s$/, "", s); printf "  %8.1f  %s\n", s, name }' \
+    /^test result:.* finished in / { s = $NF; sub(/s$/, "", s) }
+    /^test program used / { printf "  %8.1f %8.1f  %s\n", s, $4, name }' \
     "$log/tests" | sort -rn | head -10
-echo "$SECONDS s in all"
+read_cpu
+echo "$SECONDS s in all, $cpu_s s of CPU"
 echo "$((ran - left_out)) passed, $failed failed, $((ignored + left_out)) skipped"
 ((failed == 0))
