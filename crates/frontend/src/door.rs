@@ -1,14 +1,11 @@
 //! The interface of every door, whatever its protocol.
 //!
-//! A door is *quiet* from [`Door::quiesce`] to [`QuietDoor::resume`]: it accepts no request, and
-//! every accepted request is answered. Users wait in the meantime and notice nothing else. Only a
-//! quiet door can be handed over to another process, which needs a few facts and the descriptors of
-//! the door.
+//! A door is *quiet* from [`Door::quiesce`] to [`QuietDoor::resume`]. Only a quiet door can be
+//! handed over to another process, which needs a few facts and the descriptors of the door.
 //!
-//! Invariants: until [`QuietDoor::release`], a door that was handed over can still resume, so a
-//! hand-off can be rolled back. Nothing but [`QuietDoor::resume`] resumes a quiet door: a process
-//! that fails in the middle of a hand-off must not serve what another may have. Not here: how the
-//! pieces travel between processes.
+//! Invariants: the clauses Q1 to Q8 of [`Door`]. Nothing but [`QuietDoor::resume`] resumes a quiet
+//! door: a process that fails in the middle of a hand-off must not serve what another may have. Not
+//! here: how the pieces travel between processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -16,7 +13,51 @@ use std::time::Duration;
 
 use sawmill_device::Result;
 
-/// A running front door.
+/// A running door.
+///
+/// # The contract
+///
+/// Each clause names the tests that hold it.
+///
+/// - **Q1** A quiet door accepts no request and has answered each that it accepted. Its users wait,
+///   and notice nothing else.
+///   `nbd::a_door_is_quiet_only_when_what_it_took_is_answered`,
+///   `nbd::a_quiet_door_takes_nothing_and_goes_on_when_resumed`,
+///   `fuse::users_of_a_quiet_door_wait_and_see_nothing_of_it`
+/// - **Q2** A door stays quiet until it is resumed, released or stopped. A [`QuietDoor`] that is
+///   dropped changes nothing; another `quiesce` returns another one.
+///   `nbd::a_quiet_door_takes_nothing_and_goes_on_when_resumed`,
+///   `nbd::a_quiet_server_can_be_stopped_and_its_exports_removed`
+/// - **Q3** If a door is not quiet within `patience`, it resumes, and `quiesce` returns
+///   `Unavailable`.
+///   `nbd::a_door_that_cannot_become_quiet_says_so_and_goes_on`,
+///   `fuse::a_door_that_cannot_be_quiet_in_time_resumes`,
+///   `vhost::a_door_that_cannot_be_quiet_goes_on`
+/// - **Q4** A door that was handed over can resume until it is released. Whatever the other process
+///   has done with the pieces by then, users notice nothing of it.
+///   `nbd::a_server_on_trial_leaves_everything_as_it_was`,
+///   `fuse::a_hand_over_that_is_taken_back_goes_on`,
+///   `vhost::a_door_on_trial_leaves_everything_as_it_was`
+/// - **Q5** `release` ends no connection, device or mount that was handed over.
+///   `nbd::a_door_let_go_ends_nothing_for_clients_that_were_handed_over`,
+///   `fuse::a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost`,
+///   `vhost::a_door_is_handed_over_with_its_connection`, `ublk::handoff`
+/// - **Q6** Once the door has resumed, an older [`QuietDoor`] is stale: its `hand_over` fails.
+///   `nbd::a_door_that_is_not_quiet_is_neither_handed_over_nor_let_go`,
+///   `fuse::a_door_that_cannot_be_quiet_in_time_resumes`,
+///   `vhost::a_door_that_cannot_be_quiet_goes_on`
+/// - **Q7** [`Stop::Drained`] answers each request that the door accepted. [`Stop::Now`] does not
+///   wait for the device. A quiet door can be stopped.
+///   `nbd::stop_answers_what_is_in_flight_and_takes_no_more`,
+///   `nbd::stop_now_does_not_wait_for_the_device`,
+///   `fuse::a_stop_answers_what_is_in_flight`, `fuse::stop_now_does_not_wait_for_the_device`,
+///   `vhost::stopping_a_door_answers_what_it_took`,
+///   `nbd::a_quiet_server_can_be_stopped_and_its_exports_removed`
+/// - **Q8** A user who opens the device after `resized` sees its new size. Where those who have it
+///   open cannot see it, `resized` returns `Refused`.
+///   `fuse::a_new_size_is_seen_by_openers_and_by_the_loop_device`,
+///   `vhost::a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back`,
+///   `nbd::a_disk_that_has_grown_is_shown_to_old_clients_as_it_was`
 pub trait Door: Send + Sync {
     /// The protocol: `nbd`, `ublk`, `vhost-user` or `fuse`.
     fn kind(&self) -> &'static str;
@@ -30,15 +71,12 @@ pub trait Door: Send + Sync {
     /// The counters since the start.
     fn counts(&self) -> DoorCounts;
 
-    /// Accepts no more requests and waits until the accepted ones are answered. Returns
-    /// `Unavailable` if that takes longer than `patience`; the door has resumed then. Returns
-    /// `Closed` for a door that has ended.
-    ///
-    /// A quiet door stays so, and the caller gets another value for it.
+    /// Accepts no more requests and waits until the accepted ones are answered, for `patience` at
+    /// most. Returns `Closed` for a door that has ended.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>>;
 
-    /// Announces the device's new size to the door's users. Errors: `Refused` where this door or
-    /// kernel cannot; the text says how users come to see it.
+    /// Announces the device's new size to those who have it open. Returns `Refused` where this door
+    /// or kernel cannot; the text says how they come to see it.
     fn resized(&self) -> Result<()>;
 
     /// Closes the door, which may be quiet.
@@ -47,9 +85,7 @@ pub trait Door: Send + Sync {
 
 /// A door that accepts no request and has answered all that it accepted.
 ///
-/// Dropping this changes nothing: the door stays quiet, and its users wait until it is resumed or
-/// stopped through another value. If the door has resumed or ended in the meantime, this value is
-/// stale.
+/// If the door has resumed or ended through another value in the meantime, this one is stale.
 #[must_use = "the users of a quiet door wait until it is resumed"]
 pub trait QuietDoor: Send {
     /// What another process needs to take over this door. Descriptors are duplicates. Returns an
