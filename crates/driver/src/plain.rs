@@ -19,7 +19,9 @@ use sawmill_sys::{Arena, Lease};
 use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
 use crate::protocol::{Command, CommandKind};
-use crate::request_holder::{FetchState, RequestHolder, State, StateCell};
+use crate::request_holder::{
+    CommandLanes, FetchState, HolderStatus, RequestHolder, State, StateCell,
+};
 
 /// A device in plain mode: each request is one command to the driver.
 pub(crate) struct Plain {
@@ -230,7 +232,7 @@ impl BlockDevice for Plain {
     }
 }
 
-impl RequestHolder for Plain {
+impl CommandLanes for Plain {
     fn lanes_per_queue(&self) -> usize {
         1
     }
@@ -295,6 +297,12 @@ impl RequestHolder for Plain {
         Ok(())
     }
 
+    fn has_commands(&self, lane: usize) -> bool {
+        !self.queues[lane].pending.lock().issued.is_empty()
+    }
+}
+
+impl RequestHolder for Plain {
     fn start(&self) -> Result<()> {
         self.state_cell.start()?;
         self.notify();
@@ -355,26 +363,16 @@ impl RequestHolder for Plain {
         self.notify();
     }
 
-    fn is_drained(&self) -> bool {
-        self.queues.iter().all(|queue| {
+    fn status(&self) -> HolderStatus {
+        let state = self.state_cell.state();
+        let (mut is_drained, mut oldest_fetched_at) = (true, None);
+        for queue in &self.queues {
             let pending = queue.pending.lock();
-            pending.ready.is_empty() && pending.issued.is_empty()
-        })
-    }
-
-    fn has_commands(&self, lane: usize) -> bool {
-        !self.queues[lane].pending.lock().issued.is_empty()
-    }
-
-    fn oldest_fetched_at(&self) -> Option<Instant> {
-        let oldest = |queue: &Queue| {
-            queue.pending.lock().issued.values().map(|issued_request| issued_request.since).min()
-        };
-        self.queues.iter().filter_map(oldest).min()
-    }
-
-    fn state(&self) -> State {
-        self.state_cell.state()
+            is_drained &= pending.ready.is_empty() && pending.issued.is_empty();
+            let fetched_at = pending.issued.values().map(|issued_request| issued_request.since);
+            oldest_fetched_at = fetched_at.chain(oldest_fetched_at).min();
+        }
+        HolderStatus { state, is_drained, oldest_fetched_at }
     }
 }
 

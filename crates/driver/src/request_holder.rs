@@ -3,7 +3,8 @@
 //!
 //! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands
 //! of a lane are fetched in order and answered in any order. Nothing is fetched between
-//! [`RequestHolder::recover`] and [`RequestHolder::start`]. Not here: sockets, whether a driver is
+//! [`RequestHolder::recover`] and [`RequestHolder::start`]. The threads of a driver's sockets see
+//! [`CommandLanes`] only: they cannot start or end a device. Not here: sockets, whether a driver is
 //! connected (`host`).
 
 use std::sync::Arc;
@@ -15,9 +16,34 @@ use sawmill_sys::Arena;
 
 use crate::protocol::Command;
 
-/// A device that keeps its requests until a driver has answered them: `Plain` or `Batch`. The host
-/// carries commands and answers between it and the driver's sockets.
+/// A device that keeps its requests until a driver has answered them: `Plain` or `Batch`. What
+/// happens to it when drivers come and go, and at its end.
 pub(crate) trait RequestHolder: BlockDevice {
+    /// A driver is connected. Errors: `InUse`, `Closed`.
+    fn start(&self) -> Result<()>;
+
+    /// Stops fetching until the next start: threads blocked in [`CommandLanes::fetch`] return.
+    fn pause(&self);
+
+    /// The driver is gone: commands without an answer are fetched again, before everything else.
+    fn recover(&self) -> Result<()>;
+
+    /// Begins the end: accepts nothing new; accepted requests still go to the driver.
+    fn begin_end(&self);
+
+    /// Fails what waits for a driver; the device stays.
+    fn fail_waiting(&self, error: &Error);
+
+    /// Ends the device; what waits fails.
+    fn end_now(&self, error: &Error);
+
+    /// The state of the device, and what it still holds.
+    fn status(&self) -> HolderStatus;
+}
+
+/// The same device for the threads that carry its commands and answers between it and the sockets
+/// of a driver.
+pub(crate) trait CommandLanes: Send + Sync {
     /// The number of lanes per queue.
     fn lanes_per_queue(&self) -> usize;
 
@@ -35,35 +61,19 @@ pub(crate) trait RequestHolder: BlockDevice {
     /// number.
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()>;
 
-    /// A driver is connected. Errors: `InUse`, `Closed`.
-    fn start(&self) -> Result<()>;
-
-    /// Stops fetching until the next start: threads blocked in `fetch` return.
-    fn pause(&self);
-
-    /// The driver is gone: commands without an answer are fetched again, before everything else.
-    fn recover(&self) -> Result<()>;
-
-    /// Begins the end: accepts nothing new; accepted requests still go to the driver.
-    fn begin_end(&self);
-
-    /// Fails what waits for a driver; the device stays.
-    fn fail_waiting(&self, error: &Error);
-
-    /// Ends the device; what waits fails.
-    fn end_now(&self, error: &Error);
-
-    /// Whether everything accepted was answered.
-    fn is_drained(&self) -> bool;
-
     /// Whether the driver has commands of a lane.
     fn has_commands(&self, lane: usize) -> bool;
+}
 
-    /// When the oldest command that the driver has was fetched.
-    fn oldest_fetched_at(&self) -> Option<Instant>;
-
+/// What a device that holds requests is doing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HolderStatus {
     /// The state of the device.
-    fn state(&self) -> State;
+    pub(crate) state: State,
+    /// Whether everything accepted was answered.
+    pub(crate) is_drained: bool,
+    /// When the oldest command that the driver has was fetched; `None` if it has none.
+    pub(crate) oldest_fetched_at: Option<Instant>,
 }
 
 /// The result of fetching from a lane.

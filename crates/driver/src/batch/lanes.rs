@@ -7,14 +7,13 @@
 //! Not here: what the commands mean (`deliver`).
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use sawmill_device::{Error, Operation, Result};
 use sawmill_sys::Arena;
 
 use super::{Batch, Delivery, RangeCommand};
 use crate::protocol::{Command, CommandKind};
-use crate::request_holder::{FetchState, RequestHolder, State};
+use crate::request_holder::{CommandLanes, FetchState, HolderStatus, RequestHolder};
 
 impl Batch {
     fn write_command(&self, queue: usize, delivery: Delivery) -> Option<Command> {
@@ -48,7 +47,7 @@ impl Batch {
     }
 }
 
-impl RequestHolder for Batch {
+impl CommandLanes for Batch {
     fn lanes_per_queue(&self) -> usize {
         2
     }
@@ -107,6 +106,18 @@ impl RequestHolder for Batch {
         }
     }
 
+    fn has_commands(&self, lane: usize) -> bool {
+        let queue = &self.queues[lane / 2];
+        let is_writes = lane.is_multiple_of(2);
+        if is_writes {
+            !queue.writes.lock().fetched.is_empty()
+        } else {
+            !queue.reads.lock().fetched.is_empty()
+        }
+    }
+}
+
+impl RequestHolder for Batch {
     fn start(&self) -> Result<()> {
         Batch::start(self)
     }
@@ -133,30 +144,15 @@ impl RequestHolder for Batch {
         Batch::end_now(self, error);
     }
 
-    fn is_drained(&self) -> bool {
-        Batch::is_drained(self)
-    }
-
-    fn has_commands(&self, lane: usize) -> bool {
-        let queue = &self.queues[lane / 2];
-        let is_writes = lane.is_multiple_of(2);
-        if is_writes {
-            !queue.writes.lock().fetched.is_empty()
-        } else {
-            !queue.reads.lock().fetched.is_empty()
-        }
-    }
-
-    fn oldest_fetched_at(&self) -> Option<Instant> {
+    fn status(&self) -> HolderStatus {
+        let state = Batch::state(self);
+        let is_drained = Batch::is_drained(self);
         let oldest = |queue: &super::Queue| {
             let writes = queue.writes.lock().fetched.values().map(|(_, since)| *since).min();
             let reads = queue.reads.lock().fetched.values().map(|(_, _, since)| *since).min();
             writes.into_iter().chain(reads).min()
         };
-        self.queues.iter().filter_map(oldest).min()
-    }
-
-    fn state(&self) -> State {
-        Batch::state(self)
+        let oldest_fetched_at = self.queues.iter().filter_map(oldest).min();
+        HolderStatus { state, is_drained, oldest_fetched_at }
     }
 }

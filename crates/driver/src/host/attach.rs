@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::options::{DeathPolicy, DeviceOptions, Mode};
 use crate::plain::Plain;
 use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
-use crate::request_holder::{RequestHolder, State};
+use crate::request_holder::{CommandLanes, RequestHolder, State};
 
 /// The first packet of a connection; `None` if it ends without one.
 pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
@@ -78,7 +78,7 @@ impl Host {
         }
         let declared_device = self.declare(hello)?;
         self.finish_predecessor(declared_device, hello)?;
-        if declared_device.holder.state() == State::Ended {
+        if declared_device.holder.status().state == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
         }
         // Before the driver gets the memory: a former driver may still write to the old one, so
@@ -89,15 +89,15 @@ impl Host {
             .with("protocol", PROTOCOL)
             .with("name", &self.name)
             .with("generation", generation)
-            .with("again", u8::from(!declared_device.holder.is_drained()));
+            .with("again", u8::from(!declared_device.holder.status().is_drained));
         for (name, value) in declared_device.options.facts().iter() {
             facts.add(name, value);
         }
         control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
         let lanes = declared_device.options.batch.hw_queues as usize
-            * declared_device.holder.lanes_per_queue();
+            * declared_device.lanes.lanes_per_queue();
         let (ours, theirs) = session::lanes(lanes)?;
-        session::hand_queues(control, &theirs, &*declared_device.holder)?;
+        session::hand_queues(control, &theirs, &*declared_device.lanes)?;
         tracing::debug!(pid, generation, "a driver is welcome");
         Ok(ours)
     }
@@ -109,16 +109,22 @@ impl Host {
             return Ok(declared_device);
         }
         let options = DeviceOptions::declared(hello, &self.host_facts)?;
-        let holder: Arc<dyn RequestHolder> = match options.mode {
-            Mode::Plain => Plain::new(options.clone())?,
-            Mode::Batch => Batch::new(options.batch.clone())?,
+        let (holder, lanes): (Arc<dyn RequestHolder>, Arc<dyn CommandLanes>) = match options.mode {
+            Mode::Plain => {
+                let plain = Plain::new(options.clone())?;
+                (Arc::clone(&plain) as _, plain)
+            }
+            Mode::Batch => {
+                let batch = Batch::new(options.batch.clone())?;
+                (Arc::clone(&batch) as _, batch)
+            }
         };
         let policy = Policy::new(Arc::clone(&holder));
         let device: Arc<dyn BlockDevice> = match options.byte_granular {
             true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
             false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
         };
-        Ok(self.device.get_or_init(|| DeclaredDevice { options, holder, policy, device }))
+        Ok(self.device.get_or_init(|| DeclaredDevice { options, holder, lanes, policy, device }))
     }
 
     fn finish_predecessor(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
@@ -141,7 +147,7 @@ impl Host {
         let mut state = self.state.lock();
         while state.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
             last.expect_disconnect(
-                declared_device.holder.oldest_fetched_at().is_none(),
+                declared_device.holder.status().oldest_fetched_at.is_none(),
                 &mut done_since,
             );
             self.changed.wait_for(&mut state, LOOK_EVERY);
@@ -165,7 +171,7 @@ impl Host {
         let session = Session::new(generation, pid, control, lanes);
         let refuse =
             |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
-        let threads = session.start(&declared_device.holder).inspect_err(refuse)?;
+        let threads = session.start(&declared_device.lanes).inspect_err(refuse)?;
         {
             let mut state = self.state.lock();
             state.session = Some(Arc::clone(&session));
@@ -218,13 +224,11 @@ impl Host {
         // In this order: no more commands go out, then the sockets end the threads' waits. After
         // the join, no answer of this driver can arrive beside those of the next.
         threads.join();
+        let status = declared_device.holder.status();
         let has_all = match session.is_finishing.load(Ordering::SeqCst) {
-            true => declared_device.holder.oldest_fetched_at().is_none(),
+            true => status.oldest_fetched_at.is_none(),
             // It has been sent END.
-            false => {
-                declared_device.holder.state() != State::Waiting
-                    && declared_device.holder.is_drained()
-            }
+            false => status.state != State::Waiting && status.is_drained,
         };
         let in_order = has_all && !session.is_cut();
         if let Err(error) = declared_device.holder.recover() {
@@ -232,7 +236,7 @@ impl Host {
             tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
-        if !in_order && declared_device.holder.state() != State::Ended {
+        if !in_order && declared_device.holder.status().state != State::Ended {
             self.driver_died(declared_device, &why);
         }
         // Last: the next driver may start as soon as the place is free.

@@ -44,7 +44,7 @@ use self::policy::Policy;
 use self::session::Session;
 use crate::options::DeviceOptions;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
-use crate::request_holder::RequestHolder;
+use crate::request_holder::{CommandLanes, RequestHolder};
 
 /// What happens to a device and its drivers, reported to the creator of the host.
 #[derive(Clone, Debug)]
@@ -125,6 +125,8 @@ struct DriverState {
 struct DeclaredDevice {
     options: DeviceOptions,
     holder: Arc<dyn RequestHolder>,
+    /// The lanes of `holder`.
+    lanes: Arc<dyn CommandLanes>,
     policy: Arc<Policy>,
     device: Arc<dyn BlockDevice>,
 }
@@ -255,7 +257,7 @@ impl Host {
         let mut done_since = None;
         let mut state = self.state.lock();
         while state.outcome.is_none() {
-            let is_drained = device.holder.is_drained();
+            let is_drained = device.holder.status().is_drained;
             match state.session.clone() {
                 None if is_drained => return,
                 Some(session) => session.expect_disconnect(is_drained, &mut done_since),

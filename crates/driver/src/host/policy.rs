@@ -80,7 +80,7 @@ pub(super) fn watch(host: &Weak<Host>) {
 impl Host {
     fn check(&self) {
         let Some(declared_device) = self.device.get() else { return };
-        if declared_device.holder.state() == State::Ended {
+        if declared_device.holder.status().state == State::Ended {
             // Requests that arrived while it ended.
             return declared_device
                 .holder
@@ -121,7 +121,7 @@ impl Host {
         let patience = device.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero()
-            && device.holder.oldest_fetched_at().is_some_and(is_late)
+            && device.holder.status().oldest_fetched_at.is_some_and(is_late)
             && !session.is_cut()
         {
             // Report the reason first: after the cut, another thread reports that the driver is

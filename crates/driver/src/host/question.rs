@@ -65,7 +65,7 @@ impl Host {
 
     fn status(&self) -> Facts {
         let driver = self.state.lock().session.clone();
-        let state = match self.device.get().map(|declared_device| declared_device.holder.state()) {
+        let state = match self.device.get().map(|device| device.holder.status().state) {
             None => "declared",
             Some(State::Waiting) => "waiting",
             Some(State::Running) => "running",

@@ -21,7 +21,7 @@ use crate::protocol::{
     ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX,
     PacketSocket,
 };
-use crate::request_holder::{FetchState, RequestHolder};
+use crate::request_holder::{CommandLanes, FetchState};
 
 /// The most commands of one packet.
 const COMMANDS_MAX: usize = 64;
@@ -74,17 +74,17 @@ impl Session {
     }
 
     /// Starts the threads, which wait for [`begin`](Self::begin): without them there is no session.
-    pub(super) fn start(self: &Arc<Self>, holder: &Arc<dyn RequestHolder>) -> Result<Threads> {
+    pub(super) fn start(self: &Arc<Self>, lanes: &Arc<dyn CommandLanes>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
-            let (session, from) = (Arc::clone(self), Arc::clone(holder));
+            let (session, from) = (Arc::clone(self), Arc::clone(lanes));
             let sender = thread("driver-commands", move || {
                 if *session.begins.wait() {
                     from.pin_thread(lane / from.lanes_per_queue());
                     session.send_commands(lane, &*from);
                 }
             });
-            let (session, to) = (Arc::clone(self), Arc::clone(holder));
+            let (session, to) = (Arc::clone(self), Arc::clone(lanes));
             let receiver = thread("driver-answers", move || {
                 if *session.begins.wait() {
                     to.pin_thread(lane / to.lanes_per_queue());
@@ -173,12 +173,12 @@ impl Session {
         }
     }
 
-    fn send_commands(&self, lane: usize, holder: &dyn RequestHolder) {
+    fn send_commands(&self, lane: usize, lanes: &dyn CommandLanes) {
         let (mut commands, mut bytes) = (Vec::with_capacity(COMMANDS_MAX), Vec::new());
         loop {
             commands.clear();
             bytes.clear();
-            let next = holder.fetch(lane, &mut commands, COMMANDS_MAX);
+            let next = lanes.fetch(lane, &mut commands, COMMANDS_MAX);
             if next != FetchState::Commands {
                 // Before END is sent: the driver may close the lane as soon as it has it.
                 self.ended[lane].store(true, Ordering::SeqCst);
@@ -193,13 +193,13 @@ impl Session {
         }
     }
 
-    fn take_answers(&self, lane: usize, holder: &dyn RequestHolder) {
+    fn take_answers(&self, lane: usize, lanes: &dyn CommandLanes) {
         let mut buffer = vec![0; PACKET_BYTES_MAX / ANSWER_BYTES * ANSWER_BYTES];
         loop {
             let answered = match self.lanes[lane].receive(&mut buffer) {
-                Ok(Some(packet)) => self.answered(lane, packet.bytes, holder),
+                Ok(Some(packet)) => self.answered(lane, packet.bytes, lanes),
                 Ok(None) => {
-                    self.closed_by_driver(lane, holder);
+                    self.closed_by_driver(lane, lanes);
                     break;
                 }
                 Err(error) => Err(error),
@@ -216,16 +216,16 @@ impl Session {
     }
 
     /// One unserved lane is enough to end the session: its requests would hang.
-    fn closed_by_driver(&self, lane: usize, holder: &dyn RequestHolder) {
-        let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !holder.has_commands(lane);
+    fn closed_by_driver(&self, lane: usize, lanes: &dyn CommandLanes) {
+        let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !lanes.has_commands(lane);
         if !has_done_all && !self.is_closed.load(Ordering::SeqCst) {
             self.cut("it closed its connection");
         }
     }
 
-    fn answered(&self, lane: usize, packet: &[u8], holder: &dyn RequestHolder) -> Result<()> {
+    fn answered(&self, lane: usize, packet: &[u8], lanes: &dyn CommandLanes) -> Result<()> {
         for answer in Answer::decode_all(packet)? {
-            holder.answer(lane, answer.number, outcome_of(answer.errno))?;
+            lanes.answer(lane, answer.number, outcome_of(answer.errno))?;
         }
         Ok(())
     }
@@ -259,12 +259,12 @@ pub(super) fn lanes(count: usize) -> Result<(Vec<PacketSocket>, Vec<PacketSocket
 pub(super) fn hand_queues(
     control: &PacketSocket,
     theirs: &[PacketSocket],
-    holder: &dyn RequestHolder,
+    lanes: &dyn CommandLanes,
 ) -> Result<()> {
-    let per_queue = holder.lanes_per_queue();
+    let per_queue = lanes.lanes_per_queue();
     for (queue, sockets) in theirs.chunks(per_queue).enumerate() {
         let memory: Vec<_> =
-            (0..per_queue).map(|lane| holder.memory(queue * per_queue + lane)).collect();
+            (0..per_queue).map(|lane| lanes.memory(queue * per_queue + lane)).collect();
         let mut facts =
             Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
         if let Some(reads) = memory.get(1) {
