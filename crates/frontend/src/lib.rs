@@ -1,4 +1,4 @@
-//! The front doors: each exports any block device in the protocol of its users.
+//! The doors: each exports any block device in the protocol of its users.
 //!
 //! One folder per door, with the same files in each: `mod` (what it is), `options` (the options),
 //! `protocol` (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
