@@ -31,7 +31,7 @@ const QUEUES: [&str; 15] = [
 const NO_QUEUES: [(&str, &str, &str); 16] = [
     ("crates/device/src/memory.rs", "shards", "the pages of a disk"),
     ("crates/driver/src/client/lane.rs", "open", "the commands of a lane, as many as its queue"),
-    ("crates/frontend/src/fuse/link.rs", "spares", "a buffer for each worker"),
+    ("crates/frontend/src/fuse/channel.rs", "spares", "a buffer for each worker"),
     ("crates/frontend/src/fuse/server.rs", "workers", "the threads of a door"),
     ("crates/frontend/src/ublk/worker.rs", "workers", "the threads of a process"),
     ("crates/link/src/initiator/slots.rs", "free", "the slots of a connection"),

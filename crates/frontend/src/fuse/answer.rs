@@ -7,7 +7,7 @@
 //! its request; a notification has the number 0. The entries of a folder never exceed the length
 //! that the kernel asked for.
 //!
-//! Not here: requests (`protocol`), I/O (`link`).
+//! Not here: requests (`protocol`), I/O (`channel`).
 
 use super::protocol::{self, FILE, ROOT};
 

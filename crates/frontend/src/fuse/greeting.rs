@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::answer::{self, InitParameters};
+use super::channel::{KernelChannel, ReadOutcome};
 use super::limits::REQUESTS_MAX;
-use super::link::{Link, ReadOutcome};
 use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, parse};
 
 /// Time for the kernel to send its first request after the mount.
@@ -24,19 +24,19 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
     };
     let caused = |error: std::io::Error| failed(error.to_string()).with_source(error);
     let kernel =
-        // A duplicate, because this link ends with the greeting and the door makes one of its own
-        // with its workers.
+        // A duplicate, because this channel ends with the greeting and the door makes one of its
+        // own with its workers.
         rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| caused(error.into()))?;
-    let link = Link::new(kernel, 0).map_err(caused)?;
-    let mut buffer = link.buffer();
+    let channel = KernelChannel::new(kernel, 0).map_err(caused)?;
+    let mut buffer = channel.buffer();
     loop {
-        let mut fds = [PollFd::new(&link.kernel, PollFlags::IN)];
+        let mut fds = [PollFd::new(&channel.kernel, PollFlags::IN)];
         match poll(&mut fds, Some(&GREETING_TIME_MAX)) {
             Ok(0) => return Err(failed("it did not arrive".into())),
             Ok(_) | Err(Errno::INTR) => (),
             Err(error) => return Err(caused(error.into())),
         }
-        let length = match link.take(&mut buffer) {
+        let length = match channel.take(&mut buffer) {
             ReadOutcome::Request(length) => length,
             ReadOutcome::Nothing => continue,
             ReadOutcome::Gone => return Err(failed("the mount is gone".into())),
@@ -48,7 +48,7 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
             Ok(Message { unique, operation: Operation::Init { major, .. }, .. })
                 if major > MAJOR =>
             {
-                link.send(&[&answer::init_other_major(unique)]);
+                channel.send(&[&answer::init_other_major(unique)]);
             }
             Ok(Message {
                 unique,
@@ -78,7 +78,7 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> 
                     flags: flags & supported_flags,
                     write_bytes_max: bytes_max,
                 };
-                link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
+                channel.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
                 return Ok(agreed);
             }
             other => return Err(failed(format!("another request came first: {other:?}"))),

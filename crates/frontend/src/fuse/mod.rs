@@ -3,7 +3,7 @@
 //! Works on every Linux with the fuse module, also for users other than root. Modules:
 //! [`options`](FuseOptions), `limits`, `mount` (the folder), `greeting` (the agreement with the
 //! kernel), `hand_over` (what another process needs), `holder_watch` (the watched mount holder),
-//! `protocol` and `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request
+//! `protocol` and `answer` (the codec, pure), `channel` (the shared descriptor), `worker` (request
 //! handling), `ticket` and `seek` (requests in flight), [`server`](FuseDoor),
 //! [`metrics`](FuseMetrics), `fuzzing` (what must hold of any request).
 //!
@@ -21,12 +21,12 @@
 //! (`mount_holder`).
 
 mod answer;
+mod channel;
 pub(crate) mod fuzzing;
 mod greeting;
 mod hand_over;
 mod holder_watch;
 mod limits;
-mod link;
 mod metrics;
 mod mount;
 mod options;

@@ -15,13 +15,13 @@ use sawmill_device::{
 };
 
 use super::answer::sought;
+use super::channel::KernelChannel;
 use super::limits::SEEK_BYTES;
-use super::link::Link;
 use super::ticket::errno_of;
 
 /// One seek.
 pub(super) struct Seek {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<KernelChannel>,
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) unique: u64,
     /// Whether to look for data; otherwise for a hole.
@@ -45,7 +45,7 @@ impl Window {
         if self.came.fetch_add(1, AcqRel) == 1 {
             match self.judged() {
                 Some(next) => self.seek.clone().query_window(next),
-                None => self.seek.link.end(0),
+                None => self.seek.channel.end(0),
             }
         }
     }
@@ -60,7 +60,7 @@ impl Window {
 impl Seek {
     /// Searches from `offset` on and answers, now or later.
     pub(super) fn start(self, offset: u64) {
-        self.link.begin(0);
+        self.channel.begin(0);
         // Counted as in flight, though it holds no bytes: a door must not be handed over while a
         // seek waits for its answer.
         Arc::new(self).query_window(offset);
@@ -93,7 +93,7 @@ impl Seek {
             }
             match window.judged() {
                 Some(next) => offset = next,
-                None => return self.link.end(0),
+                None => return self.channel.end(0),
             }
         }
     }
@@ -103,7 +103,7 @@ impl Seek {
         let errno = match outcome {
             Ok(Reply::Allocation(runs)) => match self.find(offset, &runs) {
                 Ok(position) => {
-                    self.link.send(&[&sought(self.unique, position)]);
+                    self.channel.send(&[&sought(self.unique, position)]);
                     return None;
                 }
                 // An answer that does not reach past its own start would repeat the same query
@@ -112,17 +112,17 @@ impl Seek {
                 Err(_) if self.data => Errno::NXIO.raw_os_error(),
                 Err(_) => {
                     // The end of the file counts as a hole.
-                    self.link.send(&[&sought(self.unique, self.size_bytes)]);
+                    self.channel.send(&[&sought(self.unique, self.size_bytes)]);
                     return None;
                 }
             },
             Ok(Reply::Done) => {
                 let text = "the device answered an allocation query without runs";
-                errno_of(&self.link, &Error::new(ErrorKind::Internal, text))
+                errno_of(&self.channel, &Error::new(ErrorKind::Internal, text))
             }
-            Err(error) => errno_of(&self.link, &error),
+            Err(error) => errno_of(&self.channel, &error),
         };
-        self.link.send_status(self.unique, errno);
+        self.channel.send_status(self.unique, errno);
         None
     }
 

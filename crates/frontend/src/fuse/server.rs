@@ -17,11 +17,11 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::{LoopAccess, LoopDevice};
 
 use super::answer::{self, InitParameters};
+use super::channel::KernelChannel;
 use super::greeting::greet;
 use super::hand_over::{MountHandOver, handed};
 use super::holder_watch::HolderWatch;
 use super::limits::{NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX};
-use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, MountOptions};
 use super::options::FuseOptions;
@@ -40,7 +40,7 @@ pub struct FuseDoor {
 
 /// A mount and the threads that serve it.
 struct MountService {
-    link: Arc<Link>,
+    channel: Arc<KernelChannel>,
     file: Arc<FuseFile>,
     mount: Mount,
     parameters: InitParameters,
@@ -184,15 +184,15 @@ impl FuseDoor {
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (name, mode) = (options.file_name.clone(), options.mode & 0o777);
         let fuse_file = Arc::new(FuseFile { device, name, mode, user, group, time_s });
-        let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
+        let channel = Arc::new(KernelChannel::new(kernel, options.workers).map_err(failed)?);
         let mut workers = Vec::new();
         for number in 0..options.workers {
-            let (link, fuse_file) = (link.clone(), fuse_file.clone());
+            let (channel, fuse_file) = (channel.clone(), fuse_file.clone());
             let thread = std::thread::Builder::new().name(format!("fuse-{number}"));
-            workers.push(thread.spawn(move || work(&link, &fuse_file)).map_err(failed)?);
+            workers.push(thread.spawn(move || work(&channel, &fuse_file)).map_err(failed)?);
         }
         let mounted = MountService {
-            link,
+            channel,
             file: fuse_file,
             mount,
             parameters: init_parameters,
@@ -244,8 +244,8 @@ impl FuseDoor {
     /// The counters since the start.
     #[must_use]
     pub fn metrics(&self) -> FuseMetrics {
-        let link = &self.mounted.link;
-        link.counters.snapshot(!link.is_finished(), link.in_flight())
+        let channel = &self.mounted.channel;
+        channel.counters.snapshot(!channel.is_finished(), channel.in_flight())
     }
 }
 
@@ -289,7 +289,7 @@ impl MountService {
         handed(
             &self.file.name,
             &self.mount,
-            &self.link.kernel,
+            &self.channel.kernel,
             &self.parameters,
             number,
             size_bytes,
@@ -304,7 +304,7 @@ impl MountService {
     /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door
     /// is quiet.
     fn resized(&self) -> Result<()> {
-        self.link.send(&[&answer::invalidate_file()]);
+        self.channel.send(&[&answer::invalidate_file()]);
         let device = *self.loop_device.lock();
         if let Some(device) = device {
             // The loop device uses the kernel's cached size of the file, so refresh that first.
@@ -349,11 +349,11 @@ impl MountService {
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
-        if self.link.quiesce(patience) {
+        if self.channel.quiesce(patience) {
             return Ok(());
         }
-        let in_flight = self.link.in_flight();
-        self.link.resume();
+        let in_flight = self.channel.in_flight();
+        self.channel.resume();
         let text = format!(
             "fuse: {in_flight} requests to {} were not answered in {} ms; the door has resumed",
             self.file().display(),
@@ -363,11 +363,11 @@ impl MountService {
     }
 
     fn hand_over(&self) -> Result<Vec<DoorPiece>> {
-        if self.link.is_finished() {
+        if self.channel.is_finished() {
             let text = format!("fuse: {} was unmounted", self.mount.path.display());
             return Err(Error::new(ErrorKind::Closed, text));
         }
-        if !self.link.is_quiet() {
+        if !self.channel.is_quiet() {
             return Err(Error::new(
                 ErrorKind::Invalid,
                 "fuse: only a quiet door can be handed over",
@@ -378,7 +378,7 @@ impl MountService {
 
     fn release(&self) {
         if !self.is_over.swap(true, SeqCst) {
-            self.link.finish();
+            self.channel.finish();
             self.join();
             if let Some(mount_holder) = self.mount_holder.lock().take() {
                 // Last: the next server may read from the descriptor as soon as the mount holder is
@@ -392,13 +392,13 @@ impl MountService {
         if self.is_over.swap(true, SeqCst) {
             return self.join();
         }
-        self.link.resume();
+        self.channel.resume();
         // Detaching and unmounting send requests. A quiet door would not answer them, and would
         // wait for itself.
         self.detach_loop();
         // The loop device has the file open. While it does, the mount is busy.
         let mut outcome = Ok(());
-        let is_unmounted = self.link.is_finished()
+        let is_unmounted = self.channel.is_finished()
             || patiently(|| {
                 outcome = self.mount.unmount();
                 !matches!(
@@ -406,9 +406,9 @@ impl MountService {
                     Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
                 )
             });
-        self.link.finish();
+        self.channel.finish();
         self.join();
-        self.link.drain();
+        self.channel.drain();
         if !is_unmounted || outcome.is_err() {
             let file = self.file();
             let file = file.display();
@@ -424,7 +424,7 @@ impl MountService {
             // Wakes users that wait for an answer, with errors.
             return self.join();
         }
-        self.link.finish();
+        self.channel.finish();
         // It is identified by the path of its file, which an unmount changes.
         let device = self.loop_device.lock().take().filter(|device| device.is_of(&self.file()));
         self.mount.abandon();
@@ -543,7 +543,7 @@ impl QuietDoor for QuietFuseDoor {
     }
 
     fn resume(self: Box<Self>) {
-        self.0.link.resume();
+        self.0.channel.resume();
     }
 }
 

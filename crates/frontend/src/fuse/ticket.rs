@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 
 use super::answer::{head, written};
-use super::link::Link;
+use super::channel::KernelChannel;
 
 /// The bytes of a request.
 pub(super) enum Body {
@@ -35,23 +35,23 @@ impl Body {
 
 /// One request in flight.
 pub(super) struct Ticket {
-    link: Arc<Link>,
+    channel: Arc<KernelChannel>,
     unique: u64,
     charged_bytes: u64,
     body: Body,
 }
 
 impl Ticket {
-    pub(super) fn new(link: &Arc<Link>, unique: u64, body: Body) -> Box<Self> {
+    pub(super) fn new(channel: &Arc<KernelChannel>, unique: u64, body: Body) -> Box<Self> {
         let charged_bytes = body.charged_bytes();
-        link.begin(charged_bytes);
-        Box::new(Ticket { link: link.clone(), unique, charged_bytes, body })
+        channel.begin(charged_bytes);
+        Box::new(Ticket { channel: channel.clone(), unique, charged_bytes, body })
     }
 }
 
 /// The errno for this error, whose text goes to the log: the kernel accepts no text.
-pub(super) fn errno_of(link: &Link, error: &Error) -> i32 {
-    let number = link.counters.errors.fetch_add(1, Relaxed) + 1;
+pub(super) fn errno_of(channel: &KernelChannel, error: &Error) -> i32 {
+    let number = channel.counters.errors.fetch_add(1, Relaxed) + 1;
     // A device that fails fails often: log it less and less.
     if number.is_power_of_two() {
         tracing::warn!(%error, number, "fuse: a request failed");
@@ -89,26 +89,29 @@ impl Exchange for Ticket {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Ticket { link, unique, charged_bytes, body } = *self;
+        let Ticket { channel, unique, charged_bytes, body } = *self;
         match (outcome, &body) {
             (Ok(Reply::Done), Body::Read { bytes }) => {
-                link.counters.bytes_out.fetch_add(bytes.len() as u64, Relaxed);
-                link.send(&[&head(unique, 0, bytes.len()), bytes]);
+                channel.counters.bytes_out.fetch_add(bytes.len() as u64, Relaxed);
+                channel.send(&[&head(unique, 0, bytes.len()), bytes]);
             }
             (Ok(Reply::Done), Body::Write { length, .. }) => {
-                link.send(&[&written(unique, *length as u32)])
+                channel.send(&[&written(unique, *length as u32)])
             }
-            (Ok(Reply::Done), Body::Empty) => link.send_status(unique, 0),
+            (Ok(Reply::Done), Body::Empty) => channel.send_status(unique, 0),
             (Ok(Reply::Allocation(_)), _) => {
                 let text = "the device answered with the wrong kind of reply";
-                link.send_status(unique, errno_of(&link, &Error::new(ErrorKind::Internal, text)));
+                channel.send_status(
+                    unique,
+                    errno_of(&channel, &Error::new(ErrorKind::Internal, text)),
+                );
             }
-            (Err(error), _) => link.send_status(unique, errno_of(&link, &error)),
+            (Err(error), _) => channel.send_status(unique, errno_of(&channel, &error)),
         }
         // A read has a buffer of its own length, which fits few later requests.
         if let Body::Write { bytes, .. } = body {
-            link.keep(bytes);
+            channel.keep(bytes);
         }
-        link.end(charged_bytes);
+        channel.end(charged_bytes);
     }
 }

@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Flags, Operation as Asked, Request};
 
 use super::answer::{self, Attributes};
+use super::channel::{KernelChannel, ReadOutcome};
 use super::limits::{COPY_BYTES_MAX, NAME_BYTES_MAX};
-use super::link::{Link, ReadOutcome};
 use super::metrics::count;
 use super::protocol::{
     FILE, Malformed, Message, Operation, RESENT, ROOT, SEEK_DATA, SEEK_HOLE, WRITE_HEAD_BYTES,
@@ -52,60 +52,65 @@ impl FuseFile {
     }
 }
 
-/// Works until the link ends, on a thread of its own.
-pub(super) fn work(link: &Arc<Link>, file: &FuseFile) {
+/// Works until the channel ends, on a thread of its own.
+pub(super) fn work(channel: &Arc<KernelChannel>, file: &FuseFile) {
     // Otherwise an allocation here may wait for memory that the kernel frees by writing to this
     // very file system.
     if let Err(error) = sawmill_sys::reclaim::set_io_flusher() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
             reclaim");
     }
-    match link.epoll() {
-        Ok(epoll) => take_all(link, file, &epoll),
+    match channel.epoll() {
+        Ok(epoll) => take_all(channel, file, &epoll),
         Err(error) => {
             tracing::error!(%error, "fuse: a worker cannot wait for requests");
-            link.finish();
+            channel.finish();
         }
     }
-    link.worker_left();
+    channel.worker_left();
 }
 
-fn take_all(link: &Arc<Link>, file: &FuseFile, epoll: &impl std::os::fd::AsFd) {
-    let mut buffer = link.buffer();
-    while link.may_take() {
-        match link.take(&mut buffer) {
+fn take_all(channel: &Arc<KernelChannel>, file: &FuseFile, epoll: &impl std::os::fd::AsFd) {
+    let mut buffer = channel.buffer();
+    while channel.may_take() {
+        match channel.take(&mut buffer) {
             ReadOutcome::Request(0) => (),
-            ReadOutcome::Request(length) => buffer = handle(link, file, buffer, length),
+            ReadOutcome::Request(length) => buffer = handle(channel, file, buffer, length),
             ReadOutcome::Nothing => {
                 let mut events = Vec::with_capacity(2);
                 let _ = epoll::wait(epoll, spare_capacity(&mut events), None);
             }
-            ReadOutcome::Gone => link.finish(),
+            ReadOutcome::Gone => channel.finish(),
         }
     }
 }
 
 /// Handles the request in `buffer`, and returns a buffer for the next one.
-fn handle(link: &Arc<Link>, file: &FuseFile, buffer: Vec<u8>, length: usize) -> Vec<u8> {
+fn handle(
+    channel: &Arc<KernelChannel>,
+    file: &FuseFile,
+    buffer: Vec<u8>,
+    length: usize,
+) -> Vec<u8> {
     let message = match parse(&buffer[..length]) {
         Ok(message) => message,
         Err(error) => {
-            count(&link.counters.malformed);
+            count(&channel.counters.malformed);
             tracing::warn!(?error, length, "fuse: cannot parse a request of the kernel");
             if let Malformed::Arguments { unique, .. } = error {
-                link.send_status(unique, Errno::INVAL.raw_os_error());
+                channel.send_status(unique, Errno::INVAL.raw_os_error());
             }
             return buffer;
         }
     };
     if message.unique & RESENT != 0 {
-        count(&link.counters.resent);
+        count(&channel.counters.resent);
     }
     if let Operation::Write { offset, open_flags, payload } = message.operation {
         let (unique, node, bytes) = (message.unique, message.node, payload.len());
-        return write(link, file, buffer, &Write { unique, node, offset, open_flags, bytes });
+        return write(channel, file, buffer, &Write { unique, node, offset, open_flags, bytes });
     }
-    answer(link, file, &message);
+    answer(channel, file, &message);
     buffer
 }
 
@@ -118,115 +123,120 @@ struct Write {
     bytes: usize,
 }
 
-fn write(link: &Arc<Link>, file: &FuseFile, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
-    count(&link.counters.writes);
+fn write(
+    channel: &Arc<KernelChannel>,
+    file: &FuseFile,
+    mut buffer: Vec<u8>,
+    write: &Write,
+) -> Vec<u8> {
+    count(&channel.counters.writes);
     let room = file.size_bytes().saturating_sub(write.offset);
     // Bytes past the end are not written; the count in the answer excludes them.
     let length = usize::try_from(room).map_or(write.bytes, |room| room.min(write.bytes));
     if write.node != FILE || length == 0 {
         let errno = match (write.node, write.bytes) {
-            (FILE, 0) => return answered(link, &answer::written(write.unique, 0), buffer),
+            (FILE, 0) => return answered(channel, &answer::written(write.unique, 0), buffer),
             (FILE, _) => Errno::NOSPC,
             _ => Errno::ISDIR,
         };
-        link.send_status(write.unique, errno.raw_os_error());
+        channel.send_status(write.unique, errno.raw_os_error());
         return buffer;
     }
-    link.counters.bytes_in.fetch_add(length as u64, Relaxed);
+    channel.counters.bytes_in.fetch_add(length as u64, Relaxed);
     let start = WRITE_HEAD_BYTES;
     // A receive buffer has more than 1 MiB. A short payload that kept one would hold much more
     // memory than it is charged for.
     let body = if length <= COPY_BYTES_MAX {
         Body::Write { bytes: buffer[start..start + length].to_vec(), start: 0, length }
     } else {
-        Body::Write { bytes: std::mem::replace(&mut buffer, link.buffer()), start, length }
+        Body::Write { bytes: std::mem::replace(&mut buffer, channel.buffer()), start, length }
     };
     let synchronous = OFlags::SYNC | OFlags::DSYNC;
     // A synchronous write is durable when it is answered (P60).
     let fua = OFlags::from_bits_retain(write.open_flags).intersects(synchronous);
     let flags = Flags { fua, no_unmap: false };
-    let ticket = Ticket::new(link, write.unique, body);
+    let ticket = Ticket::new(channel, write.unique, body);
     file.device.submit(Request::new(Asked::Write, write.offset, length as u64, flags, ticket));
     buffer
 }
 
-fn answered(link: &Link, answer: &[u8], buffer: Vec<u8>) -> Vec<u8> {
-    link.send(&[answer]);
+fn answered(channel: &KernelChannel, answer: &[u8], buffer: Vec<u8>) -> Vec<u8> {
+    channel.send(&[answer]);
     buffer
 }
 
 /// Answers everything except writes.
-fn answer(link: &Arc<Link>, file: &FuseFile, message: &Message<'_>) {
+fn answer(channel: &Arc<KernelChannel>, file: &FuseFile, message: &Message<'_>) {
     let Message { unique, node, operation } = *message;
     match operation {
-        Operation::Read { offset, length } => return read(link, file, unique, offset, length),
+        Operation::Read { offset, length } => return read(channel, file, unique, offset, length),
         Operation::Fsync if node == FILE => {
-            count(&link.counters.flushes);
-            let ticket = Ticket::new(link, unique, Body::Empty);
+            count(&channel.counters.flushes);
+            let ticket = Ticket::new(channel, unique, Body::Empty);
             return file.device.submit(Request::new(Asked::Flush, 0, 0, Flags::default(), ticket));
         }
         Operation::Allocate { offset, length, mode } => {
-            return allocate_range(link, file, unique, offset, length, mode);
+            return allocate_range(channel, file, unique, offset, length, mode);
         }
-        _ => count(&link.counters.others),
+        _ => count(&channel.counters.others),
     }
     match operation {
         // These need no answer.
         Operation::Forget | Operation::BatchForget => (),
         Operation::Lookup { name } if node == ROOT && name == file.name.as_bytes() => {
-            link.send(&[&answer::entry(unique, &file.attributes())]);
+            channel.send(&[&answer::entry(unique, &file.attributes())]);
         }
-        Operation::Lookup { .. } => link.send_status(unique, Errno::NOENT.raw_os_error()),
+        Operation::Lookup { .. } => channel.send_status(unique, Errno::NOENT.raw_os_error()),
         Operation::GetAttributes => {
-            link.send(&[&answer::attributes_of(unique, node, &file.attributes())]);
+            channel.send(&[&answer::attributes_of(unique, node, &file.attributes())]);
         }
         Operation::SetAttributes { change, size_bytes } => {
-            set_attributes(link, file, (unique, node), change, size_bytes);
+            set_attributes(channel, file, (unique, node), change, size_bytes);
         }
-        Operation::Open => link.send(&[&answer::opened(unique)]),
-        Operation::OpenFolder => link.send(&[&answer::opened_folder(unique)]),
+        Operation::Open => channel.send(&[&answer::opened(unique)]),
+        Operation::OpenFolder => channel.send(&[&answer::opened_folder(unique)]),
         Operation::ReadFolder { offset, length } => {
-            link.send(&[&answer::folder(unique, offset, length, file.name.as_bytes())]);
+            channel.send(&[&answer::folder(unique, offset, length, file.name.as_bytes())]);
         }
         Operation::StatFs => {
-            link.send(&[&answer::stat_fs(unique, file.size_bytes(), NAME_BYTES_MAX as u32)]);
+            channel.send(&[&answer::stat_fs(unique, file.size_bytes(), NAME_BYTES_MAX as u32)]);
         }
-        Operation::Seek { offset, whence } => seek(link, file, unique, offset, whence),
+        Operation::Seek { offset, whence } => seek(channel, file, unique, offset, whence),
         // Only fsync makes data durable; closing a file does not.
         Operation::Release
         | Operation::ReleaseFolder
         | Operation::Fsync
         | Operation::FsyncFolder
         | Operation::Access
-        | Operation::Destroy => link.send_status(unique, 0),
+        | Operation::Destroy => channel.send_status(unique, 0),
         // An interrupted request is answered when it is done, because a device completes what it
         // has started. And closing a file must not wait for a server that may be down (that wait
         // cannot be interrupted). After this answer, the kernel sends no more of these.
         Operation::Interrupt | Operation::Flush | Operation::Unknown { .. } => {
-            link.send_status(unique, Errno::NOSYS.raw_os_error());
+            channel.send_status(unique, Errno::NOSYS.raw_os_error());
         }
         Operation::Init { .. }
         | Operation::Read { .. }
         | Operation::Write { .. }
         | Operation::Allocate { .. } => {
-            link.send_status(unique, Errno::INVAL.raw_os_error());
+            channel.send_status(unique, Errno::INVAL.raw_os_error());
         }
     }
 }
 
-fn read(link: &Arc<Link>, file: &FuseFile, unique: u64, offset: u64, length: u32) {
-    count(&link.counters.reads);
+fn read(channel: &Arc<KernelChannel>, file: &FuseFile, unique: u64, offset: u64, length: u32) {
+    count(&channel.counters.reads);
     let length = file.size_bytes().saturating_sub(offset).min(u64::from(length));
     if length == 0 {
         // An empty answer is how a read meets the end of a file.
-        return link.send_status(unique, 0);
+        return channel.send_status(unique, 0);
     }
-    let ticket = Ticket::new(link, unique, Body::Read { bytes: vec![0; length as usize] });
+    let ticket = Ticket::new(channel, unique, Body::Read { bytes: vec![0; length as usize] });
     file.device.submit(Request::new(Asked::Read, offset, length, Flags::default(), ticket));
 }
 
 fn set_attributes(
-    link: &Link,
+    channel: &KernelChannel,
     fuse_file: &FuseFile,
     of: (u64, u64),
     changes: u32,
@@ -245,14 +255,14 @@ fn set_attributes(
                 "fuse: the file has the size of the volume; resize the volume"
             );
         }
-        return link.send_status(unique, Errno::PERM.raw_os_error());
+        return channel.send_status(unique, Errno::PERM.raw_os_error());
     }
     // Times are not stored.
-    link.send(&[&answer::attributes_of(unique, node, &fuse_file.attributes())]);
+    channel.send(&[&answer::attributes_of(unique, node, &fuse_file.attributes())]);
 }
 
 fn allocate_range(
-    link: &Arc<Link>,
+    channel: &Arc<KernelChannel>,
     file: &FuseFile,
     unique: u64,
     offset: u64,
@@ -265,9 +275,9 @@ fn allocate_range(
         allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
     let geometry = file.device.geometry();
     count(match (punch, zero) {
-        (true, _) => &link.counters.discards,
-        (_, true) => &link.counters.write_zeroes,
-        _ => &link.counters.others,
+        (true, _) => &channel.counters.discards,
+        (_, true) => &channel.counters.write_zeroes,
+        _ => &channel.counters.others,
     });
     let end = offset.saturating_add(length);
     // As fallocate(2) says: a hole is punched only with the size kept.
@@ -285,29 +295,29 @@ fn allocate_range(
     let length = end.min(geometry.size_bytes).saturating_sub(offset);
     // A range that is not zeroed needs no allocation.
     if errno.is_some() || !(punch || zero) || length == 0 {
-        return link.send_status(unique, errno.map_or(0, Errno::raw_os_error));
+        return channel.send_status(unique, errno.map_or(0, Errno::raw_os_error));
     }
     // A punched hole must read as zeroes, which a discard alone does not guarantee. A zeroed range
     // keeps its space, which the caller of fallocate(2) relies on for later writes.
     let flags = Flags { fua: false, no_unmap: zero };
-    let ticket = Ticket::new(link, unique, Body::Empty);
+    let ticket = Ticket::new(channel, unique, Body::Empty);
     file.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));
 }
 
-fn seek(link: &Arc<Link>, file: &FuseFile, unique: u64, offset: u64, whence: u32) {
+fn seek(channel: &Arc<KernelChannel>, file: &FuseFile, unique: u64, offset: u64, whence: u32) {
     let geometry = file.device.geometry();
     let size_bytes = geometry.size_bytes;
     if whence != SEEK_DATA && whence != SEEK_HOLE {
-        return link.send_status(unique, Errno::INVAL.raw_os_error());
+        return channel.send_status(unique, Errno::INVAL.raw_os_error());
     }
     if offset >= size_bytes {
-        return link.send_status(unique, Errno::NXIO.raw_os_error());
+        return channel.send_status(unique, Errno::NXIO.raw_os_error());
     }
     let data = whence == SEEK_DATA;
     if !geometry.operations.allocation {
         let position = if data { offset } else { size_bytes };
-        return link.send(&[&answer::sought(unique, position)]);
+        return channel.send(&[&answer::sought(unique, position)]);
     }
-    Seek { link: link.clone(), device: file.device.clone(), unique, data, size_bytes }
+    Seek { channel: channel.clone(), device: file.device.clone(), unique, data, size_bytes }
         .start(offset);
 }

@@ -21,7 +21,7 @@ use super::intake::{Intake, Payload};
 use super::limits::{
     DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, RECEIVE_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX,
 };
-use super::outbox::{Link, OutboxState, SocketNews};
+use super::outbox::{ClientChannel, OutboxState, SocketNews};
 use super::protocol::{Command, RequestHeader, RequestIdentity, Violation, command_flag};
 use super::server::NbdState;
 use super::session::{
@@ -77,7 +77,7 @@ const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
 pub(super) struct Connection {
     id: u64,
     shared: Arc<NbdState>,
-    link: Arc<Link>,
+    channel: Arc<ClientChannel>,
     session: Session,
     /// The socket ends a `recv` after [`RECEIVE_WAIT_MAX`].
     has_timeout: bool,
@@ -103,19 +103,19 @@ impl Connection {
     pub(super) fn new(
         id: u64,
         shared: Arc<NbdState>,
-        link: Arc<Link>,
+        channel: Arc<ClientChannel>,
         session: Session,
         backlog: InputBacklog,
         connection_budget: Arc<ConnectionBudget>,
     ) -> Self {
-        let woken_link = link.clone();
-        let account = Account::new(connection_budget, Arc::new(move || woken_link.waker.wake()));
+        let woken_channel = channel.clone();
+        let account = Account::new(connection_budget, Arc::new(move || woken_channel.waker.wake()));
         let has_timeout =
-            set_socket_timeout(&link.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
+            set_socket_timeout(&channel.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
         Connection {
             id,
             shared,
-            link,
+            channel,
             session,
             has_timeout,
             intake: Intake::with(&backlog.received, account.connection_budget()),
@@ -154,7 +154,7 @@ impl Connection {
             }
             // Replies that come while the batch is parsed wait for `settle`, which sends them
             // together: one system call instead of one for each.
-            self.link.begin_batch();
+            self.channel.begin_batch();
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
@@ -167,7 +167,7 @@ impl Connection {
             let outbox_state =
                 self.settle(SocketNews { has_room: std::mem::take(&mut room), should_wake: full });
             if outbox_state.closed {
-                return if self.link.is_stopping() {
+                return if self.channel.is_stopping() {
                     End::Stopping
                 } else {
                     End::Broken(Errno::PIPE)
@@ -178,7 +178,7 @@ impl Connection {
             }
             let wanted_bytes = match pause {
                 Pause::Disconnect => return End::Disconnect,
-                _ if self.link.is_stopping() => return End::Stopping,
+                _ if self.channel.is_stopping() => return End::Stopping,
                 Pause::Hungry(wanted_bytes) if !full => wanted_bytes,
                 Pause::Hungry(_) | Pause::Full => {
                     if !self.may_go_on() {
@@ -217,17 +217,17 @@ impl Connection {
     /// Returns why this one ends, if it does.
     fn rest(&mut self) -> Option<End> {
         let mut room = false;
-        while self.shared.is_pausing() && !self.link.is_released() {
+        while self.shared.is_pausing() && !self.channel.is_released() {
             // Nothing was taken yet, and another process may still send unsent replies.
             if self.shared.on_trial.load(Relaxed) {
-                self.shared.hold(self.id, &self.link, self.held());
-                if self.link.is_stopping() && !self.link.is_released() {
+                self.shared.hold(self.id, &self.channel, self.held());
+                if self.channel.is_stopping() && !self.channel.is_released() {
                     return Some(End::Stopping);
                 }
                 continue;
             }
             let outbox_state = self.settle(SocketNews { has_room: room, should_wake: true });
-            if self.link.is_stopping() {
+            if self.channel.is_stopping() {
                 return Some(End::Stopping);
             }
             if outbox_state.closed {
@@ -236,7 +236,7 @@ impl Connection {
             // Still is enough, idle is not needed: replies that the client does not read go with
             // the connection to the process that takes over (P57).
             if outbox_state.is_still {
-                self.shared.hold(self.id, &self.link, self.held());
+                self.shared.hold(self.id, &self.channel, self.held());
                 room = false;
             } else {
                 room = self
@@ -244,7 +244,7 @@ impl Connection {
                     .write;
             }
         }
-        self.link.is_released().then_some(End::LetGo)
+        self.channel.is_released().then_some(End::LetGo)
     }
 
     fn held(&self) -> PausedConnection {
@@ -306,7 +306,7 @@ impl Connection {
     }
 
     fn settle(&mut self, news: SocketNews) -> OutboxState {
-        let outbox_state = self.link.settle(self.submitted, self.submitted_bytes, news);
+        let outbox_state = self.channel.settle(self.submitted, self.submitted_bytes, news);
         self.allowance = (
             REQUESTS_IN_FLIGHT_MAX.saturating_sub(outbox_state.in_flight),
             IN_FLIGHT_BYTES_MAX.saturating_sub(outbox_state.held_bytes),
@@ -333,8 +333,8 @@ impl Connection {
         interest.set(PollFlags::IN, directions.read);
         interest.set(PollFlags::OUT, directions.write);
         let mut fds = [
-            PollFd::new(&self.link.waker, PollFlags::IN),
-            PollFd::new(&self.link.socket, interest),
+            PollFd::new(&self.channel.waker, PollFlags::IN),
+            PollFd::new(&self.channel.socket, interest),
         ];
         // A socket with no requested events would still report a hang-up, again and again.
         let fd_count = if interest.is_empty() { 1 } else { 2 };
@@ -345,7 +345,7 @@ impl Connection {
         let (wake_events, socket_events) = (fds[0].revents(), fds[1].revents());
         if wake_events.contains(PollFlags::IN) {
             // The waker carries no data: it only signals.
-            self.link.waker.clear();
+            self.channel.waker.clear();
         }
         let has_hung_up = socket_events.intersects(PollFlags::ERR | PollFlags::HUP);
         Directions {
@@ -360,7 +360,7 @@ impl Connection {
         // hours, and turning the CPU would be for nothing.
         let inside_request = wanted_bytes > self.session.style.request_bytes();
         let tries = if is_patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
-        let socket = &self.link.socket;
+        let socket = &self.channel.socket;
         let space = self.intake.space(wanted_bytes);
         let mut received = Err(Errno::AGAIN);
         for _ in 0..tries {
@@ -379,20 +379,20 @@ impl Connection {
             received = recv(socket, space, flags);
         }
         match received {
-            // `Link::stop` shuts the receiving side down, which looks here as if the client had
-            // left.
-            Ok((_, 0)) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
+            // `ClientChannel::stop` shuts the receiving side down, which looks here as if the
+            // client had left.
+            Ok((_, 0)) if self.channel.is_stopping() => ReceiveOutcome::End(End::Stopping),
             Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => {
                 ReceiveOutcome::End(End::Died)
             }
             Ok((_, 0)) => ReceiveOutcome::End(End::Closed),
             Ok((_, length)) => {
-                self.link.counters.bytes_in.fetch_add(length as u64, Relaxed);
+                self.channel.counters.bytes_in.fetch_add(length as u64, Relaxed);
                 self.intake.received(length);
                 ReceiveOutcome::Bytes
             }
             Err(Errno::AGAIN | Errno::INTR) => ReceiveOutcome::Nothing,
-            Err(_) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
+            Err(_) if self.channel.is_stopping() => ReceiveOutcome::End(End::Stopping),
             Err(error) => ReceiveOutcome::End(End::Broken(error)),
         }
     }
@@ -404,7 +404,7 @@ impl Connection {
             if self.filling.is_some() {
                 let Some(payload) = self.intake.take_filled() else { return Ok(Pause::Hungry(0)) };
                 if let Some(header) = self.filling.take() {
-                    self.link.counters.request(Some(Command::Write));
+                    self.channel.counters.request(Some(Command::Write));
                     self.submit(Operation::Write, &header, Some(payload));
                 }
             }
@@ -437,7 +437,7 @@ impl Connection {
                     return Err(Violation(text.into()));
                 }
                 Err(refusal) => {
-                    self.link.counters.request(command);
+                    self.channel.counters.request(command);
                     self.intake.consume(head_bytes);
                     let (cookie, offset) = (header.cookie, header.offset);
                     self.draining =
@@ -449,7 +449,7 @@ impl Connection {
                     }
                 }
                 Ok(operation) => {
-                    self.link.counters.request(command);
+                    self.channel.counters.request(command);
                     self.intake.consume(head_bytes);
                     self.submit(operation, &header, None);
                 }
@@ -472,7 +472,7 @@ impl Connection {
         if self.intake.bytes().len() < head_bytes + length {
             return Some(Pause::Hungry(head_bytes + length));
         }
-        self.link.counters.request(Some(Command::Write));
+        self.channel.counters.request(Some(Command::Write));
         self.intake.consume(head_bytes);
         let payload = self.intake.take_payload(length);
         self.submit(Operation::Write, &header, Some(payload));
@@ -493,11 +493,11 @@ impl Connection {
         if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) =
             self.draining.take()
         {
-            self.link.counters.errors.fetch_add(1, Relaxed);
+            self.channel.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
             self.account.expect_small(REFUSAL_BYTES);
             let identity = RequestIdentity { style: self.session.style, cookie, offset };
-            self.link.answer(0, |out| identity.push_error(out, errno, &text));
+            self.channel.answer(0, |out| identity.push_error(out, errno, &text));
         }
         true
     }
@@ -509,7 +509,7 @@ impl Connection {
     fn submit(&mut self, operation: Operation, header: &RequestHeader, payload: Option<Payload>) {
         let (charged_bytes, body) = match (operation, payload) {
             (_, Some(payload)) => {
-                self.link.counters.written(header.length);
+                self.channel.counters.written(header.length);
                 (header.length, Body::Write(payload))
             }
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
@@ -533,19 +533,19 @@ impl Connection {
         let (address, length) =
             // The range of a flush means nothing in NBD, and a device takes none.
             if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
-        let link = self.link.clone();
+        let channel = self.channel.clone();
         let ticket =
-            Box::new(Ticket { link, identity: self.identity_of(header), charged_bytes, body });
+            Box::new(Ticket { channel, identity: self.identity_of(header), charged_bytes, body });
         self.session.device.submit(Request::new(operation, address, length, flags, ticket));
     }
 
     /// Counts a request that will be answered.
     fn count(&mut self, charged_bytes: u64) {
-        // Before the device has the request: `Link::in_flight` must never miss one that it has, or
-        // a door that is handed over would look quiet.
+        // Before the device has the request: `ClientChannel::in_flight` must never miss one that it
+        // has, or a door that is handed over would look quiet.
         self.submitted += 1;
         self.submitted_bytes += charged_bytes;
-        self.link.counters.submitted.store(self.submitted, Relaxed);
+        self.channel.counters.submitted.store(self.submitted, Relaxed);
         self.allowance.0 = self.allowance.0.saturating_sub(1);
         self.allowance.1 = self.allowance.1.saturating_sub(charged_bytes);
     }

@@ -15,7 +15,7 @@ use super::budget::{BudgetBuffer, ConnectionBudget};
 use super::hand_over::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
-use super::outbox::Link;
+use super::outbox::ClientChannel;
 use super::peer_identity::PeerIdentity;
 use super::server::{Client, Entry, Export, NbdServer, NbdState};
 use super::session::{InputBacklog, Session};
@@ -112,8 +112,8 @@ impl NbdServer {
             style: paused_connection.style,
             block_status: paused_connection.block_status,
         };
-        let link = match Link::new(socket) {
-            Ok(link) => Arc::new(link),
+        let channel = match ClientChannel::new(socket) {
+            Ok(channel) => Arc::new(channel),
             Err(error) => {
                 tracing::warn!(peer, %error, "nbd: a connection was not taken over: setup failed");
                 return;
@@ -121,10 +121,10 @@ impl NbdServer {
         };
         // The other process has admitted it.
         let Some(connection_budget) = self.shared.options.budget.enter(true) else { return };
-        link.queue_unsent(BudgetBuffer::from(&connection_budget, unsent));
-        let peer_identity = PeerIdentity::of(&link.socket);
+        channel.queue_unsent(BudgetBuffer::from(&connection_budget, unsent));
+        let peer_identity = PeerIdentity::of(&channel.socket);
         let entry = Entry {
-            link: link.clone(),
+            channel: channel.clone(),
             peer: peer.clone(),
             peer_identity,
             export: Some(export),
@@ -134,7 +134,7 @@ impl NbdServer {
         self.shared.spawn(
             id,
             peer,
-            link,
+            channel,
             Some((session, paused_connection.backlog, connection_budget)),
         );
     }
@@ -201,8 +201,8 @@ impl Door for NbdServer {
     /// Waits until all connections are closed. A second call returns together with the first.
     fn stop(&self, how: Stop) {
         match how {
-            Stop::Drained => self.shared.end(Link::stop),
-            Stop::Now => self.shared.end(Link::close),
+            Stop::Drained => self.shared.end(ClientChannel::stop),
+            Stop::Now => self.shared.end(ClientChannel::close),
         }
     }
 }
@@ -220,7 +220,7 @@ impl QuietDoor for QuietNbdDoor {
             return Err(invalid("the door is not quiet; quiesce it first".into()));
         }
         let mut pieces = vec![shared.listener.piece(&metrics)?];
-        for Entry { link, peer, export, connection: paused_connection, .. } in
+        for Entry { channel, peer, export, connection: paused_connection, .. } in
             registry.entries.values()
         {
             if let (Some(export), Some(paused_connection)) = (export, paused_connection) {
@@ -228,8 +228,8 @@ impl QuietDoor for QuietNbdDoor {
                     &export.name,
                     peer,
                     paused_connection,
-                    &link.unsent(),
-                    &link.socket,
+                    &channel.unsent(),
+                    &channel.socket,
                 )?);
             }
         }
@@ -266,7 +266,7 @@ impl NbdState {
                 return;
             }
             self.stopping.store(true, Relaxed);
-            registry.entries.values().for_each(|entry| entry.link.release());
+            registry.entries.values().for_each(|entry| entry.channel.release());
         }
         self.waker.wake();
         self.nudge();

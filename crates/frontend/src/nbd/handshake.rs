@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use sawmill_device::Geometry;
 
 use super::limits::{HANDSHAKE_BYTES_MAX, HANDSHAKE_OPTIONS_MAX};
-use super::outbox::Link;
+use super::outbox::ClientChannel;
 use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, OPTION_MAGIC, Style, Violation, hello,
     info, option, parse_info_request, parse_meta_request, parse_option_header, push_option_reply,
@@ -24,12 +24,12 @@ use super::session::{End, Session, payload_bytes_max, transmission_flags};
 
 /// Negotiates with the client until it has chosen an export.
 pub(super) fn negotiate(
-    link: &Link,
+    channel: &ClientChannel,
     exports: &Exports,
     time_max: Duration,
 ) -> Result<(Arc<Export>, Session), End> {
     let mut handshake = Handshake {
-        link,
+        channel,
         exports,
         time_max,
         // One deadline for all options: a client that sends a byte now and then must not keep its
@@ -45,7 +45,7 @@ pub(super) fn negotiate(
 }
 
 struct Handshake<'a> {
-    link: &'a Link,
+    channel: &'a ClientChannel,
     exports: &'a Exports,
     time_max: Duration,
     deadline: Instant,
@@ -279,8 +279,8 @@ impl Handshake<'_> {
     fn receive(&self, into: &mut [u8]) -> Result<(), End> {
         let mut filled_bytes = 0;
         while filled_bytes < into.len() {
-            match recv(&self.link.socket, &mut into[filled_bytes..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) if self.link.is_stopping() => return Err(End::Stopping),
+            match recv(&self.channel.socket, &mut into[filled_bytes..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) if self.channel.is_stopping() => return Err(End::Stopping),
                 Ok((_, 0)) => return Err(End::Closed),
                 Ok((_, length)) => filled_bytes += length,
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
@@ -293,7 +293,7 @@ impl Handshake<'_> {
 
     fn send(&self, mut bytes: &[u8]) -> Result<(), End> {
         while !bytes.is_empty() {
-            match send(&self.link.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match send(&self.channel.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(length) => bytes = &bytes[length..],
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
                 Err(Errno::INTR) => (),
@@ -309,15 +309,15 @@ impl Handshake<'_> {
     /// Waits for the socket, the server's stop or the deadline.
     fn wait(&self, interest: PollFlags) -> Result<(), End> {
         let remaining_time = self.deadline.saturating_duration_since(Instant::now());
-        if self.link.is_stopping() {
+        if self.channel.is_stopping() {
             return Err(End::Stopping);
         }
         if remaining_time.is_zero() {
             return Err(violation(format!("the handshake took longer than {:?}", self.time_max)));
         }
         let mut fds = [
-            PollFd::new(&self.link.socket, interest),
-            PollFd::new(&self.link.waker, PollFlags::IN),
+            PollFd::new(&self.channel.socket, interest),
+            PollFd::new(&self.channel.waker, PollFlags::IN),
         ];
         // Whatever ended the wait, the caller retries and finds out.
         let _ = poll(&mut fds, Timespec::try_from(remaining_time).ok().as_ref());

@@ -211,7 +211,7 @@ pub(super) struct OutboxState {
 }
 
 /// One connection, as seen by the server and by the threads that complete its requests.
-pub(super) struct Link {
+pub(super) struct ClientChannel {
     pub(super) socket: OwnedFd,
     /// Readable when the connection's thread should check again.
     pub(super) waker: Waker,
@@ -222,12 +222,19 @@ pub(super) struct Link {
     released: AtomicBool,
 }
 
-impl Link {
+impl ClientChannel {
     pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
         let waker = Waker::new()?;
         let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
         let (stopping, released) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Link { socket, waker, counters: Counters::default(), outbox, stopping, released })
+        Ok(ClientChannel {
+            socket,
+            waker,
+            counters: Counters::default(),
+            outbox,
+            stopping,
+            released,
+        })
     }
 
     /// Queues replies that another process left unsent, before everything else.

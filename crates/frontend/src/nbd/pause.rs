@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::outbox::Link;
+use super::outbox::ClientChannel;
 use super::server::{Entry, NbdState, Registry};
 use super::session::PausedConnection;
 
@@ -23,7 +23,7 @@ const HANDSHAKE_GRACE: Duration = Duration::from_millis(20);
 impl Entry {
     fn is_quiet(&self) -> bool {
         // A connection that is ending accepts nothing; its last replies may still be sent.
-        let ends = || self.link.is_stopping() && self.link.in_flight() == 0;
+        let ends = || self.channel.is_stopping() && self.channel.in_flight() == 0;
         self.export.is_none() || self.connection.is_some() || ends()
     }
 }
@@ -39,7 +39,7 @@ impl Registry {
             && self
                 .entries
                 .values()
-                .all(|entry| entry.connection.is_some() || entry.link.is_stopping())
+                .all(|entry| entry.connection.is_some() || entry.channel.is_stopping())
     }
 }
 
@@ -51,7 +51,7 @@ impl NbdState {
     }
 
     /// Pauses the thread of a connection that is still.
-    pub(super) fn hold(&self, id: u64, link: &Link, connection: PausedConnection) {
+    pub(super) fn hold(&self, id: u64, channel: &ClientChannel, connection: PausedConnection) {
         let mut registry = self.registry.lock();
         // A pause that is already over must not leave a mark.
         if !self.is_pausing() {
@@ -61,7 +61,7 @@ impl NbdState {
             entry.connection = Some(connection);
         }
         self.changed.notify_all();
-        while self.is_pausing() && !link.is_stopping() {
+        while self.is_pausing() && !channel.is_stopping() {
             self.released.wait(&mut registry);
         }
         if let Some(entry) = registry.entries.get_mut(&id) {
@@ -106,7 +106,7 @@ impl NbdState {
             }
             // Until then another connection may arrive; its thread checks before its first request.
             if registry.accepting_held && !was_woken {
-                registry.entries.values().for_each(|entry| entry.link.waker.wake());
+                registry.entries.values().for_each(|entry| entry.channel.waker.wake());
                 was_woken = true;
             }
             let is_quiet = registry.is_quiet();
@@ -144,7 +144,7 @@ impl NbdState {
 fn obstacle(registry: &Registry, patience: Duration) -> Error {
     let busy = |entry: &&Entry| !entry.is_quiet();
     let in_flight: u64 =
-        registry.entries.values().filter(busy).map(|entry| entry.link.in_flight()).sum();
+        registry.entries.values().filter(busy).map(|entry| entry.channel.in_flight()).sum();
     let text = match registry.entries.values().find(busy) {
         Some(Entry { export: Some(export), peer, .. }) => format!(
             "nbd: {in_flight} requests are not answered after {patience:?}, the first of them by \

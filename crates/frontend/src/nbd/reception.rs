@@ -18,7 +18,7 @@ use super::connection::Connection;
 use super::door::ResumeState;
 use super::handshake::negotiate;
 use super::options::Listen;
-use super::outbox::Link;
+use super::outbox::ClientChannel;
 use super::peer_identity::PeerIdentity;
 use super::places;
 use super::server::{Entry, NbdState, Registry, RegistryGuard};
@@ -75,8 +75,8 @@ impl NbdState {
         if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {
             tracing::warn!(%peer, %error, "nbd: cannot set TCP_NODELAY; replies may be slow");
         }
-        let link = match Link::new(socket) {
-            Ok(link) => Arc::new(link),
+        let channel = match ClientChannel::new(socket) {
+            Ok(channel) => Arc::new(channel),
             Err(error) => {
                 self.complaints.log(|left_out| {
                     tracing::warn!(%peer, %error, left_out, "nbd: cannot set up a connection");
@@ -84,13 +84,18 @@ impl NbdState {
                 return;
             }
         };
-        let Some(id) = self.admit(&peer, peer_identity, &link) else { return };
-        self.spawn(id, peer, link, None);
+        let Some(id) = self.admit(&peer, peer_identity, &channel) else { return };
+        self.spawn(id, peer, channel, None);
     }
 
     /// Gives a connection a place for its handshake; the oldest one of the peer with most places
     /// may be evicted. A peer that could not stay anyway is refused immediately.
-    fn admit(&self, peer: &str, peer_identity: PeerIdentity, link: &Arc<Link>) -> Option<u64> {
+    fn admit(
+        &self,
+        peer: &str,
+        peer_identity: PeerIdentity,
+        channel: &Arc<ClientChannel>,
+    ) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
         if !registry.has_place(peer_identity, self.options.connections_max) {
@@ -108,18 +113,18 @@ impl NbdState {
             self.changed.wait_for(&mut registry, LEAVE_TIME_MAX);
         }
         let haggling: Vec<_> = registry
-            .haggling(|entry| !entry.link.is_stopping())
+            .haggling(|entry| !entry.channel.is_stopping())
             .map(|(id, entry)| (*id, entry.peer_identity))
             .collect();
         // Not counting those on their way out: they have been evicted already, and would be chosen
         // again.
         let evicted = places::evicted(peer_identity, &haggling, self.options.handshakes_max);
         if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
-            entry.link.close();
+            entry.channel.close();
             registry.past.connections_cut += 1;
         }
-        let (link, peer) = (link.clone(), peer.to_owned());
-        Some(registry.enter(Entry { link, peer, peer_identity, export: None, connection: None }))
+        let (channel, peer) = (channel.clone(), peer.to_owned());
+        Some(registry.enter(Entry { channel, peer, peer_identity, export: None, connection: None }))
     }
 
     /// Gives a connection in the registry its thread.
@@ -127,12 +132,12 @@ impl NbdState {
         self: &Arc<Self>,
         id: u64,
         peer: String,
-        link: Arc<Link>,
+        channel: Arc<ClientChannel>,
         opening: ResumeState,
     ) {
         let guard = RegistryGuard { shared: self.clone(), id };
         let serve = move || {
-            let end = guard.shared.serve(id, &peer, link, opening);
+            let end = guard.shared.serve(id, &peer, channel, opening);
             guard.shared.count(&end);
             guard.shared.report(&peer, &end);
         };
@@ -143,17 +148,23 @@ impl NbdState {
     }
 
     /// The life of one connection, on its own thread.
-    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: ResumeState) -> End {
+    fn serve(
+        self: &Arc<Self>,
+        id: u64,
+        peer: &str,
+        channel: Arc<ClientChannel>,
+        opening: ResumeState,
+    ) -> End {
         let (session, unread, connection_budget) = match opening {
             Some(resume_state) => resume_state,
-            None => match self.begin(id, peer, &link) {
+            None => match self.begin(id, peer, &channel) {
                 Ok((session, connection_budget)) => {
                     (session, InputBacklog::default(), connection_budget)
                 }
                 Err(end) => return end,
             },
         };
-        Connection::new(id, self.clone(), link, session, unread, connection_budget).run()
+        Connection::new(id, self.clone(), channel, session, unread, connection_budget).run()
     }
 
     /// The handshake of a connection.
@@ -161,9 +172,9 @@ impl NbdState {
         &self,
         id: u64,
         peer: &str,
-        link: &Link,
+        channel: &ClientChannel,
     ) -> Result<(Session, Arc<ConnectionBudget>), End> {
-        let (export, session) = negotiate(link, &self.exports, self.options.handshake_time_max)?;
+        let (export, session) = negotiate(channel, &self.exports, self.options.handshake_time_max)?;
         let mut registry = self.registry.lock();
         // The export may have been removed since the client found it.
         if !self.exports.contains(&export) {

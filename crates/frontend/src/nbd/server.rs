@@ -21,7 +21,7 @@ use super::complaints::Complaints;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
-use super::outbox::Link;
+use super::outbox::ClientChannel;
 use super::peer_identity::PeerIdentity;
 use super::session::PausedConnection;
 
@@ -69,7 +69,7 @@ impl Exports {
 
 /// A connection, as the server sees it.
 pub(super) struct Entry {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<ClientChannel>,
     pub(super) peer: String,
     pub(super) peer_identity: PeerIdentity,
     /// `None` during the handshake.
@@ -227,7 +227,11 @@ impl NbdServer {
             entry.export.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &export))
         };
         let mut registry = self.shared.registry.lock();
-        registry.entries.values().filter(|entry| serves(entry)).for_each(|entry| entry.link.stop());
+        registry
+            .entries
+            .values()
+            .filter(|entry| serves(entry))
+            .for_each(|entry| entry.channel.stop());
         self.shared.released.notify_all();
         while registry.entries.values().any(serves) {
             self.shared.changed.wait(&mut registry);
@@ -276,7 +280,7 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        self.shared.end(Link::close);
+        self.shared.end(ClientChannel::close);
     }
 }
 
@@ -287,15 +291,15 @@ impl NbdState {
         for entry in registry.entries.values() {
             metrics.connections += 1;
             metrics.handshakes += u64::from(entry.export.is_none());
-            entry.link.counters.add_to(&mut metrics);
-            metrics.in_flight += entry.link.in_flight();
+            entry.channel.counters.add_to(&mut metrics);
+            metrics.in_flight += entry.channel.in_flight();
         }
         metrics
     }
 
     /// Stops accepting, ends every connection and waits for that. A second call returns together
     /// with the first.
-    pub(super) fn end(&self, how: impl Fn(&Link)) {
+    pub(super) fn end(&self, how: impl Fn(&ClientChannel)) {
         // On trial, everything belongs to another process and must not be ended.
         if self.on_trial.load(Relaxed) {
             return self.release();
@@ -308,7 +312,7 @@ impl NbdState {
             self.listener.remove();
         }
         // After the accepting thread has ended, so no connection enters the registry behind this.
-        self.registry.lock().entries.values().for_each(|entry| how(&entry.link));
+        self.registry.lock().entries.values().for_each(|entry| how(&entry.channel));
         self.nudge();
         self.wait_until_all_left();
     }
@@ -331,10 +335,10 @@ impl Drop for RegistryGuard {
     fn drop(&mut self) {
         let mut registry = self.shared.registry.lock();
         if let Some(entry) = registry.entries.remove(&self.id) {
-            // Requests in flight keep the link and its socket open; the client must learn of the
+            // Requests in flight keep the channel and its socket open; the client must learn of the
             // end before a slow device has answered them.
-            entry.link.close();
-            entry.link.counters.add_to(&mut registry.past);
+            entry.channel.close();
+            entry.channel.counters.add_to(&mut registry.past);
         }
         drop(registry);
         self.shared.changed.notify_all();

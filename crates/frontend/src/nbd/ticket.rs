@@ -9,7 +9,7 @@ use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 
 use super::budget::BudgetBuffer;
 use super::intake::Payload;
-use super::outbox::{Link, OutputPiece};
+use super::outbox::{ClientChannel, OutputPiece};
 use super::protocol::{NbdErrno, RequestIdentity};
 
 /// The bytes of a request.
@@ -27,7 +27,7 @@ pub(super) enum Body {
 
 /// One request in flight.
 pub(super) struct Ticket {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<ClientChannel>,
     pub(super) identity: RequestIdentity,
     /// What the request counts against the connection's limit.
     pub(super) charged_bytes: u64,
@@ -35,10 +35,15 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    fn answer_error(link: &Link, identity: RequestIdentity, charged_bytes: u64, error: &Error) {
-        link.counters.errors.fetch_add(1, Relaxed);
+    fn answer_error(
+        channel: &ClientChannel,
+        identity: RequestIdentity,
+        charged_bytes: u64,
+        error: &Error,
+    ) {
+        channel.counters.errors.fetch_add(1, Relaxed);
         let text = error.to_string();
-        link.answer(charged_bytes, |out| {
+        channel.answer(charged_bytes, |out| {
             identity.push_error(out, NbdErrno::from(error.kind()), &text)
         });
     }
@@ -65,27 +70,27 @@ impl Exchange for Ticket {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Ticket { link, identity, charged_bytes, body } = *self;
+        let Ticket { channel, identity, charged_bytes, body } = *self;
         match (outcome, body) {
             (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
                 identity.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
-                link.answer_read(charged_bytes, OutputPiece::Read { bytes, end });
+                channel.answer_read(charged_bytes, OutputPiece::Read { bytes, end });
             }
             // The protocol demands at least one run. Without one, a client would ask for the same
             // range forever, so an empty answer is an error of the device.
             (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
-                link.answer(charged_bytes, |out| identity.push_block_status(out, &runs, one));
+                channel.answer(charged_bytes, |out| identity.push_block_status(out, &runs, one));
                 drop(room);
             }
             (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {
                 // Drop the payload first: the receive buffer may be free before the reply is sent.
                 drop(body);
-                link.answer(charged_bytes, |out| identity.push_done(out));
+                channel.answer(charged_bytes, |out| identity.push_done(out));
             }
             (Ok(_), _) => {
                 let text = "the device answered with the wrong kind of reply";
                 Self::answer_error(
-                    &link,
+                    &channel,
                     identity,
                     charged_bytes,
                     &Error::new(ErrorKind::Internal, text),
@@ -95,9 +100,9 @@ impl Exchange for Ticket {
                 // Under a failing device, reads would otherwise allocate and zero a buffer for each
                 // error.
                 if let Body::Read { bytes, .. } = body {
-                    link.keep_read_buffer(bytes);
+                    channel.keep_read_buffer(bytes);
                 }
-                Self::answer_error(&link, identity, charged_bytes, &error);
+                Self::answer_error(&channel, identity, charged_bytes, &error);
             }
         }
     }

@@ -4,9 +4,10 @@
 //! Modules: [`options`](UblkOptions), `limits`, `protocol` (descriptors and parameters, pure),
 //! [`server`](UblkDoor) (make, remove), `door` (the interface of every door), `hand_over` (from one
 //! server to the next), [`worker`](UblkWorkers) (threads and their rings), `queue` (one queue on
-//! its thread), `link` (one queue as others see it, and their messages to its thread), `progress`
-//! (how many queues are quiet or gone), `ticket` (one request in flight), [`registry`](devices)
-//! (the existing devices), `metrics`, `fuzzing` (what must hold of any descriptor).
+//! its thread), `channel` (one queue as others see it, and their messages to its thread),
+//! `progress` (how many queues are quiet or gone), `ticket` (one request in flight),
+//! [`registry`](devices) (the existing devices), `metrics`, `fuzzing` (what must hold of any
+//! descriptor).
 //!
 //! There is one thread per queue, or a few threads for the queues of many devices. A thread takes
 //! all arrived requests with one system call, submits them, and answers those that have completed
@@ -18,11 +19,11 @@
 //!
 //! Not here: zoned devices; zero copy (see `docs/decisions/0018-ublk-copies-once.md`).
 
+mod channel;
 mod door;
 pub(crate) mod fuzzing;
 mod hand_over;
 mod limits;
-mod link;
 mod metrics;
 mod options;
 mod progress;

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::ublk::{Descriptors, QueueRing};
 
+use super::channel::{Body, Completion, NewQueue, QueueChannel};
 use super::limits::SPARE_BYTES_MAX;
-use super::link::{Body, Completion, Link, NewQueue};
 use super::protocol::{BlockRequest, Refusal};
 use super::ticket::Ticket;
 
@@ -20,7 +20,7 @@ const ENODEV: i32 = Errno::NODEV.raw_os_error();
 
 /// One queue.
 pub(super) struct Queue {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<QueueChannel>,
     device: Arc<dyn BlockDevice>,
     descriptors: Descriptors,
     tags: u16,
@@ -48,15 +48,15 @@ pub(super) struct QueueState {
 impl Queue {
     /// A queue that has not requested anything from the kernel yet.
     pub(super) fn new(new: NewQueue) -> Self {
-        let NewQueue { link, device, descriptors, tags, bytes_max } = new;
-        Queue { link, device, descriptors, tags, bytes_max, state: QueueState::default() }
+        let NewQueue { channel, device, descriptors, tags, bytes_max } = new;
+        Queue { channel, device, descriptors, tags, bytes_max, state: QueueState::default() }
     }
 
     /// Requests the first request of every tag.
     pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
-        let buffer = || (!self.link.user_copy).then(|| vec![0; self.bytes_max as usize]);
+        let buffer = || (!self.channel.user_copy).then(|| vec![0; self.bytes_max as usize]);
         (0..self.tags)
-            .try_for_each(|tag| ring.fetch(self.link.slot(), self.link.queue, tag, buffer()))
+            .try_for_each(|tag| ring.fetch(self.channel.slot(), self.channel.queue, tag, buffer()))
     }
 
     /// A request has arrived, with its buffer (empty with user copy).
@@ -80,13 +80,13 @@ impl Queue {
         let block_request = match block_request {
             Ok(block_request) => block_request,
             Err(Refusal { errno, reason }) => {
-                let queue = self.link.queue;
+                let queue = self.channel.queue;
                 tracing::warn!(queue, tag, reason = &*reason, "ublk: refused a request");
-                self.link.counters.refused();
-                return self.link.answer(tag, -errno, Body::Empty, buffer);
+                self.channel.counters.refused();
+                return self.channel.answer(tag, -errno, Body::Empty, buffer);
             }
         };
-        self.link.counters.taken(block_request.operation, block_request.length);
+        self.channel.counters.taken(block_request.operation, block_request.length);
         let body = match block_request.operation {
             // Lengths of reads and writes were checked against `bytes_max`.
             Operation::Read => Body::Read(block_request.length as u32),
@@ -95,9 +95,9 @@ impl Queue {
         };
         // With user copy, the device itself fetches the bytes of a write, straight into their place
         // (decision 0018): only a read needs a buffer.
-        let needs_buffer = self.link.user_copy && block_request.operation == Operation::Read;
+        let needs_buffer = self.channel.user_copy && block_request.operation == Operation::Read;
         let buffer = if needs_buffer { spares.take(block_request.length as usize) } else { buffer };
-        let ticket = Ticket { link: self.link.clone(), tag, body, buffer };
+        let ticket = Ticket { channel: self.channel.clone(), tag, body, buffer };
         let BlockRequest { operation, address, length, flags } = block_request;
         self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
     }
@@ -113,14 +113,14 @@ impl Queue {
         self.state.in_flight = self.state.in_flight.saturating_sub(1);
         let Completion { slot, tag, result, body, buffer } = done;
         let read_bytes = if matches!(body, Body::Read(_)) { result.max(0) as u64 } else { 0 };
-        self.link.counters.answered(result, read_bytes);
-        let lent_buffer = if self.link.user_copy {
+        self.channel.counters.answered(result, read_bytes);
+        let lent_buffer = if self.channel.user_copy {
             spares.keep(buffer);
             None
         } else {
             Some(buffer)
         };
-        ring.commit_and_fetch(slot, self.link.queue, tag, result, lent_buffer)
+        ring.commit_and_fetch(slot, self.channel.queue, tag, result, lent_buffer)
     }
 
     /// The kernel accepts no more commands with this tag.
@@ -128,7 +128,7 @@ impl Queue {
         // Counted also after an error: the queue could otherwise never be released.
         self.state.returned_tags += 1;
         if errno != ENODEV {
-            let (queue, slot) = (self.link.queue, self.link.slot());
+            let (queue, slot) = (self.channel.queue, self.channel.slot());
             tracing::error!(
                 queue,
                 slot,
@@ -169,7 +169,7 @@ impl Queue {
         if self.state.in_flight == 0
             && let Some(round) = self.state.to_tell.take()
         {
-            self.link.progress.quiet(round);
+            self.channel.progress.quiet(round);
         }
     }
 }

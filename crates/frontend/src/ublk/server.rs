@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature, node_path};
 
+use super::channel::{Message, QueueChannel};
 use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
-use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
 use super::registry::{self, DeviceLock, Facts, failed};
@@ -230,19 +230,18 @@ impl UblkState {
     pub(super) fn counts(&self) -> DoorCounts {
         let mut counts = *self.past.lock();
         if let Some(serving) = &*self.serving.lock() {
-            counts.connections = serving.links.len() as u64;
-            counts.connections_total = serving.links.len() as u64;
-            serving.links.iter().for_each(|link| link.counters.add_to(&mut counts));
+            counts.connections = serving.channels.len() as u64;
+            counts.connections_total = serving.channels.len() as u64;
+            serving.channels.iter().for_each(|channel| channel.counters.add_to(&mut counts));
         }
         counts
     }
 
     pub(super) fn quiesce(&self, patience: Duration) -> Result<()> {
-        let service = self
-            .serving
-            .lock()
-            .as_ref()
-            .map(|service_state| (service_state.links.len(), service_state.progress.clone()));
+        let service =
+            self.serving.lock().as_ref().map(|service_state| {
+                (service_state.channels.len(), service_state.progress.clone())
+            });
         let Some((queues, progress)) = service else {
             return Err(Error::new(
                 ErrorKind::Closed,
@@ -250,7 +249,7 @@ impl UblkState {
             ));
         };
         let round = progress.begin_round();
-        self.send_all(|link| Message::Quiesce(link, round));
+        self.send_all(|channel| Message::Quiesce(channel, round));
         if progress.wait_quiet(queues, patience) {
             *self.is_quiet.lock() = true;
             return Ok(());
@@ -274,10 +273,10 @@ impl UblkState {
         Some(serving)
     }
 
-    fn send_all(&self, message: impl Fn(Arc<Link>) -> Message) {
+    fn send_all(&self, message: impl Fn(Arc<QueueChannel>) -> Message) {
         if let Some(serving) = &*self.serving.lock() {
-            for link in &serving.links {
-                link.inbox.send(message(link.clone()));
+            for channel in &serving.channels {
+                channel.inbox.send(message(channel.clone()));
             }
         }
     }

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
 
-use super::link::{Inbox, Link, Message, NewQueue};
+use super::channel::{Inbox, Message, NewQueue, QueueChannel};
 use super::options::UblkOptions;
 use super::progress::Progress;
 use super::registry::{DeviceLock, failed};
@@ -28,7 +28,7 @@ pub(super) struct Source<'a> {
 
 /// The state while the device is served.
 pub(super) struct ServiceState {
-    pub(super) links: Vec<Arc<Link>>,
+    pub(super) channels: Vec<Arc<QueueChannel>>,
     pub(super) progress: Arc<Progress>,
     /// The threads of this door only; none if threads are shared.
     workers: Vec<Worker>,
@@ -40,7 +40,7 @@ pub(super) struct ServiceState {
 impl ServiceState {
     pub(super) fn new(device_lock: DeviceLock) -> Self {
         ServiceState {
-            links: Vec::new(),
+            channels: Vec::new(),
             progress: Arc::default(),
             workers: Vec::new(),
             device_lock,
@@ -87,12 +87,22 @@ impl ServiceState {
         })?;
         let user_copy = info.flags & feature::USER_COPY != 0;
         let progress = self.progress.clone();
-        let link =
-            Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
+        let channel = Arc::new(QueueChannel::new(
+            char_device.clone(),
+            queue,
+            user_copy,
+            inbox.clone(),
+            progress,
+        ));
         let bytes_max = info.request_bytes_max;
         let device = Arc::clone(device);
-        let queue =
-            NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
+        let queue = NewQueue {
+            channel: channel.clone(),
+            device,
+            descriptors,
+            tags: info.queue_depth,
+            bytes_max,
+        };
         let (answer, receiver) = sync_channel(1);
         if !inbox.send(Message::Attach(queue, answer)) {
             return Err(Error::new(
@@ -101,8 +111,8 @@ impl ServiceState {
             ));
         }
         // Also for a queue that fails below: its thread reports it as gone, and `wait_gone` counts
-        // the links.
-        self.links.push(link);
+        // the channels.
+        self.channels.push(channel);
         receiver.recv().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
         })
@@ -114,13 +124,13 @@ impl ServiceState {
             tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
             return self.leave();
         }
-        let ServiceState { links, progress, mut workers, device_lock, limiting } = self;
+        let ServiceState { channels, progress, mut workers, device_lock, limiting } = self;
         // Before the number can belong to another device.
         if let Some(limiting) = limiting {
             let _ = limiting.join();
         }
-        progress.wait_gone(links.len());
-        drop(links);
+        progress.wait_gone(channels.len());
+        drop(channels);
         for worker in &mut workers {
             worker.inbox.send(Message::Stop);
             worker.join();
@@ -132,9 +142,9 @@ impl ServiceState {
 
     /// Leaves a device to the next server.
     pub(super) fn leave(self) {
-        let ServiceState { links, progress, mut workers, device_lock, limiting: _ } = self;
-        for link in &links {
-            link.inbox.send(Message::LetGo(link.clone()));
+        let ServiceState { channels, progress, mut workers, device_lock, limiting: _ } = self;
+        for channel in &channels {
+            channel.inbox.send(Message::LetGo(channel.clone()));
         }
         for worker in &workers {
             worker.inbox.send(Message::Stop);
@@ -142,9 +152,9 @@ impl ServiceState {
         // Shared threads release the queues only when all their devices are let go, so waiting for
         // that here could last forever.
         if !workers.is_empty() {
-            progress.wait_gone(links.len());
+            progress.wait_gone(channels.len());
         }
-        drop(links);
+        drop(channels);
         workers.iter_mut().for_each(Worker::join);
         // Only now may another server take it.
         drop(device_lock);

@@ -9,7 +9,7 @@ use sawmill_device::{
 };
 use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
-use super::link::{Body, Completion, Inbox, Message};
+use super::channel::{Body, Completion, Inbox, Message};
 use super::progress::Progress;
 use super::protocol::{self, BlockRequest};
 use super::registry::{self, DeviceLock};

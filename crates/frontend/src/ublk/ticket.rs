@@ -9,12 +9,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use sawmill_device::{Exchange, Outcome, Reply};
 
-use super::link::{Body, Link};
+use super::channel::{Body, QueueChannel};
 use super::protocol::errno;
 
 /// One request in flight.
 pub(super) struct Ticket {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<QueueChannel>,
     pub(super) tag: u16,
     pub(super) body: Body,
     /// The buffer for the data of a read. If the kernel copies, every tag has one, and it contains
@@ -25,28 +25,28 @@ pub(super) struct Ticket {
 const EIO: i32 = Errno::IO.raw_os_error();
 
 /// Gives the bytes of a read to the kernel. Returns the result of the request.
-fn copied(link: &Link, tag: u16, bytes: &[u8]) -> i32 {
-    let Err(error) = link.char_device.write_data(link.queue, tag, bytes) else {
+fn copied(channel: &QueueChannel, tag: u16, bytes: &[u8]) -> i32 {
+    let Err(error) = channel.char_device.write_data(channel.queue, tag, bytes) else {
         return bytes.len() as i32;
     };
-    let queue = link.queue;
+    let queue = channel.queue;
     tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a read's data");
     -EIO
 }
 
 impl Exchange for Ticket {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        if !self.link.user_copy {
+        if !self.channel.user_copy {
             let start = offset as usize;
             into.copy_from_slice(&self.buffer[start..start + into.len()]);
             return;
         }
-        let device = &self.link.char_device;
-        if let Err(error) = device.read_payload(self.link.queue, self.tag, offset, into) {
+        let device = &self.channel.char_device;
+        if let Err(error) = device.read_payload(self.channel.queue, self.tag, offset, into) {
             // The kernel keeps a write's bytes until it is answered, which does not happen while
             // this ticket lives. If they are gone anyway, the device would log bytes that no user
             // wrote. A dead server loses nothing: the next one gets the write again.
-            let (queue, tag) = (self.link.queue, self.tag);
+            let (queue, tag) = (self.channel.queue, self.tag);
             tracing::error!(%error, queue, tag, offset, "ublk: cannot read a write's data; ending \
                 the process");
             std::process::abort();
@@ -61,21 +61,23 @@ impl Exchange for Ticket {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Ticket { link, tag, body, buffer } = *self;
+        let Ticket { channel, tag, body, buffer } = *self;
         let result = match (outcome, body) {
             (Ok(Reply::Done), Body::Empty) => 0,
             (Ok(Reply::Done), Body::Write(length)) => length as i32,
-            (Ok(Reply::Done), Body::Read(length)) if !link.user_copy => length as i32,
+            (Ok(Reply::Done), Body::Read(length)) if !channel.user_copy => length as i32,
             // The bytes go before the answer, which ends the request: the kernel takes no data for
             // it afterward.
-            (Ok(Reply::Done), Body::Read(length)) => copied(&link, tag, &buffer[..length as usize]),
+            (Ok(Reply::Done), Body::Read(length)) => {
+                copied(&channel, tag, &buffer[..length as usize])
+            }
             (Ok(Reply::Allocation(_)), _) => -EIO,
             (Err(error), _) => {
                 // At this level only: the kernel logs a failed request itself.
-                tracing::debug!(%error, queue = link.queue, tag, "ublk: a request failed");
+                tracing::debug!(%error, queue = channel.queue, tag, "ublk: a request failed");
                 -errno(error.kind())
             }
         };
-        link.answer(tag, result, body, buffer);
+        channel.answer(tag, result, body, buffer);
     }
 }

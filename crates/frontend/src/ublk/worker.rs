@@ -17,8 +17,8 @@ use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
+use super::channel::{Completion, Inbox, Message, NewQueue, QueueChannel};
 use super::limits::{CHECK_EVERY, COMMANDS_PER_CALL_MAX, IDLE_TIME_MAX, SHARED_SLOTS_MAX};
-use super::link::{Completion, Inbox, Link, Message, NewQueue};
 use super::queue::{Queue, Spares};
 
 fn system(what: &str, error: std::io::Error) -> Error {
@@ -174,10 +174,10 @@ struct WorkerQueues {
 }
 
 impl WorkerQueues {
-    /// The queue of a link, unless it is gone: another queue may have its slot by now.
-    fn queue_of(&mut self, link: &Arc<Link>) -> Option<&mut Queue> {
-        let queue = self.queues.get_mut(link.slot() as usize)?.as_mut()?;
-        Arc::ptr_eq(&queue.link, link).then_some(queue)
+    /// The queue of a channel, unless it is gone: another queue may have its slot by now.
+    fn queue_of(&mut self, channel: &Arc<QueueChannel>) -> Option<&mut Queue> {
+        let queue = self.queues.get_mut(channel.slot() as usize)?.as_mut()?;
+        Arc::ptr_eq(&queue.channel, channel).then_some(queue)
     }
 }
 
@@ -275,19 +275,19 @@ impl Loop {
     fn follow(&mut self, message: Message) -> std::io::Result<()> {
         match message {
             Message::Attach(queue, answer) => self.attach(queue, &answer)?,
-            Message::Quiesce(link, round) => {
-                if let Some(queue) = self.queues.queue_of(&link) {
+            Message::Quiesce(channel, round) => {
+                if let Some(queue) = self.queues.queue_of(&channel) {
                     queue.quiesce(round);
                     self.is_quieting = true;
                 }
             }
-            Message::Resume(link) => {
-                if let Some(queue) = self.queues.queue_of(&link) {
+            Message::Resume(channel) => {
+                if let Some(queue) = self.queues.queue_of(&channel) {
                     queue.resume(&mut self.spares);
                 }
             }
-            Message::LetGo(link) => {
-                if let Some(queue) = self.queues.queue_of(&link) {
+            Message::LetGo(channel) => {
+                if let Some(queue) = self.queues.queue_of(&channel) {
                     queue.state.released = true;
                 }
             }
@@ -298,16 +298,16 @@ impl Loop {
 
     /// Accepts a queue, and answers once the kernel has all its commands.
     fn attach(&mut self, queue: NewQueue, answer: &SyncSender<Result<()>>) -> std::io::Result<()> {
-        let slot = match self.ring.attach(&queue.link.char_device) {
+        let slot = match self.ring.attach(&queue.channel.char_device) {
             Ok(slot) => slot,
             Err(error) => {
                 let _ = answer.send(Err(system("a thread cannot serve another queue", error)));
-                queue.link.progress.gone();
+                queue.channel.progress.gone();
                 return Ok(());
             }
         };
         // Before the first fetch, because answers find the queue by it.
-        queue.link.set_slot(slot);
+        queue.channel.set_slot(slot);
         let place = slot as usize;
         if self.queues.queues.len() <= place {
             self.queues.queues.resize_with(place + 1, || None);
@@ -342,7 +342,7 @@ impl Loop {
             if let Err(error) = self.ring.detach(slot) {
                 tracing::warn!(%error, slot, "ublk: cannot release the file of a queue");
             }
-            let progress = queue.link.progress.clone();
+            let progress = queue.channel.progress.clone();
             drop(queue);
             progress.gone();
         }
@@ -373,11 +373,11 @@ impl Drop for WorkerQueues {
             if let Message::Attach(queue, answer) = message {
                 let text = "ublk: the thread of a queue has ended";
                 let _ = answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
-                queue.link.progress.gone();
+                queue.channel.progress.gone();
             }
         }
         for queue in self.queues.drain(..).flatten() {
-            let progress = queue.link.progress.clone();
+            let progress = queue.channel.progress.clone();
             drop(queue);
             progress.gone();
         }

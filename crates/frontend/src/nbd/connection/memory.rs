@@ -56,7 +56,7 @@ impl Connection {
 
     fn drop_read_spares(&mut self) {
         self.spare_reads.clear();
-        self.link.drop_spares();
+        self.channel.drop_spares();
     }
 
     /// Nothing is in flight and nothing arrived for a while: an idle client holds no memory.
@@ -77,7 +77,7 @@ impl Connection {
             self.wanted_since = None;
             return false;
         }
-        let counters = &self.link.counters;
+        let counters = &self.channel.counters;
         let now =
             (Instant::now(), counters.bytes_in.load(Relaxed), counters.bytes_out.load(Relaxed));
         let since = *self.wanted_since.get_or_insert(now);
@@ -109,7 +109,7 @@ impl Connection {
     /// enough.
     fn read_bytes(&mut self, length: usize) -> usize {
         if self.spare_reads.is_empty() {
-            self.link.take_spare_reads(&mut self.spare_reads);
+            self.channel.take_spare_reads(&mut self.spare_reads);
         }
         if self.spare_reads.last().is_some_and(|spare| spare.len() >= length) {
             return 0;

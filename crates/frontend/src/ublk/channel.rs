@@ -1,7 +1,7 @@
 //! One queue as other threads see it, and their messages to the thread that serves it: completed
 //! requests, and messages of the door.
 //!
-//! Invariants: while a link lives, its character device is open, so no other server can have the
+//! Invariants: while a channel lives, its character device is open, so no other server can have the
 //! device. After something is put into an inbox, its thread looks at it soon: it is awake, or it is
 //! woken, once for several entries. Not here: how the thread handles them ([`super::worker`]).
 
@@ -19,7 +19,7 @@ use super::metrics::Counters;
 use super::progress::Progress;
 
 /// One queue, for the threads that complete its requests and for the door.
-pub(super) struct Link {
+pub(super) struct QueueChannel {
     pub(super) char_device: Arc<CharDevice>,
     pub(super) queue: u16,
     /// Whether we move the bytes of requests; otherwise the kernel copies them from and to a buffer
@@ -31,7 +31,7 @@ pub(super) struct Link {
     slot: AtomicU32,
 }
 
-impl Link {
+impl QueueChannel {
     pub(super) fn new(
         char_device: Arc<CharDevice>,
         queue: u16,
@@ -40,7 +40,7 @@ impl Link {
         progress: Arc<Progress>,
     ) -> Self {
         let (counters, slot) = (Counters::default(), AtomicU32::new(u32::MAX));
-        Link { char_device, queue, user_copy, inbox, counters, progress, slot }
+        QueueChannel { char_device, queue, user_copy, inbox, counters, progress, slot }
     }
 
     /// The number of the queue on the ring of its thread.
@@ -71,7 +71,7 @@ pub(super) enum Body {
 
 /// A queue for a thread to serve.
 pub(super) struct NewQueue {
-    pub(super) link: Arc<Link>,
+    pub(super) channel: Arc<QueueChannel>,
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) descriptors: Descriptors,
     /// The tags that the kernel uses on this queue.
@@ -97,17 +97,17 @@ pub(super) enum Message {
     /// Serve this queue; the answer is sent when its requests can arrive.
     Attach(NewQueue, SyncSender<Result<()>>),
     /// Accept no more requests, in this round.
-    Quiesce(Arc<Link>, u64),
+    Quiesce(Arc<QueueChannel>, u64),
     /// Accept requests again.
-    Resume(Arc<Link>),
+    Resume(Arc<QueueChannel>),
     /// End as soon as every queue of the thread was released or is gone.
-    LetGo(Arc<Link>),
+    LetGo(Arc<QueueChannel>),
     /// End as soon as there is no queue any more.
     Stop,
 }
 
 #[derive(Default)]
-struct LinkQueue {
+struct InboxState {
     done: Vec<Completion>,
     messages: Vec<Message>,
     is_asleep: bool,
@@ -115,7 +115,7 @@ struct LinkQueue {
 }
 
 pub(super) struct Inbox {
-    queue: Mutex<LinkQueue>,
+    queue: Mutex<InboxState>,
     waker: Waker,
 }
 
@@ -130,27 +130,27 @@ impl Inbox {
     }
 
     pub(super) fn done(&self, done: Completion) {
-        self.put(|link_queue| link_queue.done.push(done));
+        self.put(|state| state.done.push(done));
     }
 
     /// Returns whether there still is a thread to execute the message.
     pub(super) fn send(&self, message: Message) -> bool {
-        self.put(|link_queue| {
+        self.put(|state| {
             // An attach would never be answered by a thread that has ended, and its caller waits
             // for the answer.
-            if !link_queue.is_closed {
-                link_queue.messages.push(message)
+            if !state.is_closed {
+                state.messages.push(message)
             }
         })
     }
 
-    fn put(&self, change: impl FnOnce(&mut LinkQueue)) -> bool {
+    fn put(&self, change: impl FnOnce(&mut InboxState)) -> bool {
         let (wake, open) = {
-            let mut link_queue = self.queue.lock();
-            change(&mut link_queue);
+            let mut state = self.queue.lock();
+            change(&mut state);
             // Only the first entry for a sleeping thread makes a system call. The thread takes all
             // entries when it wakes.
-            (std::mem::take(&mut link_queue.is_asleep), !link_queue.is_closed)
+            (std::mem::take(&mut state.is_asleep), !state.is_closed)
         };
         if wake {
             self.waker.wake();
@@ -160,18 +160,18 @@ impl Inbox {
 
     /// Moves everything that waits into these lists.
     pub(super) fn take(&self, done: &mut Vec<Completion>, messages: &mut Vec<Message>) {
-        let mut link_queue = self.queue.lock();
-        link_queue.is_asleep = false;
-        done.append(&mut link_queue.done);
-        messages.append(&mut link_queue.messages);
+        let mut state = self.queue.lock();
+        state.is_asleep = false;
+        done.append(&mut state.done);
+        messages.append(&mut state.messages);
     }
 
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
-        let mut link_queue = self.queue.lock();
+        let mut state = self.queue.lock();
         // Under the lock with the check: an entry that comes in between would not wake the thread.
-        link_queue.is_asleep = link_queue.done.is_empty() && link_queue.messages.is_empty();
-        link_queue.is_asleep
+        state.is_asleep = state.done.is_empty() && state.messages.is_empty();
+        state.is_asleep
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -181,8 +181,8 @@ impl Inbox {
     /// The thread is ending: no message is accepted any more. Returns the messages that were not
     /// executed.
     pub(super) fn close(&self) -> Vec<Message> {
-        let mut link_queue = self.queue.lock();
-        link_queue.is_closed = true;
-        std::mem::take(&mut link_queue.messages)
+        let mut state = self.queue.lock();
+        state.is_closed = true;
+        std::mem::take(&mut state.messages)
     }
 }

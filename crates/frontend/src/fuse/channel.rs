@@ -1,7 +1,7 @@
 //! The descriptor to the kernel, shared by all threads of a door: what is in flight, and whether
 //! more may be taken.
 //!
-//! Invariants: no worker reads while the link is quiet. A request is in flight from before the
+//! Invariants: no worker reads while the channel is quiet. A request is in flight from before the
 //! device gets it until its answer was written. There is one descriptor, which is never cloned by
 //! ioctl: requests taken through a clone fail when the clone is closed, but requests taken through
 //! this one wait for its next holder. Not here: requests and answers.
@@ -51,7 +51,7 @@ pub(super) enum ReadOutcome {
 }
 
 /// The descriptor of one mount, and what its workers, the device's threads and the door share.
-pub(super) struct Link {
+pub(super) struct KernelChannel {
     pub(super) kernel: OwnedFd,
     pub(super) counters: Counters,
     state: Mutex<State>,
@@ -61,12 +61,12 @@ pub(super) struct Link {
     spares: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Link {
+impl KernelChannel {
     pub(super) fn new(kernel: OwnedFd, workers: usize) -> std::io::Result<Self> {
         let waker = Waker::new()?;
         let state =
             State { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
-        Ok(Link {
+        Ok(KernelChannel {
             kernel,
             counters: Counters::default(),
             state: Mutex::new(state),
