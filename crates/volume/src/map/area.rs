@@ -10,7 +10,7 @@
 //! Not here: locks, addresses of the volume.
 
 use super::dense::Dense;
-use super::runs::{ReplacedBytes, Run, Runs};
+use super::runs::{MapRun, ReplacedBytes, Runs};
 use super::{AREA_BYTES, Location};
 use crate::limits::MAP_DENSE_FROM_RUNS;
 
@@ -28,7 +28,7 @@ impl Default for Area {
 
 impl Area {
     /// `list` keeps the invariants of [`Runs`].
-    pub(super) fn from_sorted(list: &[Run]) -> Area {
+    pub(super) fn from_sorted(list: &[MapRun]) -> Area {
         if turns_dense(list, size_of_val(list)) {
             Area::Dense(Box::new(Dense::from_runs(list)))
         } else {
@@ -58,7 +58,7 @@ impl Area {
 
     /// Visits what is mapped in `start..end`, clipped to it, in order. Runs that touch are not
     /// always joined.
-    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
+    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(MapRun)) {
         match self {
             Area::Sparse(runs) => runs.lookup(start, end, visit),
             Area::Dense(dense) => dense.lookup(start, end, visit),
@@ -76,7 +76,7 @@ impl Area {
         if start == 0 && u64::from(end) == AREA_BYTES {
             self.lookup(start, end, &mut |run| replaced.add(run.location.sequence, run.length));
             *self = match with {
-                Some(location) => Area::from_sorted(&[Run::new(start, end, location)]),
+                Some(location) => Area::from_sorted(&[MapRun::new(start, end, location)]),
                 None => Area::default(),
             };
             return;
@@ -101,8 +101,8 @@ impl Area {
     }
 
     /// Everything mapped, joined where it touches.
-    pub(super) fn sorted(&self) -> Vec<Run> {
-        let mut list: Vec<Run> = Vec::new();
+    pub(super) fn sorted(&self) -> Vec<MapRun> {
+        let mut list: Vec<MapRun> = Vec::new();
         self.lookup(0, AREA_BYTES as u32, &mut |run| match list.last_mut() {
             Some(last) if last.continues_in(&run) => last.length += run.length,
             _ => list.push(run),
@@ -112,7 +112,8 @@ impl Area {
 
     /// Whether a dense area would be at least a third smaller as a list of `runs` entries.
     pub(super) fn should_turn_sparse(&self, runs: usize) -> bool {
-        matches!(self, Area::Dense(dense) if runs * size_of::<Run>() * 3 < dense.heap_bytes() * 2)
+        let sparse_bytes = runs * size_of::<MapRun>();
+        matches!(self, Area::Dense(dense) if sparse_bytes * 3 < dense.heap_bytes() * 2)
     }
 
     #[cfg(test)]
@@ -126,7 +127,7 @@ impl Area {
     }
 }
 
-fn turns_dense(list: &[Run], sparse_bytes: usize) -> bool {
+fn turns_dense(list: &[MapRun], sparse_bytes: usize) -> bool {
     list.len() >= MAP_DENSE_FROM_RUNS
         && Dense::heap_bytes_for(list) <= sparse_bytes + sparse_bytes / 8
 }

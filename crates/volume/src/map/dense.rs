@@ -7,7 +7,7 @@
 //!
 //! Not here: when an area takes this form, and when it leaves it.
 
-use super::runs::{ReplacedBytes, Run, Runs};
+use super::runs::{MapRun, ReplacedBytes, Runs};
 use super::{AREA_BYTES, Location, PAGE_BYTES};
 
 const PAGES: usize = (AREA_BYTES / PAGE_BYTES as u64) as usize;
@@ -30,7 +30,7 @@ fn is_whole(entry: Location) -> bool {
 }
 
 impl Dense {
-    pub(super) fn from_runs(runs: &[Run]) -> Dense {
+    pub(super) fn from_runs(runs: &[MapRun]) -> Dense {
         let mut dense =
             Dense { pages: vec![HOLE; PAGES].into(), whole_pages: 0, fragments: Runs::default() };
         let mut nothing = |_, _| {};
@@ -42,7 +42,7 @@ impl Dense {
     }
 
     /// What `from_runs` would take, without slack.
-    pub(super) fn heap_bytes_for(runs: &[Run]) -> usize {
+    pub(super) fn heap_bytes_for(runs: &[MapRun]) -> usize {
         let fragments: usize = runs
             .iter()
             .map(|run| {
@@ -55,7 +55,7 @@ impl Dense {
                 }
             })
             .sum();
-        size_of::<Dense>() + PAGES * size_of::<Location>() + fragments * size_of::<Run>()
+        size_of::<Dense>() + PAGES * size_of::<Location>() + fragments * size_of::<MapRun>()
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
@@ -67,14 +67,14 @@ impl Dense {
         self.whole_pages + self.fragments.len()
     }
 
-    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
+    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(MapRun)) {
         let mut at = start;
         while at < end {
             let page = at / PAGE_BYTES;
             let next = end.min((page + 1) * PAGE_BYTES);
             let entry = self.pages[page as usize];
             if is_whole(entry) {
-                visit(Run::new(at, next, entry.advanced(at - page * PAGE_BYTES)));
+                visit(MapRun::new(at, next, entry.advanced(at - page * PAGE_BYTES)));
             } else if entry == MIXED {
                 self.fragments.lookup(at, next, visit);
             }

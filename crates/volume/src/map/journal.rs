@@ -11,8 +11,8 @@
 //! 1. A change of an area is made under one lock: readers see it whole or not at all.
 //! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So it never
 //!    misses an entry that moves from one layer to the other. Writers hold one lock at a time.
-//! 3. `slots` and `wide_slots` are never below the real counts, and both are exact when no write is
-//!    in progress.
+//! 3. `entries` and `wide_entries` are never below the real counts, and both are exact when no
+//!    write is in progress.
 //!
 //! Not here: the records, what a position means, waiting.
 
@@ -44,23 +44,23 @@ pub struct JournalPiece<'a, V> {
 
 /// Part of an entry, inside one area.
 #[derive(Clone)]
-struct Slot<V> {
+struct AreaEntry<V> {
     start: u64,
     end: u64,
     position: u64,
     value: V,
 }
 
-impl<V: Clone> Slot<V> {
-    fn part(&self, start: u64, end: u64) -> Slot<V> {
-        Slot { start, end, position: self.position, value: self.value.clone() }
+impl<V: Clone> AreaEntry<V> {
+    fn part(&self, start: u64, end: u64) -> AreaEntry<V> {
+        AreaEntry { start, end, position: self.position, value: self.value.clone() }
     }
 }
 
 /// What a change displaced. Dropped after the lock is released: values may be costly to drop.
 struct DisplacedValues<V> {
     _one: Option<V>,
-    _many: Vec<Slot<V>>,
+    _many: Vec<AreaEntry<V>>,
 }
 
 impl<V> DisplacedValues<V> {
@@ -71,31 +71,31 @@ impl<V> DisplacedValues<V> {
     }
 }
 
-/// The slots of one area: sorted, never overlapping, never empty.
-struct AreaSlots<V> {
-    slots: Vec<Slot<V>>,
+/// The entries of one area: sorted, never overlapping, never empty.
+struct AreaEntries<V> {
+    entries: Vec<AreaEntry<V>>,
 }
 
-impl<V> Default for AreaSlots<V> {
-    fn default() -> AreaSlots<V> {
-        AreaSlots { slots: Vec::new() }
+impl<V> Default for AreaEntries<V> {
+    fn default() -> AreaEntries<V> {
+        AreaEntries { entries: Vec::new() }
     }
 }
 
-impl<V: Clone> AreaSlots<V> {
+impl<V: Clone> AreaEntries<V> {
     fn first_ending_after(&self, at: u64) -> usize {
-        self.slots.partition_point(|slot| slot.end <= at)
+        self.entries.partition_point(|entry| entry.end <= at)
     }
 
-    /// The slots from the first that ends after `at`.
-    fn from(&self, at: u64) -> &[Slot<V>] {
-        &self.slots[self.first_ending_after(at)..]
+    /// The entries from the first that ends after `at`.
+    fn from(&self, at: u64) -> &[AreaEntry<V>] {
+        &self.entries[self.first_ending_after(at)..]
     }
 
-    /// Indices of the slots that overlap `start..end`.
+    /// Indices of the entries that overlap `start..end`.
     fn overlap(&self, start: u64, end: u64) -> (usize, usize) {
         let first = self.first_ending_after(start);
-        let count = self.slots[first..].iter().take_while(|slot| slot.start < end).count();
+        let count = self.entries[first..].iter().take_while(|entry| entry.start < end).count();
         (first, first + count)
     }
 
@@ -103,30 +103,30 @@ impl<V: Clone> AreaSlots<V> {
     fn place(&mut self, start: u64, end: u64, position: u64, value: V) -> DisplacedValues<V> {
         let (first, last) = self.overlap(start, end);
         if first == last {
-            if self.slots.is_empty() {
-                // Scattered writes leave most areas with one slot.
-                self.slots.reserve_exact(1);
+            if self.entries.is_empty() {
+                // Scattered writes leave most areas with one entry.
+                self.entries.reserve_exact(1);
             }
-            self.slots.insert(first, Slot { start, end, position, value });
+            self.entries.insert(first, AreaEntry { start, end, position, value });
             return DisplacedValues::NOTHING;
         }
-        let slot = &mut self.slots[first];
-        if slot.start == start && slot.end == end {
-            if slot.position >= position {
+        let entry = &mut self.entries[first];
+        if entry.start == start && entry.end == end {
+            if entry.position >= position {
                 return DisplacedValues::one(value);
             }
-            slot.position = position;
-            return DisplacedValues::one(std::mem::replace(&mut slot.value, value));
+            entry.position = position;
+            return DisplacedValues::one(std::mem::replace(&mut entry.value, value));
         }
-        let entry = Slot { start, end, position, value };
+        let new = AreaEntry { start, end, position, value };
         let mut fresh = Vec::with_capacity(last - first + 2);
         // The start of the part of the entry that nothing newer has cut off yet.
         let mut at = start;
         let mut rest = None;
-        for old in &self.slots[first..last] {
+        for old in &self.entries[first..last] {
             if old.position >= position {
                 if at < old.start {
-                    fresh.push(entry.part(at, old.start));
+                    fresh.push(new.part(at, old.start));
                 }
                 fresh.push(old.clone());
                 at = old.end;
@@ -140,27 +140,27 @@ impl<V: Clone> AreaSlots<V> {
             }
         }
         if at < end {
-            fresh.push(entry.part(at, end));
+            fresh.push(new.part(at, end));
         }
         fresh.extend(rest);
         DisplacedValues {
-            _one: Some(entry.value),
-            _many: self.slots.splice(first..last, fresh).collect(),
+            _one: Some(new.value),
+            _many: self.entries.splice(first..last, fresh).collect(),
         }
     }
 
     /// Takes the entry with this position out of `start..end`.
     fn take(&mut self, start: u64, end: u64, position: u64) -> DisplacedValues<V> {
         let (first, last) = self.overlap(start, end);
-        let overlapping = &self.slots[first..last];
-        if overlapping.iter().all(|slot| slot.position != position) {
+        let overlapping = &self.entries[first..last];
+        if overlapping.iter().all(|entry| entry.position != position) {
             return DisplacedValues::NOTHING;
         }
-        if let [slot] = overlapping
-            && start <= slot.start
-            && slot.end <= end
+        if let [entry] = overlapping
+            && start <= entry.start
+            && entry.end <= end
         {
-            return DisplacedValues::one(self.slots.remove(first).value);
+            return DisplacedValues::one(self.entries.remove(first).value);
         }
         let mut fresh = Vec::with_capacity(overlapping.len() + 1);
         for old in overlapping {
@@ -175,7 +175,7 @@ impl<V: Clone> AreaSlots<V> {
                 fresh.push(old.part(end, old.end));
             }
         }
-        DisplacedValues { _one: None, _many: self.slots.splice(first..last, fresh).collect() }
+        DisplacedValues { _one: None, _many: self.entries.splice(first..last, fresh).collect() }
     }
 }
 
@@ -204,7 +204,7 @@ impl Hasher for AreaHasher {
 }
 
 /// The areas under one lock, by their numbers.
-type Areas<V> = RwLock<HashMap<u64, AreaSlots<V>, BuildHasherDefault<AreaHasher>>>;
+type Areas<V> = RwLock<HashMap<u64, AreaEntries<V>, BuildHasherDefault<AreaHasher>>>;
 
 // In cache lines of its own, so that shards do not slow one another down.
 #[repr(align(128))]
@@ -214,8 +214,8 @@ struct Shard<V>(Areas<V>);
 pub struct JournalMap<V> {
     shards: Box<[Shard<V>]>,
     wide: Areas<V>,
-    wide_slots: AtomicUsize,
-    slots: AtomicUsize,
+    wide_entries: AtomicUsize,
+    entries: AtomicUsize,
 }
 
 impl<V: Clone> Default for JournalMap<V> {
@@ -230,8 +230,8 @@ impl<V: Clone> JournalMap<V> {
         JournalMap {
             shards: (0..SHARDS).map(|_| Shard(Areas::default())).collect(),
             wide: Areas::default(),
-            wide_slots: AtomicUsize::new(0),
-            slots: AtomicUsize::new(0),
+            wide_entries: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
         }
     }
 
@@ -266,7 +266,7 @@ impl<V: Clone> JournalMap<V> {
                 self.change(AREA_BYTES, area, |of_area| of_area.take(start, stop, position));
             }
         }
-        if self.wide_slots.load(Ordering::Acquire) > 0 {
+        if self.wide_entries.load(Ordering::Acquire) > 0 {
             for (area, start, stop) in spans(address, end, WIDE_AREA_BYTES) {
                 self.change(WIDE_AREA_BYTES, area, |of_area| of_area.take(start, stop, position));
             }
@@ -277,16 +277,16 @@ impl<V: Clone> JournalMap<V> {
     /// one piece per area at least.
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(JournalPiece<'_, V>)) {
         let end = address.saturating_add(length);
-        let mut pieces = Pieces { at: address, visit };
+        let mut pieces = JournalPieces { at: address, visit };
         if self.is_empty() {
             return pieces.skip_to(end);
         }
         for (area, start, stop) in spans(address, end, AREA_BYTES) {
             let areas = self.shard(area).read();
             let narrow = areas.get(&area).map_or(&[][..], |of_area| of_area.from(start));
-            if self.wide_slots.load(Ordering::Acquire) == 0 {
-                for slot in narrow.iter().take_while(|slot| slot.start < stop) {
-                    pieces.entry(slot.start.max(start), slot.end.min(stop), slot);
+            if self.wide_entries.load(Ordering::Acquire) == 0 {
+                for entry in narrow.iter().take_while(|entry| entry.start < stop) {
+                    pieces.visit_entry(entry.start.max(start), entry.end.min(stop), entry);
                 }
             } else {
                 let areas = self.wide.read();
@@ -301,44 +301,44 @@ impl<V: Clone> JournalMap<V> {
 
     /// Whether the map has no entry at all.
     pub fn is_empty(&self) -> bool {
-        self.slots.load(Ordering::Acquire) == 0
+        self.entries.load(Ordering::Acquire) == 0
     }
 
     /// Parts of entries held: entries count once per area, and once more for each hole that newer
     /// ones cut.
     pub fn entries(&self) -> usize {
-        self.slots.load(Ordering::Relaxed)
+        self.entries.load(Ordering::Relaxed)
     }
 
     fn shard(&self, area: u64) -> &Areas<V> {
         &self.shards[(area.wrapping_mul(GOLDEN) >> (u64::BITS - SHARDS.ilog2())) as usize].0
     }
 
-    /// Runs `act` on the slots of an area under its lock, keeps the counts, drops what it displaced
-    /// afterwards.
+    /// Runs `act` on the entries of an area under its lock, keeps the counts, drops what it
+    /// displaced afterwards.
     fn change(
         &self,
         span_bytes: u64,
         area: u64,
-        act: impl FnOnce(&mut AreaSlots<V>) -> DisplacedValues<V>,
+        act: impl FnOnce(&mut AreaEntries<V>) -> DisplacedValues<V>,
     ) {
         let is_wide = span_bytes == WIDE_AREA_BYTES;
         let mut areas = if is_wide { self.wide.write() } else { self.shard(area).write() };
         let of_area = areas.entry(area).or_default();
-        let before = of_area.slots.len();
+        let before = of_area.entries.len();
         let displaced = act(of_area);
-        let after = of_area.slots.len();
+        let after = of_area.entries.len();
         if after == 0 {
             areas.remove(&area);
-        } else if of_area.slots.capacity() > 4 * after + 4 {
-            of_area.slots.shrink_to(2 * after);
+        } else if of_area.entries.capacity() > 4 * after + 4 {
+            of_area.entries.shrink_to(2 * after);
         }
-        // Before the lock is released, so that no reader sees a slot that is not counted.
+        // Before the lock is released, so that no reader sees an entry that is not counted.
         if before != after {
             let more = after.wrapping_sub(before);
-            self.slots.fetch_add(more, Ordering::AcqRel);
+            self.entries.fetch_add(more, Ordering::AcqRel);
             if is_wide {
-                self.wide_slots.fetch_add(more, Ordering::AcqRel);
+                self.wide_entries.fetch_add(more, Ordering::AcqRel);
             }
         }
         drop(areas);
@@ -347,13 +347,13 @@ impl<V: Clone> JournalMap<V> {
 }
 
 /// Fills the holes between the entries of a lookup.
-struct Pieces<'a, V> {
+struct JournalPieces<'a, V> {
     /// Everything before this has been visited.
     at: u64,
     visit: &'a mut dyn FnMut(JournalPiece<'_, V>),
 }
 
-impl<V> Pieces<'_, V> {
+impl<V> JournalPieces<'_, V> {
     fn skip_to(&mut self, end: u64) {
         if self.at < end {
             (self.visit)(JournalPiece { address: self.at, length: end - self.at, entry: None });
@@ -361,23 +361,29 @@ impl<V> Pieces<'_, V> {
         }
     }
 
-    fn entry(&mut self, start: u64, end: u64, slot: &Slot<V>) {
+    fn visit_entry(&mut self, start: u64, end: u64, newest: &AreaEntry<V>) {
         self.skip_to(start);
-        let entry = Some((slot.position, &slot.value));
+        let entry = Some((newest.position, &newest.value));
         (self.visit)(JournalPiece { address: start, length: end - start, entry });
         self.at = end;
     }
 
-    /// Both lists begin with the first slot that ends after `start`; each byte gets the newer of
+    /// Both lists begin with the first entry that ends after `start`; each byte gets the newer of
     /// the two.
-    fn newer_of(&mut self, mut narrow: &[Slot<V>], mut wide: &[Slot<V>], start: u64, stop: u64) {
+    fn newer_of(
+        &mut self,
+        mut narrow: &[AreaEntry<V>],
+        mut wide: &[AreaEntry<V>],
+        start: u64,
+        stop: u64,
+    ) {
         let mut at = start;
         while at < stop {
             // Where each list would be taken up; of two at the same byte the newer wins.
-            let taken_up = |slots: &[Slot<V>]| {
-                slots
+            let taken_up = |entries: &[AreaEntry<V>]| {
+                entries
                     .first()
-                    .map(|slot| (slot.start.max(at), Reverse(slot.position)))
+                    .map(|entry| (entry.start.max(at), Reverse(entry.position)))
                     .filter(|key| key.0 < stop)
             };
             let (winners, others) = match (taken_up(narrow), taken_up(wide)) {
@@ -392,13 +398,13 @@ impl<V> Pieces<'_, V> {
             let end = winner.end.min(stop);
             let newer = others
                 .iter()
-                .take_while(|slot| slot.start < end)
-                .find(|slot| slot.position > winner.position);
-            let until = newer.map_or(end, |slot| slot.start);
-            self.entry(from, until, winner);
+                .take_while(|entry| entry.start < end)
+                .find(|entry| entry.position > winner.position);
+            let until = newer.map_or(end, |entry| entry.start);
+            self.visit_entry(from, until, winner);
             at = until;
-            narrow = &narrow[narrow.iter().take_while(|slot| slot.end <= at).count()..];
-            wide = &wide[wide.iter().take_while(|slot| slot.end <= at).count()..];
+            narrow = &narrow[narrow.iter().take_while(|entry| entry.end <= at).count()..];
+            wide = &wide[wide.iter().take_while(|entry| entry.end <= at).count()..];
         }
     }
 }

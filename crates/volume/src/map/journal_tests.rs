@@ -58,16 +58,16 @@ impl Model {
 
     fn insert(&mut self, from: usize, to: usize, position: u64, value: u32) {
         let kind = usize::from(self.cuts[to] - self.cuts[from] > 16 * MIB);
-        for slot in &mut self.newest[kind][from..to] {
-            if slot.is_none_or(|(at, _)| at < position) {
-                *slot = Some((position, value));
+        for newest in &mut self.newest[kind][from..to] {
+            if newest.is_none_or(|(at, _)| at < position) {
+                *newest = Some((position, value));
             }
         }
     }
 
     fn remove(&mut self, from: usize, to: usize, position: u64) {
-        for slot in self.newest.iter_mut().flat_map(|kind| &mut kind[from..to]) {
-            slot.take_if(|(at, _)| *at == position);
+        for newest in self.newest.iter_mut().flat_map(|kind| &mut kind[from..to]) {
+            newest.take_if(|(at, _)| *at == position);
         }
     }
 
@@ -195,7 +195,7 @@ fn narrow_entry_newer_than_a_wide_one_shows_and_an_older_one_does_not() {
 }
 
 #[test]
-fn terabytes_cost_slots_by_their_count() {
+fn terabytes_cost_entries_by_their_count() {
     let map = JournalMap::new();
     map.insert(0, 2 << 40, 1, Arc::new(1));
     assert_eq!(map.entries(), 128);

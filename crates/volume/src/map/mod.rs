@@ -60,7 +60,7 @@ impl Location {
 /// A stretch of a lookup in the object map: bytes `address..address + length` lie at `location`, or
 /// nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct MapPiece {
     /// First byte in the volume.
     pub address: u64,
     /// Bytes, never 0.

@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use super::area::Area;
-use super::runs::{ReplacedBytes, Run};
+use super::runs::{MapRun, ReplacedBytes};
 use super::{
-    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, Piece, spans,
+    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, MapPiece, spans,
 };
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
@@ -79,23 +79,23 @@ impl Group {
 /// behind it, so that no reader waits or sees a group move.
 struct Groups {
     first: u64,
-    slots: Box<[OnceLock<Box<Group>>]>,
+    table: Box<[OnceLock<Box<Group>>]>,
     more: OnceLock<Box<Groups>>,
 }
 
 impl Groups {
     fn new(first: u64, size_bytes: u64) -> Groups {
         let count = size_bytes.div_ceil(GROUP_BYTES).saturating_sub(first) as usize;
-        let slots = std::iter::repeat_with(OnceLock::new).take(count).collect();
-        Groups { first, slots, more: OnceLock::new() }
+        let table = std::iter::repeat_with(OnceLock::new).take(count).collect();
+        Groups { first, table, more: OnceLock::new() }
     }
 
-    fn slot(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
+    fn place(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
         let mut groups = self;
         loop {
             let index = usize::try_from(number - groups.first).ok()?;
-            match groups.slots.get(index) {
-                Some(slot) => return Some(slot),
+            match groups.table.get(index) {
+                Some(place) => return Some(place),
                 None => groups = groups.more.get()?,
             }
         }
@@ -111,7 +111,7 @@ impl Groups {
         while let Some(more) = last.more.get() {
             last = more;
         }
-        let end = last.first + last.slots.len() as u64;
+        let end = last.first + last.table.len() as u64;
         if size_bytes.div_ceil(GROUP_BYTES) > end {
             let added = last.more.set(Box::new(Groups::new(end, size_bytes)));
             debug_assert!(added.is_ok(), "there is one writer");
@@ -180,9 +180,9 @@ impl ObjectMap {
                 Location { sequence, data_offset: data_offset + (start - address) as u32 };
             let (group, index) = self.group_of(area);
             let (from, to) = within(area, start, stop);
-            let bytes = self.reshape(group, index, &mut |slot| {
+            let bytes = self.reshape(group, index, &mut |area| {
                 let mut replaced = ReplacedBytes::new(replaced);
-                slot.replace(from, to, Some(location), &mut replaced);
+                area.replace(from, to, Some(location), &mut replaced);
                 replaced.finish()
             });
             group.note_change();
@@ -196,9 +196,9 @@ impl ObjectMap {
             address,
             self.clamped_end(address, length),
             |group, index, _, from, to| {
-                let bytes = self.reshape(group, index, &mut |slot| {
+                let bytes = self.reshape(group, index, &mut |area| {
                     let mut replaced = ReplacedBytes::new(replaced);
-                    slot.replace(from, to, None, &mut replaced);
+                    area.replace(from, to, None, &mut replaced);
                     replaced.finish()
                 });
                 if bytes > 0 {
@@ -223,18 +223,18 @@ impl ObjectMap {
             address,
             self.clamped_end(address, length),
             |group, index, base, start, stop| {
-                let moved = |run: Run| {
+                let moved = |run: MapRun| {
                     let distance = (base + u64::from(run.start) - address) as u32;
                     let is_there = run.location == from.advanced(distance);
-                    is_there.then(|| Run { location: to.advanced(distance), ..run })
+                    is_there.then(|| MapRun { location: to.advanced(distance), ..run })
                 };
-                let bytes = self.reshape(group, index, &mut |slot| {
+                let bytes = self.reshape(group, index, &mut |area| {
                     let mut matching = Vec::new();
-                    slot.lookup(start, stop, &mut |run| matching.extend(moved(run)));
+                    area.lookup(start, stop, &mut |run| matching.extend(moved(run)));
                     let mut ignored = |_, _| {};
                     let mut replaced = ReplacedBytes::new(&mut ignored);
                     for run in matching {
-                        slot.replace(run.start, run.end(), Some(run.location), &mut replaced);
+                        area.replace(run.start, run.end(), Some(run.location), &mut replaced);
                     }
                     replaced.finish()
                 });
@@ -249,9 +249,9 @@ impl ObjectMap {
 
     /// Visits the whole range in address order, holes included, joined where pieces continue one
     /// another. Bytes past the volume's end are a hole.
-    pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(Piece)) {
+    pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(MapPiece)) {
         let end = address.saturating_add(length);
-        let mut pieces = Pieces { at: address, pending: None, visit };
+        let mut pieces = MapPieces { at: address, pending: None, visit };
         self.each_occupied(
             address,
             self.clamped_end(address, length),
@@ -275,7 +275,7 @@ impl ObjectMap {
     /// Memory held, as requested from the allocator.
     pub fn memory_bytes(&self) -> u64 {
         let groups = self.present().count() * size_of::<Group>();
-        let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.slots)).sum();
+        let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.table)).sum();
         (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed)
     }
 
@@ -297,7 +297,7 @@ impl ObjectMap {
         let Some(group) = self.group(number) else { return list };
         group.changes_exported.store(group.changes.load(Ordering::Acquire), Ordering::Release);
         let first = number * GROUP_BYTES;
-        let mut collect = |piece: Piece| {
+        let mut collect = |piece: MapPiece| {
             if let Some(Location { sequence, data_offset }) = piece.location {
                 list.push(MapExtent {
                     address: piece.address,
@@ -307,25 +307,25 @@ impl ObjectMap {
                 });
             }
         };
-        let mut pieces = Pieces { at: first, pending: None, visit: &mut collect };
+        let mut pieces = MapPieces { at: first, pending: None, visit: &mut collect };
         let mut next = 0;
         while let Some(index) = group.next_occupied(next) {
             next = index + 1;
             let base = first + index as u64 * AREA_BYTES;
-            let slot = group.areas[index].read();
-            let (mut runs, mut last) = (0, None::<Run>);
-            slot.lookup(0, AREA_BYTES as u32, &mut |run| {
+            let area = group.areas[index].read();
+            let (mut runs, mut last) = (0, None::<MapRun>);
+            area.lookup(0, AREA_BYTES as u32, &mut |run| {
                 runs += usize::from(!last.is_some_and(|last| last.continues_in(&run)));
                 last = Some(run);
                 pieces.mapped(base, run);
             });
-            let settle = slot.should_turn_sparse(runs);
-            drop(slot);
+            let settle = area.should_turn_sparse(runs);
+            drop(area);
             if settle {
-                self.reshape(group, index, &mut |slot| {
-                    let sorted = slot.sorted();
-                    if slot.should_turn_sparse(sorted.len()) {
-                        *slot = Area::from_sorted(&sorted);
+                self.reshape(group, index, &mut |area| {
+                    let sorted = area.sorted();
+                    if area.should_turn_sparse(sorted.len()) {
+                        *area = Area::from_sorted(&sorted);
                     }
                     0
                 });
@@ -354,8 +354,8 @@ impl ObjectMap {
     /// Makes these groups dirty, whether they hold anything or not.
     pub fn mark_dirty(&self, numbers: &[u64]) {
         for number in numbers {
-            if let Some(slot) = self.groups.slot(*number) {
-                slot.get_or_init(Group::new).note_change();
+            if let Some(place) = self.groups.place(*number) {
+                place.get_or_init(Group::new).note_change();
             }
         }
     }
@@ -365,7 +365,7 @@ impl ObjectMap {
     /// is loaded.
     pub fn import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
         self.check_import(extents)?;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<MapRun> = Vec::new();
         let mut current = 0;
         for extent in extents {
             for (area, start, stop) in
@@ -379,7 +379,7 @@ impl ObjectMap {
                 let location =
                     Location { sequence: extent.sequence, data_offset: extent.data_offset };
                 let (from, to) = within(area, start, stop);
-                let run = Run::new(from, to, location.advanced((start - extent.address) as u32));
+                let run = MapRun::new(from, to, location.advanced((start - extent.address) as u32));
                 match runs.last_mut() {
                     Some(last) if last.continues_in(&run) => last.length += run.length,
                     _ => runs.push(run),
@@ -413,19 +413,19 @@ impl ObjectMap {
     }
 
     /// `runs` keeps the invariants of an area's list.
-    fn load_area(&self, area: u64, runs: &[Run]) {
+    fn load_area(&self, area: u64, runs: &[MapRun]) {
         if runs.is_empty() {
             return;
         }
         let (group, index) = self.group_of(area);
-        let bytes = self.reshape(group, index, &mut |slot| {
+        let bytes = self.reshape(group, index, &mut |area| {
             let mut ignored = |_, _| {};
             let mut replaced = ReplacedBytes::new(&mut ignored);
-            if slot.is_empty() {
-                *slot = Area::from_sorted(runs);
+            if area.is_empty() {
+                *area = Area::from_sorted(runs);
             } else {
                 for run in runs {
-                    slot.replace(run.start, run.end(), Some(run.location), &mut replaced);
+                    area.replace(run.start, run.end(), Some(run.location), &mut replaced);
                 }
             }
             replaced.finish()
@@ -437,10 +437,10 @@ impl ObjectMap {
     /// Runs `act` on an area and keeps the counters, not whether the group is dirty. Returns what
     /// `act` returns.
     fn reshape(&self, group: &Group, index: usize, act: &mut dyn FnMut(&mut Area) -> u64) -> u64 {
-        let mut slot = group.areas[index].write();
-        let (len, heap_bytes) = (slot.len() as u64, slot.heap_bytes() as u64);
-        let result = act(&mut slot);
-        let (len_now, heap_bytes_now) = (slot.len() as u64, slot.heap_bytes() as u64);
+        let mut area = group.areas[index].write();
+        let (len, heap_bytes) = (area.len() as u64, area.heap_bytes() as u64);
+        let result = act(&mut area);
+        let (len_now, heap_bytes_now) = (area.len() as u64, area.heap_bytes() as u64);
         if len_now != len {
             self.extents.fetch_add(len_now.wrapping_sub(len), Ordering::Relaxed);
             group.note_occupied(index, len_now > 0);
@@ -476,22 +476,22 @@ impl ObjectMap {
     }
 
     fn group(&self, number: u64) -> Option<&Group> {
-        Some(self.groups.slot(number)?.get()?)
+        Some(self.groups.place(number)?.get()?)
     }
 
     fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
-        let slots = self.groups.chain().flat_map(|groups| groups.slots.iter().zip(groups.first..));
-        slots.filter_map(|(slot, number)| Some((number, &**slot.get()?)))
+        let places = self.groups.chain().flat_map(|groups| groups.table.iter().zip(groups.first..));
+        places.filter_map(|(place, number)| Some((number, &**place.get()?)))
     }
 
     /// The group of an area of the volume, made if need be, and the area's index in it.
     fn group_of(&self, area: u64) -> (&Group, usize) {
         let (number, index) = (area as usize / AREAS, area as usize % AREAS);
-        let slot = self
+        let place = self
             .groups
-            .slot(number as u64)
+            .place(number as u64)
             .expect("addresses are clamped to the size of the volume");
-        (slot.get_or_init(Group::new), index)
+        (place.get_or_init(Group::new), index)
     }
 
     fn clamped_end(&self, address: u64, length: u64) -> u64 {
@@ -502,8 +502,8 @@ impl ObjectMap {
     pub(super) fn each_area(&self, mut act: impl FnMut(&mut Area)) {
         for (_, group) in self.present() {
             for index in 0..AREAS {
-                self.reshape(group, index, &mut |slot| {
-                    act(slot);
+                self.reshape(group, index, &mut |area| {
+                    act(area);
                     0
                 });
             }
@@ -517,15 +517,15 @@ fn within(area: u64, start: u64, end: u64) -> (u32, u32) {
 }
 
 /// Turns mapped runs in order into pieces: fills the holes and joins what continues.
-struct Pieces<'a> {
+struct MapPieces<'a> {
     /// Everything before this has been visited or is pending.
     at: u64,
     pending: Option<(u64, u64, Location)>,
-    visit: &'a mut dyn FnMut(Piece),
+    visit: &'a mut dyn FnMut(MapPiece),
 }
 
-impl Pieces<'_> {
-    fn mapped(&mut self, base: u64, run: Run) {
+impl MapPieces<'_> {
+    fn mapped(&mut self, base: u64, run: MapRun) {
         let address = base + u64::from(run.start);
         let length = u64::from(run.length);
         match &mut self.pending {
@@ -548,10 +548,10 @@ impl Pieces<'_> {
     /// Visits what is pending and the hole up to `until`.
     fn flush(&mut self, until: u64) {
         if let Some((address, length, location)) = self.pending.take() {
-            (self.visit)(Piece { address, length, location: Some(location) });
+            (self.visit)(MapPiece { address, length, location: Some(location) });
         }
         if self.at < until {
-            (self.visit)(Piece { address: self.at, length: until - self.at, location: None });
+            (self.visit)(MapPiece { address: self.at, length: until - self.at, location: None });
         }
     }
 

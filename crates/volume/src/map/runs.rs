@@ -11,15 +11,15 @@ use super::{AREA_BYTES, Location};
 
 /// Contiguous bytes of an area that lie contiguously in one segment: 16 bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct MapRun {
     pub(super) start: u32,
     pub(super) length: u32,
     pub(super) location: Location,
 }
 
-impl Run {
-    pub(super) fn new(start: u32, end: u32, location: Location) -> Run {
-        Run { start, length: end - start, location }
+impl MapRun {
+    pub(super) fn new(start: u32, end: u32, location: Location) -> MapRun {
+        MapRun { start, length: end - start, location }
     }
 
     pub(super) fn end(&self) -> u32 {
@@ -27,21 +27,21 @@ impl Run {
     }
 
     /// The part of this run inside `start..end`, which must overlap it.
-    pub(super) fn clipped(&self, start: u32, end: u32) -> Run {
+    pub(super) fn clipped(&self, start: u32, end: u32) -> MapRun {
         let from = self.start.max(start);
-        Run::new(from, self.end().min(end), self.location.advanced(from - self.start))
+        MapRun::new(from, self.end().min(end), self.location.advanced(from - self.start))
     }
 
     /// Whether `next` follows in the area and in the segment, so that both are one run.
-    pub(super) fn continues_in(&self, next: &Run) -> bool {
+    pub(super) fn continues_in(&self, next: &MapRun) -> bool {
         self.end() == next.start
             && self.location.sequence == next.location.sequence
             && u64::from(self.location.data_offset) + u64::from(self.length)
                 == u64::from(next.location.data_offset)
     }
 
-    fn joined(&self, next: &Run) -> Run {
-        Run { start: self.start, length: self.length + next.length, location: self.location }
+    fn joined(&self, next: &MapRun) -> MapRun {
+        MapRun { start: self.start, length: self.length + next.length, location: self.location }
     }
 }
 
@@ -84,16 +84,16 @@ impl<'a> ReplacedBytes<'a> {
 /// The sorted list.
 #[derive(Default)]
 pub(super) struct Runs {
-    list: Vec<Run>,
+    list: Vec<MapRun>,
 }
 
 impl Runs {
     /// A list with no slack. `list` keeps the invariants above.
-    pub(super) fn from_sorted(list: &[Run]) -> Runs {
+    pub(super) fn from_sorted(list: &[MapRun]) -> Runs {
         Runs { list: list.to_vec() }
     }
 
-    pub(super) fn as_slice(&self) -> &[Run] {
+    pub(super) fn as_slice(&self) -> &[MapRun] {
         &self.list
     }
 
@@ -106,7 +106,7 @@ impl Runs {
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        self.list.capacity() * size_of::<Run>()
+        self.list.capacity() * size_of::<MapRun>()
     }
 
     /// Index of the first run that ends after `at` (`len` if none).
@@ -146,7 +146,7 @@ impl Runs {
     }
 
     /// Visits what is mapped in `start..end`, clipped to it, in order.
-    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
+    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(MapRun)) {
         for run in &self.list[self.first_ending_after(start)..] {
             if run.start >= end {
                 break;
@@ -177,7 +177,7 @@ impl Runs {
             }
             last += 1;
         }
-        let mut middle = with.map(|location| Run::new(start, end, location));
+        let mut middle = with.map(|location| MapRun::new(start, end, location));
         if let Some(run) = &mut middle {
             if left.is_none() && first > 0 && self.list[first - 1].continues_in(run) {
                 first -= 1;
@@ -196,7 +196,7 @@ impl Runs {
                 right = None;
             }
         }
-        let mut fresh = [Run::new(0, 0, Location { sequence: 0, data_offset: 0 }); 3];
+        let mut fresh = [MapRun::new(0, 0, Location { sequence: 0, data_offset: 0 }); 3];
         let mut count = 0;
         for run in [left, middle, right].into_iter().flatten() {
             fresh[count] = run;
@@ -206,7 +206,7 @@ impl Runs {
     }
 
     /// Puts `fresh` in place of `first..last`.
-    fn splice(&mut self, first: usize, last: usize, fresh: &[Run]) {
+    fn splice(&mut self, first: usize, last: usize, fresh: &[MapRun]) {
         let old_len = self.list.len();
         let fresh_end = first + fresh.len();
         if fresh_end > last {

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
-use super::{AREA_BYTES, GROUP_BYTES, Location, MapExtent, ObjectMap, PAGE_BYTES, Piece};
+use super::{AREA_BYTES, GROUP_BYTES, Location, MapExtent, MapPiece, ObjectMap, PAGE_BYTES};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The models' window: 48 KiB on either side of a border between areas.
 const WINDOW: u64 = AREA_BYTES - 48 * 1024;
 const WINDOW_BYTES: u64 = 96 * 1024;
 
-fn pieces(map: &ObjectMap, address: u64, length: u64) -> Vec<Piece> {
+fn pieces(map: &ObjectMap, address: u64, length: u64) -> Vec<MapPiece> {
     let mut list = Vec::new();
     map.lookup(address, length, &mut |piece| list.push(piece));
     list
@@ -81,8 +81,8 @@ impl Model {
     }
 
     /// What a lookup must visit: the longest stretches that continue byte by byte.
-    fn pieces(&self, start: u64, length: u64) -> Vec<Piece> {
-        let mut list: Vec<Piece> = Vec::new();
+    fn pieces(&self, start: u64, length: u64) -> Vec<MapPiece> {
+        let mut list: Vec<MapPiece> = Vec::new();
         for at in start..start + length {
             let location = self.0[at as usize];
             match list.last_mut() {
@@ -92,7 +92,7 @@ impl Model {
                 {
                     last.length += 1;
                 }
-                _ => list.push(Piece { address: WINDOW + at, length: 1, location }),
+                _ => list.push(MapPiece { address: WINDOW + at, length: 1, location }),
             }
         }
         list
@@ -248,7 +248,7 @@ fn shattered_area_turns_into_a_page_table_and_back() {
     assert_eq!(dense(), 1);
     for (page, &location) in model.iter().enumerate() {
         let address = AREA_BYTES + page as u64 * PAGE;
-        assert_eq!(pieces(&map, address, PAGE), [Piece { address, length: PAGE, location }]);
+        assert_eq!(pieces(&map, address, PAGE), [MapPiece { address, length: PAGE, location }]);
     }
     let shattered_bytes = map.memory_bytes();
     insert(&map, extent(AREA_BYTES, AREA_BYTES - 4 * PAGE, 1 << 20, 0));
@@ -309,7 +309,7 @@ fn empty_map_and_huge_ranges_cost_nothing() {
     let map = ObjectMap::new(size);
     assert!(map.memory_bytes() < 10_000);
     map.remove(0, size, &mut |_, _| unreachable!());
-    assert_eq!(pieces(&map, 0, size), [Piece { address: 0, length: size, location: None }]);
+    assert_eq!(pieces(&map, 0, size), [MapPiece { address: 0, length: size, location: None }]);
     assert!(map.groups().is_empty());
     insert(&map, extent(size - 1, 1, 9, 0));
     let mut replaced = Vec::new();
@@ -327,8 +327,8 @@ fn bytes_past_the_end_are_a_hole_and_replaced_at_once() {
     assert_eq!(
         pieces(&map, 9_000, 3_000),
         [
-            Piece { address: 9_000, length: 1_000, location },
-            Piece { address: 10_000, length: 2_000, location: None }
+            MapPiece { address: 9_000, length: 1_000, location },
+            MapPiece { address: 10_000, length: 2_000, location: None }
         ]
     );
     assert_eq!(map.mapped_bytes(), 2_000);
@@ -340,7 +340,7 @@ fn extent_of_four_gib_reaches_the_end_of_data_space() {
     insert(&map, extent(123, 1 << 32, 5, 0));
     let last = Some(Location { sequence: 5, data_offset: u32::MAX });
     let address = 122 + (1 << 32);
-    assert_eq!(pieces(&map, address, 1), [Piece { address, length: 1, location: last }]);
+    assert_eq!(pieces(&map, address, 1), [MapPiece { address, length: 1, location: last }]);
     assert_eq!(pieces(&map, 0, 1 << 33).len(), 3);
     // A page at the very end of data space is a page like any other in a page table.
     let map = ObjectMap::new(1 << 40);
@@ -351,7 +351,7 @@ fn extent_of_four_gib_reaches_the_end_of_data_space() {
         }
     });
     let location = Some(Location { sequence: 5, data_offset: u32::MAX - 4095 });
-    assert_eq!(pieces(&map, 0, PAGE), [Piece { address: 0, length: PAGE, location }]);
+    assert_eq!(pieces(&map, 0, PAGE), [MapPiece { address: 0, length: PAGE, location }]);
 }
 
 #[test]
