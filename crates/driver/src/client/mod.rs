@@ -1,8 +1,8 @@
 //! The driver's side of the protocol: how a program becomes a block device.
 //!
-//! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link`
-//! and `lane` (connections), `serve` (commands become calls), `work` (threads), `in_process` (a
-//! driver without a host). Start with `docs/guide/driver-rust.md`.
+//! Files: `driver` (the interface), `options`, `host` (the process that holds the device),
+//! `host_connection` and `lane` (connections), `serve` (commands become calls), `work` (threads),
+//! `in_process` (a driver without a host). Start with `docs/guide/driver-rust.md`.
 //!
 //! Invariant: a host is started only if neither the options nor the environment name one, and only
 //! a host that was started here ends when the program gives up.
@@ -11,9 +11,9 @@
 
 mod driver;
 mod host;
+mod host_connection;
 mod in_process;
 mod lane;
-mod link;
 mod options;
 mod serve;
 #[cfg(test)]
@@ -22,8 +22,8 @@ mod work;
 
 pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
 pub use host::{DOORS_VARIABLE, PROGRAM_VARIABLE, find};
+pub use host_connection::{kind_of_refusal, query};
 pub use in_process::InProcess;
-pub use link::{kind_of_refusal, query};
 pub use options::{Options, parse_size};
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use sawmill_device::{ErrorKind, Result};
 
 use self::host::Host;
-use self::link::Link;
+use self::host_connection::HostConnection;
 use self::serve::{ChunkHandler, Plain};
 use self::work::Handler;
 use crate::protocol::PacketSocket;
@@ -98,14 +98,14 @@ impl Connection {
         // A host that somebody else has started is not this process's to end.
         if self.host.is_some() {
             // If the host is gone, that is what we want.
-            let _ = link::query_on(&self.control, "fail");
+            let _ = host_connection::query_on(&self.control, "fail");
         }
     }
 
     fn serve_by(self, handler: &dyn Handler) -> Result<Outcome> {
         let Connection { control, socket, host, options } = self;
-        let outcome = Link::attach(control, socket, handler.abilities(), &options)
-            .and_then(|link| work::run(link, handler, options.threads));
+        let outcome = HostConnection::attach(control, socket, handler.abilities(), &options)
+            .and_then(|connection| work::run(connection, handler, options.threads));
         match (outcome, host) {
             // A host of this process says why it ended on its standard output. "The host is gone"
             // alone would not help anybody.

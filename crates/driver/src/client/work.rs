@@ -2,7 +2,7 @@
 //!
 //! Invariants: everything happens on the calling thread until the doors are known, and always with
 //! one thread for one lane. A driver that panics answers EIO and continues. A thread that finds the
-//! host gone wakes all others. Not here: sockets (`lane`, `link`).
+//! host gone wakes all others. Not here: sockets (`lane`, `host_connection`).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +15,8 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use super::Outcome;
 use super::driver::{Abilities, Device, Door, errno};
+use super::host_connection::{HostConnection, HostMessage, gone};
 use super::lane::{Answers, Lane, Task};
-use super::link::{HostMessage, Link, gone};
 use crate::cores::Cores;
 use crate::protocol::Command;
 
@@ -30,30 +30,38 @@ pub(super) trait Handler: Send + Sync {
 }
 
 /// Serves until the host has no more commands.
-pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Result<Outcome> {
-    handler.attached(&link.device);
-    let (threads, is_alone) = (threads.max(1), threads <= 1 && link.lanes.len() == 1);
+pub(super) fn run(
+    mut connection: HostConnection,
+    handler: &dyn Handler,
+    threads: usize,
+) -> Result<Outcome> {
+    handler.attached(&connection.device);
+    let (threads, is_alone) = (threads.max(1), threads <= 1 && connection.lanes.len() == 1);
     // Opening the doors may read the device (a partition table, for example), so commands are
     // served before the doors are known.
-    let is_over = serve_alone(&mut link, handler, is_alone)?;
+    let is_over = serve_alone(&mut connection, handler, is_alone)?;
     if !is_over {
-        serve_together(&mut link, handler, threads)?;
+        serve_together(&mut connection, handler, threads)?;
     }
-    let is_replaced = link.is_replaced;
+    let is_replaced = connection.is_replaced;
     Ok(if is_replaced { Outcome::Replaced } else { Outcome::Ended })
 }
 
 /// Serves all lanes on this thread: to the end, or until the doors are known. Returns whether it is
 /// the end.
-fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Result<bool> {
+fn serve_alone(
+    connection: &mut HostConnection,
+    handler: &dyn Handler,
+    to_the_end: bool,
+) -> Result<bool> {
     let mut answers = Answers::default();
     loop {
-        for lane in &link.lanes {
+        for lane in &connection.lanes {
             while lane.has_pending() && !work_one(lane, handler, &mut answers)? {}
             answers.send(lane)?;
         }
-        let (has_message, ready) = wait(link)?;
-        let message = if has_message { link.receive_message()? } else { HostMessage::News };
+        let (has_message, ready) = wait(connection)?;
+        let message = if has_message { connection.receive_message()? } else { HostMessage::News };
         match message {
             HostMessage::Doors(doors) => {
                 handler.ready(&doors);
@@ -65,23 +73,23 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
             HostMessage::End => return Err(gone()),
         }
         for at in ready {
-            work_one(&link.lanes[at], handler, &mut answers)?;
+            work_one(&connection.lanes[at], handler, &mut answers)?;
             // The answers of the next lane use another socket.
-            answers.send(&link.lanes[at])?;
+            answers.send(&connection.lanes[at])?;
         }
-        if link.lanes.iter().all(Lane::has_ended) {
-            finish(link);
+        if connection.lanes.iter().all(Lane::has_ended) {
+            finish(connection);
             return Ok(true);
         }
     }
 }
 
 /// Waits for packets: returns whether control packets are there, and the lanes with commands.
-fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
+fn wait(connection: &HostConnection) -> Result<(bool, Vec<usize>)> {
     let open: Vec<usize> =
-        (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
-    let mut files = vec![PollFd::new(&*link.device.control, PollFlags::IN)];
-    files.extend(open.iter().map(|at| PollFd::new(&link.lanes[*at].socket, PollFlags::IN)));
+        (0..connection.lanes.len()).filter(|at| !connection.lanes[*at].has_ended()).collect();
+    let mut files = vec![PollFd::new(&*connection.device.control, PollFlags::IN)];
+    files.extend(open.iter().map(|at| PollFd::new(&connection.lanes[*at].socket, PollFlags::IN)));
     loop {
         match poll(&mut files, None) {
             Err(Errno::INTR) => {}
@@ -98,14 +106,18 @@ fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
 }
 
 /// Starts threads for every lane; this thread handles the other messages of the host.
-fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Result<()> {
-    let lanes = std::mem::take(&mut link.lanes);
-    let device = link.device.clone();
+fn serve_together(
+    connection: &mut HostConnection,
+    handler: &dyn Handler,
+    threads: usize,
+) -> Result<()> {
+    let lanes = std::mem::take(&mut connection.lanes);
+    let device = connection.device.clone();
     let cores = (device.option("tie_queues") == Some("1")).then(Cores::new);
     let failure = Mutex::new(None);
     let fail = |error: Error| {
         failure.lock().get_or_insert(error);
-        Link::break_off(&device, &lanes);
+        HostConnection::break_off(&device, &lanes);
     };
     let running_count = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
     thread::scope(|scope| {
@@ -122,7 +134,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 // The last worker unblocks `receive_message` below: without lanes, the host has
                 // nothing more to say.
                 if running_count.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
-                    Link::break_off(device, lanes);
+                    HostConnection::break_off(device, lanes);
                 }
             };
             let started =
@@ -133,7 +145,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
             }
         }
         loop {
-            match link.receive_message() {
+            match connection.receive_message() {
                 Ok(HostMessage::Doors(doors)) => handler.ready(&doors),
                 Ok(HostMessage::News) => {}
                 Ok(HostMessage::End) => break,
@@ -178,7 +190,7 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
 }
 
 /// Reads why there are no more commands: the host has sent that before.
-fn finish(link: &mut Link) {
-    Link::break_off(&link.device, &link.lanes);
-    while link.receive_message().is_ok_and(|message| message != HostMessage::End) {}
+fn finish(connection: &mut HostConnection) {
+    HostConnection::break_off(&connection.device, &connection.lanes);
+    while connection.receive_message().is_ok_and(|message| message != HostMessage::End) {}
 }

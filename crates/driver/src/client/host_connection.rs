@@ -16,7 +16,7 @@ use super::options::Options;
 use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
 
 /// The control connection and the lanes of a driver that its host has accepted.
-pub(super) struct Link {
+pub(super) struct HostConnection {
     pub(super) device: Device,
     pub(super) lanes: Vec<Lane>,
     /// Why there are no more commands, once the host has said so.
@@ -33,7 +33,7 @@ pub(super) enum HostMessage {
     End,
 }
 
-impl Link {
+impl HostConnection {
     /// Connects a driver to the host.
     pub(super) fn attach(
         control: PacketSocket,
@@ -57,12 +57,13 @@ impl Link {
             socket: socket.to_owned(),
         };
         let buffer = vec![0; PACKET_BYTES_MAX];
-        let mut link = Link { device, lanes: Vec::new(), is_replaced: false, buffer };
-        link.greet()?;
+        let mut connection =
+            HostConnection { device, lanes: Vec::new(), is_replaced: false, buffer };
+        connection.greet()?;
         // After the greeting, because options given to the host may ask for more than the driver
         // has declared.
-        abilities.suffice(&link.device.welcome)?;
-        Ok(link)
+        abilities.suffice(&connection.device.welcome)?;
+        Ok(connection)
     }
 
     fn greet(&mut self) -> Result<()> {
@@ -153,7 +154,7 @@ pub fn query(socket: &Path, what: &str) -> Result<Facts> {
     query_on(&PacketSocket::connect(socket)?, what)
 }
 
-/// As [`ask`], on a connection that carried no message yet.
+/// As [`query`], on a connection that carried no message yet.
 pub(super) fn query_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
     let question = Control::new(ControlKind::Ask, Facts::default().with("ask", what));
     connection.send(&question.encode(), &[])?;
