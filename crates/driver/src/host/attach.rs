@@ -1,7 +1,8 @@
 //! A driver connects, serves, and leaves.
 //!
 //! Invariants: requests of a driver that is gone are recovered (`recover`) before another one gets
-//! anything. A refused driver changes nothing. Not here: the traffic on its sockets (`session`).
+//! anything. A refused driver changes nothing. Not here: the traffic on its sockets
+//! (`attached_driver`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,7 @@ use std::time::Instant;
 use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
-use super::session::{self, Session, Threads};
+use super::attached_driver::{self, AttachedDriver, Threads};
 use super::{DeclaredDevice, Event, Host, LOOK_EVERY, Policy, refuse};
 use crate::batch::Batch;
 use crate::options::{DeathPolicy, DeviceOptions, Mode};
@@ -39,7 +40,7 @@ impl Host {
             tracing::debug!(pid, "a driver went before its turn");
             return;
         }
-        let (session, threads) = match self.welcome(&control, hello, pid) {
+        let (driver, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
                 Ok(started) => started,
                 // The device has ended, or no threads are available: it was refused, and the next
@@ -54,13 +55,13 @@ impl Host {
                 return refuse(&control, refused_errno(error.kind()), &error.to_string());
             }
         };
-        (self.on_event)(Event::Attached { generation: session.generation, pid });
-        if session.generation == 1 {
+        (self.on_event)(Event::Attached { generation: driver.generation, pid });
+        if driver.generation == 1 {
             (self.on_event)(Event::Declared);
         }
         drop(attaching);
-        self.listen_to(&session);
-        self.wait_until_left(&session, threads);
+        self.listen_to(&driver);
+        self.wait_until_left(&driver, threads);
     }
 
     /// Checks whether the driver may connect, lets the current one finish, and sends the new one
@@ -96,8 +97,8 @@ impl Host {
         control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
         let lanes = declared_device.options.batch.hw_queues as usize
             * declared_device.lanes.lanes_per_queue();
-        let (ours, theirs) = session::lanes(lanes)?;
-        session::hand_queues(control, &theirs, &*declared_device.lanes)?;
+        let (ours, theirs) = attached_driver::lanes(lanes)?;
+        attached_driver::hand_queues(control, &theirs, &*declared_device.lanes)?;
         tracing::debug!(pid, generation, "a driver is welcome");
         Ok(ours)
     }
@@ -128,7 +129,7 @@ impl Host {
     }
 
     fn finish_predecessor(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
-        let Some(last) = self.state.lock().session.clone() else { return Ok(()) };
+        let Some(last) = self.state.lock().driver.clone() else { return Ok(()) };
         let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
         // A driver that died a moment ago does not count: its requests are being recovered.
         if !last.has_hung_up() {
@@ -145,7 +146,7 @@ impl Host {
         }
         let mut done_since = None;
         let mut state = self.state.lock();
-        while state.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
+        while state.driver.as_ref().is_some_and(|driver| Arc::ptr_eq(driver, &last)) {
             last.expect_disconnect(
                 declared_device.holder.status().oldest_fetched_at.is_none(),
                 &mut done_since,
@@ -162,44 +163,43 @@ impl Host {
         control: PacketSocket,
         lanes: Vec<PacketSocket>,
         pid: u32,
-    ) -> Result<(Arc<Session>, Threads)> {
+    ) -> Result<(Arc<AttachedDriver>, Threads)> {
         let Some(declared_device) = self.device.get() else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
         // A driver that is refused is not counted, because the first one declares the device.
         let generation = self.generation.load(Ordering::SeqCst) + 1;
-        let session = Session::new(generation, pid, control, lanes);
-        let refuse =
-            |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
-        let threads = session.start(&declared_device.lanes).inspect_err(refuse)?;
+        let driver = AttachedDriver::new(generation, pid, control, lanes);
+        let refuse = |error: &Error| driver.refuse(refused_errno(error.kind()), &error.to_string());
+        let threads = driver.start(&declared_device.lanes).inspect_err(refuse)?;
         {
             let mut state = self.state.lock();
-            state.session = Some(Arc::clone(&session));
+            state.driver = Some(Arc::clone(&driver));
             state.since = None;
         }
         declared_device.policy.accept();
         // The device accepts requests before the driver is notified, and commands follow that.
         if let Err(error) = declared_device.holder.start() {
-            session.begin(false);
+            driver.begin(false);
             threads.join();
             refuse(&error);
-            self.forget(&session);
+            self.forget(&driver);
             return Err(error);
         }
         self.generation.store(generation, Ordering::SeqCst);
-        session.send(ControlKind::Attached, Facts::default());
+        driver.send(ControlKind::Attached, Facts::default());
         if let Some(doors) = self.doors.get() {
-            session.send_doors(doors);
+            driver.send_doors(doors);
         }
-        session.begin(true);
-        Ok((session, threads))
+        driver.begin(true);
+        Ok((driver, threads))
     }
 
     /// Handles the driver's messages until it is gone.
-    fn listen_to(&self, session: &Session) {
+    fn listen_to(&self, driver: &AttachedDriver) {
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         loop {
-            match session.receive_message(&mut buffer) {
+            match driver.receive_message(&mut buffer) {
                 Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
                     let failed = packet.facts.get("outcome") == Some("failed");
                     let why = packet.facts.get("message");
@@ -207,46 +207,46 @@ impl Host {
                     (self.on_event)(Event::EndAsked(failed.then_some(why)));
                 }
                 Ok(Some(packet)) => {
-                    return session
+                    return driver
                         .cut(&format!("it broke the protocol: {:?} from a driver", packet.kind));
                 }
                 Ok(None) => return,
-                Err(error) => return session.cut(&error.to_string()),
+                Err(error) => return driver.cut(&error.to_string()),
             }
         }
     }
 
     /// The driver is gone: its requests wait for the next one, or fail.
-    fn wait_until_left(&self, session: &Arc<Session>, threads: Threads) {
+    fn wait_until_left(&self, driver: &Arc<AttachedDriver>, threads: Threads) {
         let Some(declared_device) = self.device.get() else { return };
         declared_device.holder.pause();
-        session.close();
+        driver.close();
         // In this order: no more commands go out, then the sockets end the threads' waits. After
         // the join, no answer of this driver can arrive beside those of the next.
         threads.join();
         let status = declared_device.holder.status();
-        let has_all = match session.is_finishing.load(Ordering::SeqCst) {
+        let has_all = match driver.is_finishing.load(Ordering::SeqCst) {
             true => status.oldest_fetched_at.is_none(),
             // It has been sent END.
             false => status.state != State::Waiting && status.is_drained,
         };
-        let in_order = has_all && !session.is_cut();
+        let in_order = has_all && !driver.is_cut();
         if let Err(error) = declared_device.holder.recover() {
             // Without new memory the next driver cannot connect: it retries.
             tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
-        let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
+        let why = driver.why().unwrap_or_else(|| "it closed its connection".to_owned());
         if !in_order && declared_device.holder.status().state != State::Ended {
             self.driver_died(declared_device, &why);
         }
         // Last: the next driver may start as soon as the place is free.
-        self.forget(session);
-        self.report_gone(session.generation, session.pid, in_order, why);
+        self.forget(driver);
+        self.report_gone(driver.generation, driver.pid, in_order, why);
     }
 
     /// The new driver failed to connect.
     fn stay_alone(&self, error: &Error) {
-        let is_alone = self.state.lock().session.is_none();
+        let is_alone = self.state.lock().driver.is_none();
         if let Some(declared_device) = self.device.get().filter(|_| is_alone) {
             self.driver_died(declared_device, &format!("the next driver did not connect: {error}"));
         }
@@ -266,10 +266,10 @@ impl Host {
         }
     }
 
-    fn forget(&self, session: &Arc<Session>) {
+    fn forget(&self, driver: &Arc<AttachedDriver>) {
         let mut state = self.state.lock();
-        if state.session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
-            state.session = None;
+        if state.driver.as_ref().is_some_and(|current| Arc::ptr_eq(current, driver)) {
+            state.driver = None;
             state.since = Some(Instant::now());
         }
         drop(state);

@@ -14,15 +14,15 @@
 //! threads here have ended, and then the next one gets what it did not answer, so every request is
 //! answered once and by one of them.
 //!
-//! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets),
-//! `policy` (no driver is there), `question` (questions of commands). Not here: doors, child
-//! processes (the program); the bytes (`protocol`).
+//! Files: `greeting` (silent connections), `attach` (a driver connects), `attached_driver` (its
+//! sockets), `policy` (no driver is there), `question` (questions of commands). Not here: doors,
+//! child processes (the program); the bytes (`protocol`).
 
 mod attach;
+mod attached_driver;
 mod greeting;
 mod policy;
 mod question;
-mod session;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -39,9 +39,9 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 
 pub use self::attach::refused_errno;
+use self::attached_driver::AttachedDriver;
 use self::greeting::{Greeting, SilentConnection};
 use self::policy::Policy;
-use self::session::Session;
 use crate::options::DeviceOptions;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
 use crate::request_holder::{CommandLanes, RequestHolder};
@@ -114,7 +114,7 @@ pub struct Host {
 
 #[derive(Default)]
 struct DriverState {
-    session: Option<Arc<Session>>,
+    driver: Option<Arc<AttachedDriver>>,
     since: Option<Instant>,
     outcome: Option<Result<()>>,
     /// The number of questions being answered.
@@ -209,9 +209,9 @@ impl Host {
     /// Tells drivers where the device is available: `door=KIND ADDRESS`.
     pub fn show_doors(&self, doors: Facts) {
         let doors = self.doors.get_or_init(|| doors);
-        let session = self.state.lock().session.clone();
-        if let Some(session) = session {
-            session.send_doors(doors);
+        let driver = self.state.lock().driver.clone();
+        if let Some(driver) = driver {
+            driver.send_doors(doors);
         }
     }
 
@@ -229,7 +229,7 @@ impl Host {
     /// The process of the current driver.
     #[must_use]
     pub fn driver(&self) -> Option<u32> {
-        self.state.lock().session.as_ref().map(|session| session.pid)
+        self.state.lock().driver.as_ref().map(|driver| driver.pid)
     }
 
     /// Ends the device cleanly: everything accepted goes to the driver, is flushed and answered.
@@ -258,9 +258,9 @@ impl Host {
         let mut state = self.state.lock();
         while state.outcome.is_none() {
             let is_drained = device.holder.status().is_drained;
-            match state.session.clone() {
+            match state.driver.clone() {
                 None if is_drained => return,
-                Some(session) => session.expect_disconnect(is_drained, &mut done_since),
+                Some(driver) => driver.expect_disconnect(is_drained, &mut done_since),
                 None => done_since = None,
             }
             self.changed.wait_for(&mut state, LOOK_EVERY);
@@ -273,9 +273,9 @@ impl Host {
             declared_device.holder.end_now(error);
         }
         self.ended(Err(error.clone()));
-        let session = self.state.lock().session.clone();
-        if let Some(session) = session {
-            session.cut("the device has failed");
+        let driver = self.state.lock().driver.clone();
+        if let Some(driver) = driver {
+            driver.cut("the device has failed");
         }
     }
 

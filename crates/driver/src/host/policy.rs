@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
 
-use super::session::Session;
+use super::attached_driver::AttachedDriver;
 use super::{DeclaredDevice, Event, Host};
 use crate::request_holder::{RequestHolder, State};
 
@@ -86,10 +86,10 @@ impl Host {
                 .holder
                 .end_now(&Error::new(ErrorKind::Closed, "the device has ended"));
         }
-        let session = self.state.lock().session.clone();
-        match session {
+        let driver = self.state.lock().driver.clone();
+        match driver {
             // Also while another driver waits for this one to finish.
-            Some(session) => self.check_driver(declared_device, &session),
+            Some(driver) => self.check_driver(declared_device, &driver),
             None => self.check_without_driver(declared_device),
         }
     }
@@ -99,7 +99,7 @@ impl Host {
         let Some(_no_driver_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
             let state = self.state.lock();
-            (state.session.is_none(), state.since)
+            (state.driver.is_none(), state.since)
         };
         if !is_alone {
             return;
@@ -117,18 +117,17 @@ impl Host {
         }
     }
 
-    fn check_driver(&self, device: &DeclaredDevice, session: &Session) {
+    fn check_driver(&self, device: &DeclaredDevice, driver: &AttachedDriver) {
         let patience = device.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero()
             && device.holder.status().oldest_fetched_at.is_some_and(is_late)
-            && !session.is_cut()
+            && !driver.is_cut()
         {
             // Report the reason first: after the cut, another thread reports that the driver is
             // gone.
-            (self.on_event)(Event::Hung { pid: session.pid });
-            session
-                .cut(&format!("it did not answer a command within {} s", patience.as_secs_f64()));
+            (self.on_event)(Event::Hung { pid: driver.pid });
+            driver.cut(&format!("it did not answer a command within {} s", patience.as_secs_f64()));
         }
     }
 }

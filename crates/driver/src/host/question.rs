@@ -64,7 +64,7 @@ impl Host {
     }
 
     fn status(&self) -> Facts {
-        let driver = self.state.lock().session.clone();
+        let driver = self.state.lock().driver.clone();
         let state = match self.device.get().map(|device| device.holder.status().state) {
             None => "declared",
             Some(State::Waiting) => "waiting",

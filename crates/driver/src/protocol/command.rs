@@ -2,7 +2,7 @@
 //!
 //! Invariant: the bytes are those of `docs/format/driver.md`, from which drivers in other languages
 //! are built. Not here: whether a command suits the device's memory (`client::lane`), whether an
-//! answer is to a command that the driver has (`host::session`).
+//! answer is to a command that the driver has (`host::attached_driver`).
 
 use sawmill_device::{Error, ErrorKind, Result};
 

@@ -1,7 +1,8 @@
-//! The session of one driver: its sockets, and the threads that carry commands and answers.
+//! One driver that the host has accepted: its sockets, and the threads that carry commands and
+//! answers.
 //!
 //! Invariants: END is the last packet on a lane. An answer must be for a command that the driver
-//! has; otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is
+//! has; otherwise the driver is cut off. When [`Threads::join`] returns, nothing of this driver is
 //! left here.
 //!
 //! Not here: how a driver connects, and what follows when it is gone (`attach`); how long it may
@@ -27,7 +28,7 @@ use crate::request_holder::{CommandLanes, FetchState};
 const COMMANDS_MAX: usize = 64;
 
 /// The connections of one driver. Its threads, and whoever replaces or ends the driver, share it.
-pub(super) struct Session {
+pub(super) struct AttachedDriver {
     pub(super) generation: u64,
     pub(super) pid: u32,
     control: PacketSocket,
@@ -47,17 +48,17 @@ pub(super) struct Session {
     pub(super) is_finishing: AtomicBool,
 }
 
-/// The threads of a session.
+/// The threads of a driver.
 pub(super) struct Threads(Vec<JoinHandle<()>>);
 
-impl Session {
+impl AttachedDriver {
     pub(super) fn new(
         generation: u64,
         pid: u32,
         control: PacketSocket,
         lanes: Vec<PacketSocket>,
     ) -> Arc<Self> {
-        Arc::new(Session {
+        Arc::new(AttachedDriver {
             generation,
             pid,
             control,
@@ -73,22 +74,22 @@ impl Session {
         })
     }
 
-    /// Starts the threads, which wait for [`begin`](Self::begin): without them there is no session.
+    /// Starts the threads, which wait for [`begin`](Self::begin): without them the driver is refused.
     pub(super) fn start(self: &Arc<Self>, lanes: &Arc<dyn CommandLanes>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
-            let (session, from) = (Arc::clone(self), Arc::clone(lanes));
+            let (driver, from) = (Arc::clone(self), Arc::clone(lanes));
             let sender = thread("driver-commands", move || {
-                if *session.begins.wait() {
+                if *driver.begins.wait() {
                     from.pin_thread(lane / from.lanes_per_queue());
-                    session.send_commands(lane, &*from);
+                    driver.send_commands(lane, &*from);
                 }
             });
-            let (session, to) = (Arc::clone(self), Arc::clone(lanes));
+            let (driver, to) = (Arc::clone(self), Arc::clone(lanes));
             let receiver = thread("driver-answers", move || {
-                if *session.begins.wait() {
+                if *driver.begins.wait() {
                     to.pin_thread(lane / to.lanes_per_queue());
-                    session.take_answers(lane, &*to);
+                    driver.take_answers(lane, &*to);
                 }
             });
             for started in [sender, receiver] {
@@ -215,7 +216,7 @@ impl Session {
         }
     }
 
-    /// One unserved lane is enough to end the session: its requests would hang.
+    /// One unserved lane is enough to cut the driver: its requests would hang.
     fn closed_by_driver(&self, lane: usize, lanes: &dyn CommandLanes) {
         let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !lanes.has_commands(lane);
         if !has_done_all && !self.is_closed.load(Ordering::SeqCst) {
@@ -232,7 +233,7 @@ impl Session {
 }
 
 impl Threads {
-    /// Waits for the threads to end: the session was closed, and the device paused.
+    /// Waits for the threads to end: the driver was closed, and the device paused.
     pub(super) fn join(self) {
         for thread in self.0 {
             // A thread that panicked has already logged it.
