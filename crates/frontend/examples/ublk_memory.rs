@@ -78,13 +78,13 @@ fn run(arguments: &[String]) -> Result<()> {
         }
         ["delete", id] => {
             let id = id.parse().map_err(|_| wrong(format!("{id:?} is not a number")))?;
-            ublk::delete(&run_folder, &defaults.link_folder, id)
+            ublk::delete(&run_folder, &defaults.symlink_folder, id)
         }
         ["sweep"] => {
             for device in
                 ublk::devices(&run_folder)?.into_iter().filter(ublk::DeviceInfo::is_orphan)
             {
-                ublk::delete(&run_folder, &defaults.link_folder, device.id)?;
+                ublk::delete(&run_folder, &defaults.symlink_folder, device.id)?;
                 println!("deleted {}", device.id);
             }
             Ok(())
@@ -139,7 +139,7 @@ fn serve(parsed: &Arguments, run_folder: PathBuf) -> Result<()> {
         };
         let mut options = UblkOptions::new(format!("memory {}", parsed.first.unwrap_or(0) + n));
         options.id = parsed.id.map(|id| id + n);
-        options.link = parsed.link.then(|| format!("memory{n}"));
+        options.symlink = parsed.link.then(|| format!("memory{n}"));
         options.queues = parsed.queues;
         options.queue_depth = parsed.depth.unwrap_or(options.queue_depth);
         options.workers = workers.clone();

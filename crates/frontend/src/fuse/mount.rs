@@ -22,12 +22,12 @@ use sawmill_sys::LoopDevice;
 const KIND: &str = "fuse.sawmill";
 /// Time for the server of another mount to show that it is alive.
 const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
-/// The most links in one path, as in the kernel.
-const LINKS_MAX: u32 = 40;
+/// The most symbolic links in one path, as in the kernel.
+const SYMLINKS_MAX: u32 = 40;
 
 /// A mounted file system.
 pub(super) struct Mount {
-    /// The path without links.
+    /// The path without symbolic links.
     pub(super) path: PathBuf,
     /// The minor number of its device: another mount at the same path has another number.
     minor: Option<String>,
@@ -91,11 +91,11 @@ fn ours_at(path: &Path) -> Option<String> {
     mounted_at(path).filter(|found| found.kind == KIND).map(|found| found.minor)
 }
 
-/// Resolves the links in a path without asking a file system that may be mounted there: reading a
-/// folder as a link fails before that.
+/// Resolves the symbolic links in a path without asking a file system that may be mounted there:
+/// reading a folder as a link fails before that.
 pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
     let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
+    for _ in 0..SYMLINKS_MAX {
         let Some(name) = path.file_name() else { return path.canonicalize() };
         let parent =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

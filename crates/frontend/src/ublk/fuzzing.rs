@@ -26,8 +26,11 @@ pub(crate) fn request(descriptor: &IoDescriptor, geometry: &Geometry) {
 /// panics if a name is changed, or could add a variable where udev imports the file.
 pub(crate) fn facts(text: &str) {
     let read = Facts::parse(text);
-    let named =
-        Facts { volume: text.to_owned(), link: Some(text.to_owned()), recovering: text.len() > 9 };
+    let named = Facts {
+        volume: text.to_owned(),
+        symlink: Some(text.to_owned()),
+        recovering: text.len() > 9,
+    };
     for facts in read.into_iter().chain([named]) {
         let text = facts.text();
         assert_eq!(Facts::parse(&text), Some(facts), "what is written is read as the same");

@@ -93,7 +93,7 @@ impl UblkDoor {
             serving.leave();
             return Err(error);
         }
-        registry::make_link(&options.link_folder, options.link.as_deref(), id);
+        registry::make_symlink(&options.symlink_folder, options.symlink.as_deref(), id);
         tracing::info!(id, volume = options.volume, "ublk: took over a device");
         Ok(Self::new(id, options, device, features, serving))
     }

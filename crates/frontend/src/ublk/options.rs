@@ -20,8 +20,8 @@ pub struct UblkOptions {
     /// The identity of the volume, not only its name. A device is taken over only for the volume
     /// for which it was made. Not empty.
     pub volume: String,
-    /// The name of a link to the device's node in `link_folder`; `None` for no link.
-    pub link: Option<String>,
+    /// The name of a symbolic link to the device's node in `symlink_folder`; `None` for none.
+    pub symlink: Option<String>,
     /// Hardware queues, each with a thread of its own; `None` means one per core, at most 16, and 1
     /// with `workers`.
     pub queues: Option<u16>,
@@ -41,8 +41,8 @@ pub struct UblkOptions {
     pub recoverable: bool,
     /// The folder with the facts of each device; one folder for all servers of a machine.
     pub run_folder: PathBuf,
-    /// The folder with the links to devices.
-    pub link_folder: PathBuf,
+    /// The folder with the symbolic links to devices.
+    pub symlink_folder: PathBuf,
     /// How long [`super::UblkDoor::recover`] waits until the kernel notices that the old server is
     /// gone.
     pub recovery_time_max: Duration,
@@ -56,19 +56,19 @@ const QUEUES_MAX: u16 = 256;
 const QUEUE_DEPTH_MIN: u16 = 4;
 /// The smallest limit on requests: a page of any common machine.
 const REQUEST_BYTES_MIN: u32 = 4096;
-/// The longest name of a link, as for any file.
-const LINK_BYTES_MAX: usize = 255;
+/// The longest name of a symbolic link, as for any file.
+const SYMLINK_BYTES_MAX: usize = 255;
 
 impl UblkOptions {
-    /// The defaults for this volume: any number, no link, one queue of 128 requests per core,
-    /// requests up to 1 MiB, threads pinned to cores, facts below `/run/sawmill/ublk`, links in
-    /// `/dev/sawmill`.
+    /// The defaults for this volume: any number, no symbolic link, one queue of 128 requests per
+    /// core, requests up to 1 MiB, threads pinned to cores, facts below `/run/sawmill/ublk`,
+    /// symbolic links in `/dev/sawmill`.
     #[must_use]
     pub fn new(volume: impl Into<String>) -> Self {
         UblkOptions {
             id: None,
             volume: volume.into(),
-            link: None,
+            symlink: None,
             queues: None,
             queue_depth: 128,
             request_bytes_max: 1 << 20,
@@ -77,7 +77,7 @@ impl UblkOptions {
             unprivileged: false,
             recoverable: true,
             run_folder: "/run/sawmill/ublk".into(),
-            link_folder: "/dev/sawmill".into(),
+            symlink_folder: "/dev/sawmill".into(),
             recovery_time_max: Duration::from_secs(60),
         }
     }
@@ -113,24 +113,25 @@ impl UblkOptions {
                     .into(),
             );
         }
-        if let Some(link) = &self.link
-            && !is_link_name(link)
+        if let Some(name) = &self.symlink
+            && !is_symlink_name(name)
         {
             let text =
                 "must be 1 to 255 letters, digits or -._+=:@, and not start with a dot or a hyphen";
-            return refuse(format!("the name of the link, {link:?}, {text}"));
+            return refuse(format!("the name of the link, {name:?}, {text}"));
         }
         Ok(())
     }
 }
 
-/// Whether this is a valid link name: safe in a folder, in a udev rule and in a shell.
-fn is_link_name(name: &str) -> bool {
+/// Whether this is a valid name of a symbolic link: safe in a folder, in a udev rule and in a
+/// shell.
+fn is_symlink_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+=:@".contains(&byte);
     let first = name.bytes().next();
-    name.len() <= LINK_BYTES_MAX
+    name.len() <= SYMLINK_BYTES_MAX
         && name.bytes().all(plain)
-        // A dot would hide the link or name a folder; a hyphen would make it an option of commands.
+        // A dot would hide it or name a folder; a hyphen would make it an option of commands.
         && first.is_some_and(|byte| !b".-".contains(&byte))
 }
 
@@ -149,7 +150,7 @@ mod tests {
             ("request_bytes_max is 4095", |options| options.request_bytes_max = 4095),
             ("request_bytes_max is 33554433", |options| options.request_bytes_max = (32 << 20) + 1),
             ("no identity", |options| options.volume.clear()),
-            ("the name of the link, \"../sda\"", |options| options.link = Some("../sda".into())),
+            ("the name of the link, \"../sda\"", |options| options.symlink = Some("../sda".into())),
         ];
         for (text, change) in wrong {
             let mut options = UblkOptions::new("volume 1");
@@ -162,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_a_plain_file_name() {
+    fn a_symbolic_link_has_a_plain_file_name() {
         let long = "a".repeat(256);
         for name in ["disk1", "disk1@snap", "A-b_c.d", "a:b=c+d", &long[1..]] {
-            assert!(is_link_name(name), "{name}");
+            assert!(is_symlink_name(name), "{name}");
         }
         for name in ["", ".", "..", ".hidden", "-rf", "a/b", "a b", "a\nb", "a$b", "ä", &long] {
-            assert!(!is_link_name(name), "{name}");
+            assert!(!is_symlink_name(name), "{name}");
         }
     }
 }

@@ -38,8 +38,8 @@ pub struct DeviceInfo {
     pub ours: bool,
     /// The identity of the volume it was made for, if the run folder has it.
     pub volume: Option<String>,
-    /// The name of its link, if the run folder has it.
-    pub link: Option<String>,
+    /// The name of its symbolic link, if the run folder has it.
+    pub symlink: Option<String>,
     /// Its size.
     pub size_bytes: u64,
     mark: u64,
@@ -144,7 +144,7 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
         alive,
         ours: is_ours(info.server_mark),
         volume: facts.as_ref().map(|facts| facts.volume.clone()),
-        link: facts.and_then(|facts| facts.link),
+        symlink: facts.and_then(|facts| facts.symlink),
         size_bytes,
         mark: info.server_mark,
     })
@@ -171,7 +171,7 @@ pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) ->
 ///
 /// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one with a living
 /// server.
-pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
+pub fn delete(run_folder: &Path, symlink_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
     let device_info = device(&mut control, run_folder, id)?;
     if !device_info.ours {
@@ -201,7 +201,7 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     if info.server_mark != device_info.mark || is_alive(info.state(), has_process, Some(false)) {
         return Err(in_use());
     }
-    remove_link(link_folder, device_info.link.as_deref(), id);
+    remove_symlink(symlink_folder, device_info.symlink.as_deref(), id);
     control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), error))?;
     // The file goes while the number is still taken. After the delete, the number may belong to a
     // new device, whose file this would be.
@@ -217,7 +217,7 @@ pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) volume: String,
-    pub(super) link: Option<String>,
+    pub(super) symlink: Option<String>,
     /// A server has started to take the device over and has not finished.
     pub(super) recovering: bool,
 }
@@ -234,16 +234,17 @@ impl Facts {
             plain(line.strip_suffix('"')?)
         };
         let recovering = value("SAWMILL_RECOVERING").is_some();
-        Some(Facts { volume: value("SAWMILL_VOLUME")?, link: value("SAWMILL_LINK"), recovering })
+        Some(Facts { volume: value("SAWMILL_VOLUME")?, symlink: value("SAWMILL_LINK"), recovering })
     }
 
     pub(super) fn text(&self) -> String {
-        let link = self.link.as_ref().map(|link| format!("SAWMILL_LINK=\"{}\"\n", quoted(link)));
+        let symlink =
+            self.symlink.as_ref().map(|name| format!("SAWMILL_LINK=\"{}\"\n", quoted(name)));
         let recovering = if self.recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
         format!(
             "SAWMILL_VOLUME=\"{}\"\n{}{recovering}",
             quoted(&self.volume),
-            link.unwrap_or_default()
+            symlink.unwrap_or_default()
         )
     }
 }
@@ -348,41 +349,42 @@ impl DeviceLock {
     }
 }
 
-/// Makes the link to a device, if udev did not.
-pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
+/// Makes the symbolic link to a device, if udev did not.
+pub(super) fn make_symlink(symlink_folder: &Path, name: Option<&str>, id: u32) {
     let Some(name) = name else { return };
-    let (link, node) = (link_folder.join(name), node_path(id));
-    if std::fs::read_link(&link).is_ok_and(|target| points_to(&link, &target, &node)) {
+    let (symlink, node) = (symlink_folder.join(name), node_path(id));
+    if std::fs::read_link(&symlink).is_ok_and(|target| points_to(&symlink, &target, &node)) {
         return;
     }
     let make = || {
-        std::fs::create_dir_all(link_folder)?;
-        match std::fs::symlink_metadata(&link) {
-            // A link of ours to a removed device. Any other file there stays.
-            Ok(there) if there.is_symlink() => std::fs::remove_file(&link)?,
+        std::fs::create_dir_all(symlink_folder)?;
+        match std::fs::symlink_metadata(&symlink) {
+            // A symbolic link of ours to a removed device. Any other file there stays.
+            Ok(there) if there.is_symlink() => std::fs::remove_file(&symlink)?,
             Ok(_) | Err(_) => (),
         }
-        std::os::unix::fs::symlink(&node, &link)
+        std::os::unix::fs::symlink(&node, &symlink)
     };
     if let Err(error) = make() {
-        tracing::warn!(%error, link = %link.display(), "ublk: cannot create the link to the \
+        tracing::warn!(%error, link = %symlink.display(), "ublk: cannot create the link to the \
             device");
     }
 }
 
-/// Removes the link to a device, if it still points there.
-pub(super) fn remove_link(link_folder: &Path, name: Option<&str>, id: u32) {
+/// Removes the symbolic link to a device, if it still points there.
+pub(super) fn remove_symlink(symlink_folder: &Path, name: Option<&str>, id: u32) {
     let Some(name) = name else { return };
-    let link = link_folder.join(name);
-    if std::fs::read_link(&link).is_ok_and(|target| points_to(&link, &target, &node_path(id))) {
-        let _ = std::fs::remove_file(&link);
+    let symlink = symlink_folder.join(name);
+    if std::fs::read_link(&symlink).is_ok_and(|target| points_to(&symlink, &target, &node_path(id)))
+    {
+        let _ = std::fs::remove_file(&symlink);
     }
 }
 
-/// Whether a link's target is this node, absolute or, as udev writes it, relative.
-fn points_to(link: &Path, target: &Path, node: &Path) -> bool {
+/// Whether a symbolic link's target is this node, absolute or, as udev writes it, relative.
+fn points_to(symlink: &Path, target: &Path, node: &Path) -> bool {
     target == node
         || (target.file_name() == node.file_name()
-            && link.starts_with("/dev")
+            && symlink.starts_with("/dev")
             && target.starts_with(".."))
 }

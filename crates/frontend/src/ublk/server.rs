@@ -99,7 +99,7 @@ impl UblkDoor {
             serving.limiting =
                 std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
         }
-        registry::make_link(&options.link_folder, options.link.as_deref(), id);
+        registry::make_symlink(&options.symlink_folder, options.symlink.as_deref(), id);
         tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: serving a device");
         Ok(Self::new(id, options, device, features, serving))
     }
@@ -208,7 +208,7 @@ fn start_added(
 }
 
 pub(super) fn facts(options: &UblkOptions, recovering: bool) -> Facts {
-    Facts { volume: options.volume.clone(), link: options.link.clone(), recovering }
+    Facts { volume: options.volume.clone(), symlink: options.symlink.clone(), recovering }
 }
 
 /// Makes the kernel use one tag less than it has, so that one command always waits there. Through
@@ -291,7 +291,7 @@ impl UblkState {
         if let Ok(node) = std::fs::File::open(node_path(id)) {
             let _ = node.sync_all();
         }
-        registry::remove_link(&self.options.link_folder, self.options.link.as_deref(), id);
+        registry::remove_symlink(&self.options.symlink_folder, self.options.symlink.as_deref(), id);
         match registry::control() {
             Ok(mut control) => {
                 serving.abandon(&mut control, id);

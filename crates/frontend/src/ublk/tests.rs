@@ -119,9 +119,9 @@ proptest! {
 
     #[test]
     fn facts_come_back_as_they_were_written(
-        volume in "\\PC*|[\\x00-\\x7f]*", link in proptest::option::of("[a-z]+"), recovering: bool,
+        volume in "\\PC*|[\\x00-\\x7f]*", symlink in proptest::option::of("[a-z]+"), recovering: bool,
     ) {
-        let facts = super::registry::Facts { volume, link, recovering };
+        let facts = super::registry::Facts { volume, symlink, recovering };
         let folder = tempfile::tempdir().unwrap();
         super::registry::DeviceLock::take(folder.path(), 7).unwrap().write(&facts).unwrap();
         let text = std::fs::read_to_string(folder.path().join("7")).unwrap();
@@ -249,22 +249,22 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
 }
 
 #[test]
-fn a_link_is_made_and_removed_and_a_foreign_file_there_is_kept() {
+fn a_symbolic_link_is_made_and_removed_and_a_foreign_file_there_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let links = folder.path().join("links");
-    let link = links.join("disk1");
-    super::registry::make_link(&links, Some("disk1"), 5);
-    assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some("/dev/ublkb5"));
-    super::registry::remove_link(&links, Some("disk1"), 6);
-    assert!(link.is_symlink(), "it leads to another device");
-    super::registry::make_link(&links, Some("disk1"), 6);
-    assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some("/dev/ublkb6"));
-    super::registry::remove_link(&links, Some("disk1"), 6);
-    assert!(!link.is_symlink());
-    std::fs::write(&link, "a file of another program").unwrap();
-    super::registry::make_link(&links, Some("disk1"), 6);
-    super::registry::remove_link(&links, Some("disk1"), 6);
-    assert_eq!(std::fs::read_to_string(&link).unwrap(), "a file of another program");
+    let symlinks = folder.path().join("links");
+    let symlink = symlinks.join("disk1");
+    super::registry::make_symlink(&symlinks, Some("disk1"), 5);
+    assert_eq!(std::fs::read_link(&symlink).unwrap().to_str(), Some("/dev/ublkb5"));
+    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    assert!(symlink.is_symlink(), "it leads to another device");
+    super::registry::make_symlink(&symlinks, Some("disk1"), 6);
+    assert_eq!(std::fs::read_link(&symlink).unwrap().to_str(), Some("/dev/ublkb6"));
+    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    assert!(!symlink.is_symlink());
+    std::fs::write(&symlink, "a file of another program").unwrap();
+    super::registry::make_symlink(&symlinks, Some("disk1"), 6);
+    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    assert_eq!(std::fs::read_to_string(&symlink).unwrap(), "a file of another program");
 }
 
 #[test]

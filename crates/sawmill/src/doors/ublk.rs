@@ -154,7 +154,7 @@ impl UblkPlan {
     fn options(&self, volume: &DoorVolume, workers: Option<UblkWorkers>) -> UblkOptions {
         let options = UblkOptions {
             id: self.id,
-            link: Some(volume.file_name()),
+            symlink: Some(volume.file_name()),
             workers,
             recoverable: volume.outlives_server,
             ..UblkOptions::new(&volume.identity)
@@ -164,8 +164,8 @@ impl UblkPlan {
         }
         UblkOptions {
             unprivileged: true,
-            // Only root can make links in /dev.
-            link: None,
+            // Only root can make symbolic links in /dev.
+            symlink: None,
             // Each request that may be in flight has a buffer.
             queue_depth: 32,
             request_bytes_max: 256 << 10,
@@ -186,7 +186,7 @@ fn open(
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
             // Another server may have removed it first.
-            let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
+            let _ = ublk::delete(&options.run_folder, &options.symlink_folder, found.id);
         } else if !options.unprivileged
             && options.recoverable
             && found.is_for(&options.volume)

@@ -75,14 +75,14 @@ impl Row {
             state,
             size_bytes: device.size_bytes,
             server_pid: device.server_pid.filter(|_| device.alive),
-            name: device.link.clone(),
+            name: device.symlink.clone(),
             volume: device.volume.clone(),
         }
     }
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let UblkOptions { mut run_folder, link_folder, .. } = UblkOptions::new("any");
+    let UblkOptions { mut run_folder, symlink_folder, .. } = UblkOptions::new("any");
     // Devices without privileges have their facts in the folder of their user.
     if !rustix::process::geteuid().is_root() {
         run_folder = context.paths.ublk_folder()?;
@@ -90,7 +90,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     match &arguments.action {
         Action::List => list(context, &run_folder),
         Action::Delete(device) => {
-            ublk::delete(&run_folder, &link_folder, device.id)?;
+            ublk::delete(&run_folder, &symlink_folder, device.id)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "deleted": device.id }))?,
                 false => output::line(&format!("deleted ublk device {}", device.id))?,
@@ -134,7 +134,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
         );
         return Err(Failure::new(Exit::Refused, text));
     }
-    let name = found.link.clone().unwrap_or_else(|| "VOL".into());
+    let name = found.symlink.clone().unwrap_or_else(|| "VOL".into());
     // A device of a past state has its cut behind the volume; both have one state folder.
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
     let folder = folder
