@@ -24,7 +24,7 @@ use sawmill_format::link::{
 };
 
 use crate::carrier::{Batch, Peer, Sender, Waker};
-use crate::path::{Piece, Pieces, ReceiveHalf, SendHalf};
+use crate::path::{PathKind, Piece, Pieces, ReceiveHalf, SendHalf};
 use crate::ready::Ready;
 use crate::session::Seals;
 use crate::violation::Violation;
@@ -86,7 +86,7 @@ pub(crate) struct LinkOutput {
     /// Whether it was open and silent when last checked, and since when: for status, not for
     /// decisions.
     last_state: (bool, bool),
-    pub(crate) seen_since_ns: u64,
+    pub(crate) state_since_ns: u64,
 }
 
 /// A link of the connection.
@@ -127,18 +127,18 @@ pub(crate) struct Connection<E> {
     pub(crate) end: E,
     kicks: AtomicU64,
     /// When the last packet opened.
-    last_received_ns: AtomicU64,
+    last_received_at_ns: AtomicU64,
 }
 
 impl<E: SlotEnd> Connection<E> {
-    /// `last_received_ns` counts as the time of the last packet until one opens.
+    /// `last_received_at_ns` counts as the time of the last packet until one opens.
     pub(crate) fn new(
         remote: u64,
         seals: Seals,
         links: usize,
         slots: usize,
         end: E,
-        last_received_ns: u64,
+        last_received_at_ns: u64,
     ) -> Self {
         let link = |_| Link {
             output: Mutex::new(LinkOutput {
@@ -149,7 +149,7 @@ impl<E: SlotEnd> Connection<E> {
                 unsent_from: 0,
                 ping: false,
                 last_state: (false, false),
-                seen_since_ns: last_received_ns,
+                state_since_ns: last_received_at_ns,
             }),
             receive_half: Mutex::new(ReceiveHalf::new()),
             refused: AtomicU64::new(0),
@@ -163,13 +163,13 @@ impl<E: SlotEnd> Connection<E> {
             ready: Ready::new(slots),
             end,
             kicks: AtomicU64::new(0),
-            last_received_ns: AtomicU64::new(last_received_ns),
+            last_received_at_ns: AtomicU64::new(last_received_at_ns),
         }
     }
 
     /// When the last packet of this connection arrived.
-    pub(crate) fn last_received_ns(&self) -> u64 {
-        self.last_received_ns.load(Ordering::Relaxed)
+    pub(crate) fn last_received_at_ns(&self) -> u64 {
+        self.last_received_at_ns.load(Ordering::Relaxed)
     }
 
     /// Handles a packet of kind *sealed*. Calls `control_part` for parts that are not handled here,
@@ -188,7 +188,7 @@ impl<E: SlotEnd> Connection<E> {
             link.refused.fetch_add(1, Ordering::Relaxed);
             return Ok(PacketOutcome::Dropped);
         };
-        self.last_received_ns.fetch_max(now, Ordering::Relaxed);
+        self.last_received_at_ns.fetch_max(now, Ordering::Relaxed);
         if !link.receive_half.lock().take(header.number, header.length) {
             link.doubled.fetch_add(1, Ordering::Relaxed);
             return Ok(PacketOutcome::Dropped);
@@ -269,12 +269,12 @@ impl<E: SlotEnd> Connection<E> {
                 Some(_) => continue,
                 None => u64::MAX,
             };
-            let mut place = count;
-            while place > 0 && loads[place - 1] > load {
-                (order[place], loads[place]) = (order[place - 1], loads[place - 1]);
-                place -= 1;
+            let mut rank = count;
+            while rank > 0 && loads[rank - 1] > load {
+                (order[rank], loads[rank]) = (order[rank - 1], loads[rank - 1]);
+                rank -= 1;
             }
-            (order[place], loads[place]) = (index, load);
+            (order[rank], loads[rank]) = (index, load);
             count += 1;
         }
         (order, count)
@@ -334,7 +334,11 @@ impl<E: SlotEnd> Connection<E> {
         let number = output.send_half.number(|piece| self.again(piece));
         self.seal(&mut packet[..length], index, number);
         output.batch.commit(length);
-        output.send_half.sent(now, length, &pieces, ping || !pieces.is_empty());
+        if ping || !pieces.is_empty() {
+            output.send_half.sent(now, length, &pieces);
+        } else {
+            output.send_half.sent_unacknowledged(length);
+        }
         length
     }
 
@@ -380,7 +384,7 @@ impl<E: SlotEnd> Connection<E> {
         body.pad();
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
-        output.send_half.sent(0, packet_bytes, &Pieces::new(), false);
+        output.send_half.sent_unacknowledged(packet_bytes);
         // If a word is lost, the side that waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
@@ -399,7 +403,7 @@ impl<E: SlotEnd> Connection<E> {
             let number = output.send_half.number(|piece| self.again(piece));
             self.seal(&mut packet[..length], index, number);
             batch.commit(length);
-            output.send_half.sent(0, length, &Pieces::new(), false);
+            output.send_half.sent_unacknowledged(length);
             let _ = path.sender.send(&path.peer, &batch, 0);
         }
     }
@@ -414,7 +418,8 @@ impl<E: SlotEnd> Connection<E> {
             output.update_time(now);
         }
         self.pump(now);
-        let is_due = |link: &Link| link.receive_half.lock().due_ns().is_some_and(|due| due <= now);
+        let is_due =
+            |link: &Link| link.receive_half.lock().due_at_ns().is_some_and(|due| due <= now);
         for (index, link) in self.links.iter().enumerate() {
             let owes_ack = is_due(link);
             let mut output = link.output.lock();
@@ -455,7 +460,7 @@ impl<E: SlotEnd> Connection<E> {
         let owed = self
             .links
             .iter()
-            .filter_map(|link| link.receive_half.lock().due_ns())
+            .filter_map(|link| link.receive_half.lock().due_at_ns())
             .filter(|_| reached);
         let next = sending.chain(owed).min();
         if self.was_left_work(kicks) { Some(0) } else { next }
@@ -498,9 +503,9 @@ impl<E: SlotEnd> Connection<E> {
     /// Link `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
-        let stream = path.peer == Peer::Stream;
+        let kind = if path.peer == Peer::Stream { PathKind::Stream } else { PathKind::Datagrams };
         output.lose_all(|piece| self.again(piece));
-        output.send_half.renew(packet_bytes, stream);
+        output.send_half.renew(packet_bytes, kind);
         output.path = Some(path);
         output.open = true;
     }
@@ -552,7 +557,7 @@ impl LinkOutput {
     fn update_time(&mut self, now: u64) {
         let state = (self.open, self.send_half.is_silent());
         if state != self.last_state {
-            (self.last_state, self.seen_since_ns) = (state, now);
+            (self.last_state, self.state_since_ns) = (state, now);
         }
     }
 

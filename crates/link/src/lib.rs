@@ -120,7 +120,7 @@ fn links_of<E: connection::SlotEnd>(
         let received = link.receive_half.lock().counts;
         let output = link.output.lock();
         OneLink {
-            state_ms: now.saturating_sub(output.seen_since_ns) / clock::MS,
+            state_ms: now.saturating_sub(output.state_since_ns) / clock::MS,
             peer: output.path.as_ref().map(|path| path.peer),
             received,
             open: output.open,

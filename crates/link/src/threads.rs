@@ -390,12 +390,12 @@ fn receive_for_target(
     stop: &Stop,
     is_known: Option<&AtomicBool>,
 ) -> io::Error {
-    let began_ns = SteadyClock.now_ns();
+    let began_at_ns = SteadyClock.now_ns();
     let waker = carrier.receiver.waker();
     stop.listen(&waker);
     let sender = Arc::clone(&carrier.sender);
     let mut touched: Vec<u64> = Vec::with_capacity(TOUCHED_MAX);
-    let (mut lively_until_ns, mut next_tick_ns) = (0, 0);
+    let (mut lively_until_ns, mut next_tick_at_ns) = (0, 0);
     while !stop.is_set() {
         let now = SteadyClock.now_ns();
         let wait = wait_of(target.deadline_ns(), now < lively_until_ns);
@@ -412,7 +412,7 @@ fn receive_for_target(
         });
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;
-        if is_stranger && is_known.is_some() && now - began_ns > STRANGER_NS_MAX {
+        if is_stranger && is_known.is_some() && now - began_at_ns > STRANGER_NS_MAX {
             return io::Error::other("it carried no packet of any connection");
         }
         if !touched.is_empty() {
@@ -421,8 +421,8 @@ fn receive_for_target(
             touched.drain(..).for_each(|connection| target.end_batch(connection));
         }
         // However busy one connection is, the timers of the others must run.
-        if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_ns {
-            next_tick_ns = now + LIVELY_WAIT_NS_MAX;
+        if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_at_ns {
+            next_tick_at_ns = now + LIVELY_WAIT_NS_MAX;
             target.tick();
         }
         if let Err(error) = woken {

@@ -136,9 +136,9 @@ impl Receiver for EthernetReceiver {
             && !writable_too
             && let Some(gather) = self.pace.nap()
         {
-            let began_ns = time_of_day_ns();
+            let began_at_ns = time_of_day_ns();
             nap(waker, wait.map_or(gather, |wait| wait.min(gather)))?;
-            slept = Some((began_ns, time_of_day_ns()));
+            slept = Some((began_at_ns, time_of_day_ns()));
         }
         let is_there = self.has_frame();
         let until = PacketWait { is_there, wait, writable_too };
@@ -159,8 +159,8 @@ impl Receiver for EthernetReceiver {
         });
         self.is_busy = handed > 0;
         self.pace.took(&burst);
-        if let Some((began_ns, ended_ns)) = slept {
-            self.pace.napped(began_ns, ended_ns, &burst);
+        if let Some((began_at_ns, ended_at_ns)) = slept {
+            self.pace.napped(began_at_ns, ended_at_ns, &burst);
         }
         Ok(woken)
     }

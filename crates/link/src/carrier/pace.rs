@@ -1,4 +1,4 @@
-//! Decides when a receiver of frames lets them accumulate instead of waking for each: like
+//! Decides when a receiver of Ethernet frames lets them accumulate instead of waking for each: like
 //! interrupt moderation of a network card, but for the waiting thread (WZBLK §2.2.5).
 //!
 //! A wake-up costs both ends more than a frame of 9000 bytes. So while frames come in a steady
@@ -19,24 +19,24 @@ const WORTH_FRAMES: u64 = 4;
 /// Shorter naps are not worth their system call; longer ones would add noticeable latency.
 const NAP_NS_MIN: u64 = 40_000;
 const NAP_NS_MAX: u64 = 500_000;
-/// Frames that must arrive before the first nap, and at most after failures.
-const PATIENCE_MIN: u64 = 64;
-const PATIENCE_MAX: u64 = 4096;
+/// Frames of a steady flow that must arrive before the first nap, and at most after failures.
+const STEADY_FRAMES_MIN: u64 = 64;
+const STEADY_FRAMES_MAX: u64 = 4096;
 
 /// Frames received together: their number, and the arrival times of the first and the last.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct FrameBurst {
     pub(super) frames: u64,
-    pub(super) first_ns: u64,
-    pub(super) last_ns: u64,
+    pub(super) first_at_ns: u64,
+    pub(super) last_at_ns: u64,
 }
 
 impl FrameBurst {
-    pub(super) fn add(&mut self, arrived_ns: u64) {
+    pub(super) fn add(&mut self, arrived_at_ns: u64) {
         if self.frames == 0 {
-            self.first_ns = arrived_ns;
+            self.first_at_ns = arrived_at_ns;
         }
-        self.last_ns = arrived_ns;
+        self.last_at_ns = arrived_at_ns;
         self.frames += 1;
     }
 }
@@ -48,37 +48,37 @@ pub(super) struct Pace {
     gap_ns: u64,
     /// Frames since the last failed nap, and the number required before the next nap.
     frames: u64,
-    patience: u64,
+    steady_frames: u64,
 }
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Pace { gap_ns: NAP_NS_MAX, frames: 0, patience: PATIENCE_MIN }
+        Pace { gap_ns: NAP_NS_MAX, frames: 0, steady_frames: STEADY_FRAMES_MIN }
     }
 
     /// How long to sleep before looking for the next frames, if at all.
     pub(super) fn nap(&self) -> Option<Duration> {
         let nap_ns = (self.gap_ns * NAP_FRAMES).clamp(NAP_NS_MIN, NAP_NS_MAX);
         let is_worth_it = self.gap_ns * WORTH_FRAMES <= nap_ns;
-        (is_worth_it && self.frames >= self.patience).then(|| Duration::from_nanos(nap_ns))
+        (is_worth_it && self.frames >= self.steady_frames).then(|| Duration::from_nanos(nap_ns))
     }
 
     /// Records received frames.
     pub(super) fn took(&mut self, burst: &FrameBurst) {
         self.frames = self.frames.saturating_add(burst.frames);
         if burst.frames > 1 {
-            let gap_ns = burst.last_ns.saturating_sub(burst.first_ns) / (burst.frames - 1);
+            let gap_ns = burst.last_at_ns.saturating_sub(burst.first_at_ns) / (burst.frames - 1);
             self.gap_ns = (3 * self.gap_ns + gap_ns.min(NAP_NS_MAX)) / 4;
         }
     }
 
-    /// Records the frames received after a nap from `began_ns` to `ended_ns`.
-    pub(super) fn napped(&mut self, began_ns: u64, ended_ns: u64, burst: &FrameBurst) {
-        let half_ns = began_ns + ended_ns.saturating_sub(began_ns) / 2;
-        if burst.frames >= WORTH_FRAMES && burst.last_ns >= half_ns {
-            self.patience = (self.patience / 2).max(PATIENCE_MIN);
+    /// Records the frames received after a nap from `began_at_ns` to `ended_at_ns`.
+    pub(super) fn napped(&mut self, began_at_ns: u64, ended_at_ns: u64, burst: &FrameBurst) {
+        let middle_at_ns = began_at_ns + ended_at_ns.saturating_sub(began_at_ns) / 2;
+        if burst.frames >= WORTH_FRAMES && burst.last_at_ns >= middle_at_ns {
+            self.steady_frames = (self.steady_frames / 2).max(STEADY_FRAMES_MIN);
         } else {
-            self.patience = (self.patience * 4).min(PATIENCE_MAX);
+            self.steady_frames = (self.steady_frames * 4).min(STEADY_FRAMES_MAX);
             self.frames = 0;
         }
     }
@@ -90,16 +90,16 @@ mod tests {
 
     const US: u64 = 1000;
 
-    fn taken(frames: u64, first_ns: u64, last_ns: u64) -> FrameBurst {
-        FrameBurst { frames, first_ns, last_ns }
+    fn taken(frames: u64, first_at_ns: u64, last_at_ns: u64) -> FrameBurst {
+        FrameBurst { frames, first_at_ns, last_at_ns }
     }
 
     /// A pace after a long flow with this gap.
     fn in_flow(gap_ns: u64) -> Pace {
         let mut pace = Pace::new();
-        for round in 0..PATIENCE_MIN {
-            let first_ns = round * 2 * gap_ns;
-            pace.took(&taken(2, first_ns, first_ns + gap_ns));
+        for pair in 0..STEADY_FRAMES_MIN {
+            let first_at_ns = pair * 2 * gap_ns;
+            pace.took(&taken(2, first_at_ns, first_at_ns + gap_ns));
         }
         pace
     }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn no_receiver_naps_before_many_frames_came() {
         let mut pace = Pace::new();
-        for _ in 0..PATIENCE_MIN - 1 {
+        for _ in 0..STEADY_FRAMES_MIN - 1 {
             assert_eq!(pace.nap(), None);
             pace.took(&taken(1, 0, 0));
         }
@@ -145,13 +145,13 @@ mod tests {
             pace.napped(0, 80 * US, &taken(0, 0, 0));
         }
         assert_eq!(pace.nap(), None);
-        for _ in 0..PATIENCE_MAX {
+        for _ in 0..STEADY_FRAMES_MAX {
             pace.took(&taken(1, 0, 0));
         }
         for _ in 0..6 {
             assert!(pace.nap().is_some());
             pace.napped(0, 80 * US, &taken(16, 5 * US, 80 * US));
         }
-        assert_eq!(pace.patience, PATIENCE_MIN);
+        assert_eq!(pace.steady_frames, STEADY_FRAMES_MIN);
     }
 }

@@ -103,13 +103,13 @@ pub(super) struct Control {
     /// The last name of the target.
     pub(super) target_name: String,
     /// When to check next whether the connection needs new keys.
-    rekey_check_ns: u64,
+    rekey_check_at_ns: u64,
     /// Until then, an unauthenticated *unknown* is ignored.
-    unknown_next_ns: u64,
+    unknown_next_at_ns: u64,
     random: Random,
     /// The start of the timeout: when a connection with all exports open was last heard, or when
     /// the first connection was made that did not get that far.
-    patience_ns: u64,
+    timeout_start_at_ns: u64,
     /// Set if no connection got that far since.
     is_unserved: bool,
     pub(super) acts: Vec<ControlAction>,
@@ -124,10 +124,10 @@ impl Control {
             cache_identities: Vec::new(),
             closing: Vec::new(),
             target_name: String::new(),
-            rekey_check_ns: 0,
-            unknown_next_ns: 0,
+            rekey_check_at_ns: 0,
+            unknown_next_at_ns: 0,
             random: Random(random),
-            patience_ns: now,
+            timeout_start_at_ns: now,
             is_unserved: false,
             acts: Vec::new(),
         }
@@ -173,9 +173,9 @@ impl Control {
 
     /// The latest time for the next tick, as far as the control is concerned.
     pub(super) fn deadline_ns(&self, now: u64) -> u64 {
-        let greet = if self.attempt.is_wanted { self.attempt.next_ns } else { u64::MAX };
-        let next_join_ns = self.joins.iter().filter_map(LinkJoin::deadline_ns).min();
-        greet.min(now + SECOND).min(next_join_ns.unwrap_or(u64::MAX))
+        let greet = if self.attempt.is_wanted { self.attempt.next_at_ns } else { u64::MAX };
+        let next_join_at_ns = self.joins.iter().filter_map(LinkJoin::deadline_ns).min();
+        greet.min(now + SECOND).min(next_join_at_ns.unwrap_or(u64::MAX))
     }
 
     fn closed(&mut self, of: &Initiator, local: u64, status: u8, text: &str) {
@@ -214,9 +214,9 @@ impl Control {
 
     /// A connection is gone or was checked: what it received counts if all exports were open.
     fn note_served(&mut self, live: &LiveConnection) {
-        let last_received_ns = live.connection.last_received_ns();
-        if live.is_open && last_received_ns > self.patience_ns {
-            (self.patience_ns, self.is_unserved) = (last_received_ns, false);
+        let last_received_at_ns = live.connection.last_received_at_ns();
+        if live.is_open && last_received_at_ns > self.timeout_start_at_ns {
+            (self.timeout_start_at_ns, self.is_unserved) = (last_received_at_ns, false);
         }
     }
 
@@ -224,14 +224,14 @@ impl Control {
     /// to serve; later ones do not extend it.
     fn note_greeting(&mut self, now: u64) -> u64 {
         if !std::mem::replace(&mut self.is_unserved, true) {
-            self.patience_ns = self.patience_ns.max(now);
+            self.timeout_start_at_ns = self.timeout_start_at_ns.max(now);
         }
-        self.patience_ns
+        self.timeout_start_at_ns
     }
 
     /// When the target was last heard.
-    pub(super) fn last_received_ns(&self, live: Option<&LiveConnection>) -> u64 {
-        live.map_or(self.patience_ns, |live| live.connection.last_received_ns())
+    pub(super) fn last_received_at_ns(&self, live: Option<&LiveConnection>) -> u64 {
+        live.map_or(self.timeout_start_at_ns, |live| live.connection.last_received_at_ns())
     }
 
     /// Fails everything if no target has served within the timeout. A target that answers hellos
@@ -242,7 +242,7 @@ impl Control {
             return;
         }
         of.live().iter().for_each(|live| self.note_served(live));
-        if now.saturating_sub(self.patience_ns) >= most_ns && of.pendings.count() > 0 {
+        if now.saturating_sub(self.timeout_start_at_ns) >= most_ns && of.pendings.count() > 0 {
             let text = format!("no answer from the target for {} s", of.options.timeout_s);
             let error = match self.attempt.hint.clone() {
                 None => Error::new(ErrorKind::Unreachable, text),

@@ -74,7 +74,7 @@ impl Initiator {
         let answer = vec![0; self.options.slot_bytes as usize];
         let exchange = Box::new(ControlExchange { payload, answer, sender });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
-        let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
+        let terms = Terms { submitted_at_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
         Answer(receiver)
     }
@@ -190,7 +190,7 @@ impl RemoteDevice {
         let (now, number) = (self.initiator.clock.now_ns(), self.open_export.number);
         let command = template(&request, operation, number);
         let terms = Terms {
-            submitted_ns: now,
+            submitted_at_ns: now,
             mark: self.initiator.pendings.changes(number),
             bytes_max: self.open_export.answer.request_bytes_max.into(),
         };

@@ -90,7 +90,7 @@ struct OpenExport {
 struct Loss {
     has_happened: bool,
     /// When a flush first reported it; a flush that was submitted later need not.
-    reported_ns: Option<u64>,
+    reported_at_ns: Option<u64>,
 }
 
 /// The initiator of a connection.
@@ -144,7 +144,7 @@ impl Initiator {
         mut random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Arc<Self> {
         let instance = instance(&mut *random);
-        let began_ns = clock.now_ns();
+        let began_at_ns = clock.now_ns();
         Arc::new_cyclic(|myself| Initiator {
             options,
             proofs: Proofs::new(&security),
@@ -154,7 +154,7 @@ impl Initiator {
             myself: Weak::clone(myself),
             pendings: Arc::new(PendingRequests::new()),
             view: RwLock::default(),
-            control: Mutex::new(Control::new(links.clamp(1, LINKS_MAX), random, began_ns)),
+            control: Mutex::new(Control::new(links.clamp(1, LINKS_MAX), random, began_at_ns)),
             lively_until_ns: AtomicU64::new(0),
             batches: AtomicU64::new(0),
         })
@@ -413,14 +413,14 @@ impl Initiator {
     pub fn status(&self) -> crate::LinkStatus {
         let now = self.clock.now_ns();
         let live = self.live();
-        let (peer, last_received_ns) = {
+        let (peer, last_received_at_ns) = {
             let control = self.control.lock();
-            (control.target_name.clone(), control.last_received_ns(live.as_ref()))
+            (control.target_name.clone(), control.last_received_at_ns(live.as_ref()))
         };
         let mut status = crate::LinkStatus {
             instance: self.instance,
             peer,
-            heard_ms: now.saturating_sub(last_received_ns) / crate::clock::MS,
+            heard_ms: now.saturating_sub(last_received_at_ns) / crate::clock::MS,
             pending: self.pendings.count(),
             waiting: self.pendings.waiting(),
             ..Default::default()
@@ -441,10 +441,10 @@ impl OpenExport {
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
         self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
         let mut loss = self.loss.lock();
-        if !loss.has_happened || loss.reported_ns.is_some_and(|ns| terms.submitted_ns > ns) {
+        if !loss.has_happened || loss.reported_at_ns.is_some_and(|ns| terms.submitted_at_ns > ns) {
             return None;
         }
-        loss.reported_ns.get_or_insert(now);
+        loss.reported_at_ns.get_or_insert(now);
         Some(Error::new(
             ErrorKind::Unavailable,
             format!(
@@ -458,7 +458,7 @@ impl OpenExport {
     /// What held unflushed changes at the target is gone.
     fn volatile_writes_lost(&self, changes: u64) {
         if changes > self.flushed.load(Ordering::SeqCst) {
-            *self.loss.lock() = Loss { has_happened: true, reported_ns: None };
+            *self.loss.lock() = Loss { has_happened: true, reported_at_ns: None };
         }
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct PendingRequest {
 /// The properties of a request besides its command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    pub(crate) submitted_ns: u64,
+    pub(crate) submitted_at_ns: u64,
     /// The number of changes that the target had answered before this was submitted: what a flush
     /// covers.
     pub(crate) mark: u64,

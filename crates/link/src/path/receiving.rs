@@ -25,14 +25,20 @@ pub(crate) struct ReceiveHalf {
     /// and the newest of them.
     owed: u32,
     owed_since_ns: u64,
-    newest_ns: u64,
+    newest_at_ns: u64,
     pub(crate) counts: ReceivingCounts,
 }
 
 impl ReceiveHalf {
     pub(crate) fn new() -> Self {
         let counts = ReceivingCounts::default();
-        ReceiveHalf { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
+        ReceiveHalf {
+            window: ReplayWindow::new(),
+            owed: 0,
+            owed_since_ns: 0,
+            newest_at_ns: 0,
+            counts,
+        }
     }
 
     /// Accepts the number of a packet. Returns false if it was accepted before, or is too old to
@@ -50,7 +56,7 @@ impl ReceiveHalf {
             self.owed_since_ns = now;
         }
         self.owed += 1;
-        self.newest_ns = now;
+        self.newest_at_ns = now;
     }
 
     /// Whether an acknowledgement is owed.
@@ -59,7 +65,7 @@ impl ReceiveHalf {
     }
 
     /// When an acknowledgement must be sent on its own: immediately if several packets wait for it.
-    pub(crate) fn due_ns(&self) -> Option<u64> {
+    pub(crate) fn due_at_ns(&self) -> Option<u64> {
         match self.owed {
             0 => None,
             1 => Some(self.owed_since_ns + ACK_DELAY_NS),
@@ -71,7 +77,7 @@ impl ReceiveHalf {
     /// owed.
     pub(crate) fn acknowledge(&mut self, now: u64, runs: &mut [(u64, u64)]) -> (usize, u32) {
         self.owed = 0;
-        let delay_us = (now.saturating_sub(self.newest_ns) / 1000).min(u32::MAX.into()) as u32;
+        let delay_us = (now.saturating_sub(self.newest_at_ns) / 1000).min(u32::MAX.into()) as u32;
         (self.window.ranges(runs), delay_us)
     }
 }

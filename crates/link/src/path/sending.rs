@@ -35,8 +35,8 @@ const WINDOW_BYTES_MAX: usize = 4 << 20;
 /// A queueing delay above this, and above the path's own delay, means that the window is large
 /// enough.
 const QUEUED_NS_MAX: u64 = MS;
-/// The shortest round trip is that of the last one to two such windows.
-const RTT_WINDOW_NS: u64 = 10_000 * MS;
+/// The shortest round trip is that of the last one to two rounds of this length.
+const ROUND_NS: u64 = 10_000 * MS;
 /// The round trip time before the first measurement, and the smallest timeout: the peer's thread
 /// may not be running for a while.
 const RTT_NS_FIRST: u64 = 20 * MS;
@@ -106,10 +106,19 @@ enum Fate {
 
 #[derive(Clone, Copy)]
 struct Flight {
-    sent_ns: u64,
+    sent_at_ns: u64,
     bytes: u32,
     fate: Fate,
     pieces: Pieces,
+}
+
+/// How a path carries packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathKind {
+    /// Each on its own: it may lose and reorder them.
+    Datagrams,
+    /// In a stream, which neither loses nor reorders.
+    Stream,
 }
 
 /// Counters of a link's sending half.
@@ -122,7 +131,7 @@ pub struct SendingCounts {
     /// Packets that counted as lost.
     pub lost: u64,
     /// Pieces of lost packets that had to be sent again, by this link or another.
-    pub again: u64,
+    pub pieces_resent: u64,
     /// Times that nothing was received for a probe timeout.
     pub timeouts: u64,
 }
@@ -141,24 +150,23 @@ pub(crate) struct SendHalf {
     largest: Option<u64>,
     smoothed_ns: u64,
     variation_ns: u64,
-    /// The shortest round trip of this epoch and of the one before, and when this epoch started.
-    shortest_ns: [u64; 2],
-    epoch_ns: u64,
+    /// The shortest round trip of this round and of the one before, and when this round started.
+    round_trip_min_ns: [u64; 2],
+    round_start_at_ns: u64,
     /// When the oldest unanswered question was sent, or the last answer arrived.
     waiting_since_ns: u64,
     timeouts: u32,
     silent: bool,
     /// When a silent link is probed again.
-    probe_ns: u64,
-    /// Whether the path is a stream, which neither loses nor reorders.
-    stream: bool,
+    probe_at_ns: u64,
+    path_kind: PathKind,
     pub(crate) packet_bytes: usize,
     pub(crate) counts: SendingCounts,
 }
 
 impl SendHalf {
     pub(crate) fn new() -> Self {
-        let flight = Flight { sent_ns: 0, bytes: 0, fate: Fate::Settled, pieces: Pieces::new() };
+        let flight = Flight { sent_at_ns: 0, bytes: 0, fate: Fate::Settled, pieces: Pieces::new() };
         SendHalf {
             next: 0,
             oldest: 0,
@@ -170,35 +178,35 @@ impl SendHalf {
             largest: None,
             smoothed_ns: RTT_NS_FIRST,
             variation_ns: RTT_NS_FIRST / 2,
-            shortest_ns: [u64::MAX; 2],
-            epoch_ns: 0,
+            round_trip_min_ns: [u64::MAX; 2],
+            round_start_at_ns: 0,
             waiting_since_ns: 0,
             timeouts: 0,
             silent: false,
-            probe_ns: 0,
-            stream: false,
+            probe_at_ns: 0,
+            path_kind: PathKind::Datagrams,
             packet_bytes: sawmill_format::link::PACKET_BYTES_MIN,
             counts: SendingCounts::default(),
         }
     }
 
     /// Starts on a new path: measurements of the old one do not apply to it.
-    pub(crate) fn renew(&mut self, packet_bytes: usize, stream: bool) {
-        (self.packet_bytes, self.stream) = (packet_bytes, stream);
+    pub(crate) fn renew(&mut self, packet_bytes: usize, path_kind: PathKind) {
+        (self.packet_bytes, self.path_kind) = (packet_bytes, path_kind);
         (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
         (self.smoothed_ns, self.variation_ns) = (RTT_NS_FIRST, RTT_NS_FIRST / 2);
-        self.shortest_ns = [u64::MAX; 2];
+        self.round_trip_min_ns = [u64::MAX; 2];
         self.answered();
     }
 
-    fn place(number: u64) -> usize {
+    fn flight_index(number: u64) -> usize {
         (number % FLIGHTS_MAX as u64) as usize
     }
 
     /// Whether another packet may be sent.
     pub(crate) fn has_room(&self) -> bool {
-        let has_place = self.next - self.oldest < FLIGHTS_MAX as u64 - FLIGHTS_SPARE;
-        !self.silent && has_place && self.in_flight_bytes < self.window_bytes
+        let has_flight = self.next - self.oldest < FLIGHTS_MAX as u64 - FLIGHTS_SPARE;
+        !self.silent && has_flight && self.in_flight_bytes < self.window_bytes
     }
 
     /// Whether nothing was received for several timeouts.
@@ -213,7 +221,7 @@ impl SendHalf {
 
     /// Whether the round trip time was measured on this path.
     pub(crate) fn is_measured(&self) -> bool {
-        self.shortest_ns[0] != u64::MAX
+        self.round_trip_min_ns[0] != u64::MAX
     }
 
     pub(crate) fn window_bytes(&self) -> usize {
@@ -227,7 +235,7 @@ impl SendHalf {
     }
 
     /// The number of the next packet, for use with [`SendHalf::sent`]. Here and below, `lost`
-    /// returns whether a piece must be sent again. If the place of the oldest packet is needed,
+    /// returns whether a piece must be sent again. If the flight of the oldest packet is needed,
     /// that packet counts as lost: thousands of later packets have not settled it.
     pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS_MAX as u64 {
@@ -237,30 +245,38 @@ impl SendHalf {
         self.next
     }
 
-    /// Records a packet that is sent under the number of [`SendHalf::number`]. A packet without
-    /// pieces that requests nothing is settled immediately.
-    pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces, asks: bool) {
-        let place = Self::place(self.next);
-        self.counts.packets += 1;
-        self.counts.bytes += bytes as u64;
-        self.next += 1;
-        if !asks {
-            // The peer never acknowledges it, so it must not hold up later ones.
-            self.flights[place].fate = Fate::Settled;
-            self.advance();
-            return;
-        }
+    /// Notes a packet that is sent under the number of [`SendHalf::number`], and that requests an
+    /// acknowledgement.
+    pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces) {
+        let index = self.count_sent(bytes);
         if self.in_flight_bytes == 0 {
             self.waiting_since_ns = now;
         }
-        self.flights[place] =
-            Flight { sent_ns: now, bytes: bytes as u32, fate: Fate::Out, pieces: *pieces };
+        self.flights[index] =
+            Flight { sent_at_ns: now, bytes: bytes as u32, fate: Fate::Out, pieces: *pieces };
         self.in_flight_bytes += bytes;
+    }
+
+    /// As [`SendHalf::sent`], for a packet that the peer never acknowledges: it is settled
+    /// immediately, so that it does not hold up later ones.
+    pub(crate) fn sent_unacknowledged(&mut self, bytes: usize) {
+        let index = self.count_sent(bytes);
+        self.flights[index].fate = Fate::Settled;
+        self.advance();
+    }
+
+    /// Counts a packet, and returns the index of its flight.
+    fn count_sent(&mut self, bytes: usize) -> usize {
+        let index = Self::flight_index(self.next);
+        self.counts.packets += 1;
+        self.counts.bytes += bytes as u64;
+        self.next += 1;
+        index
     }
 
     fn advance(&mut self) {
         while self.oldest < self.next
-            && self.flights[Self::place(self.oldest)].fate == Fate::Settled
+            && self.flights[Self::flight_index(self.oldest)].fate == Fate::Settled
         {
             self.oldest += 1;
         }
@@ -287,20 +303,20 @@ impl SendHalf {
                 break;
             }
             for number in first.max(self.oldest)..=last {
-                let flight = &mut self.flights[Self::place(number)];
+                let flight = &mut self.flights[Self::flight_index(number)];
                 if flight.fate != Fate::Out {
                     continue;
                 }
                 flight.fate = Fate::Settled;
                 newly += flight.bytes as usize;
                 if number == ack.largest {
-                    newest_sent = Some(flight.sent_ns);
+                    newest_sent = Some(flight.sent_at_ns);
                 }
             }
         }
-        if let Some(sent_ns) = newest_sent {
+        if let Some(sent_at_ns) = newest_sent {
             let delay_ns = u64::from(ack.delay_us) * US;
-            self.measure(now, now.saturating_sub(sent_ns).saturating_sub(delay_ns));
+            self.measure(now, now.saturating_sub(sent_at_ns).saturating_sub(delay_ns));
         }
         if newly > 0 {
             self.in_flight_bytes -= newly;
@@ -315,10 +331,11 @@ impl SendHalf {
     }
 
     fn measure(&mut self, now: u64, sample_ns: u64) {
-        if now.saturating_sub(self.epoch_ns) >= RTT_WINDOW_NS {
-            (self.shortest_ns, self.epoch_ns) = ([sample_ns, self.shortest_ns[0]], now);
+        if now.saturating_sub(self.round_start_at_ns) >= ROUND_NS {
+            (self.round_trip_min_ns, self.round_start_at_ns) =
+                ([sample_ns, self.round_trip_min_ns[0]], now);
         }
-        self.shortest_ns[0] = self.shortest_ns[0].min(sample_ns);
+        self.round_trip_min_ns[0] = self.round_trip_min_ns[0].min(sample_ns);
         if self.largest.is_none() {
             (self.smoothed_ns, self.variation_ns) = (sample_ns, sample_ns / 2);
             return;
@@ -329,12 +346,15 @@ impl SendHalf {
     }
 
     fn grow(&mut self, newly: usize) {
-        let shortest_ns = self.shortest_ns[0].min(self.shortest_ns[1]);
-        if self.smoothed_ns > shortest_ns.saturating_mul(2).saturating_add(QUEUED_NS_MAX) {
+        let round_trip_min_ns = self.round_trip_min_ns[0].min(self.round_trip_min_ns[1]);
+        if self.smoothed_ns > round_trip_min_ns.saturating_mul(2).saturating_add(QUEUED_NS_MAX) {
             self.slow_start = false;
             return;
         }
-        let most = if self.stream { usize::MAX } else { WINDOW_BYTES_MAX };
+        let most = match self.path_kind {
+            PathKind::Stream => usize::MAX,
+            PathKind::Datagrams => WINDOW_BYTES_MAX,
+        };
         let most = most.min(FLIGHTS_MAX * self.packet_bytes);
         // An unused window shows nothing about the path.
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
@@ -362,11 +382,11 @@ impl SendHalf {
     /// Finds packets that later ones have overtaken by too many numbers, or by too much time.
     fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece) -> bool) {
         let Some(largest) = self.largest else { return };
-        let too_long = self.lost_after_ns();
+        let lost_after_ns = self.lost_after_ns();
         for number in self.oldest..largest {
-            let flight = self.flights[Self::place(number)];
-            let late =
-                largest - number >= REORDERED_MAX || now.saturating_sub(flight.sent_ns) >= too_long;
+            let flight = self.flights[Self::flight_index(number)];
+            let late = largest - number >= REORDERED_MAX
+                || now.saturating_sub(flight.sent_at_ns) >= lost_after_ns;
             if flight.fate == Fate::Out && late {
                 self.lose(number, lost);
                 if number >= self.cut_until {
@@ -377,12 +397,12 @@ impl SendHalf {
     }
 
     fn lose(&mut self, number: u64, lost: &mut impl FnMut(&Piece) -> bool) {
-        let flight = &mut self.flights[Self::place(number)];
+        let flight = &mut self.flights[Self::flight_index(number)];
         flight.fate = Fate::Settled;
         self.in_flight_bytes -= flight.bytes as usize;
         self.counts.lost += 1;
         let pieces = flight.pieces;
-        self.counts.again += pieces.iter().filter(|piece| lost(piece)).count() as u64;
+        self.counts.pieces_resent += pieces.iter().filter(|piece| lost(piece)).count() as u64;
     }
 
     fn timeout_ns(&self) -> u64 {
@@ -394,14 +414,14 @@ impl SendHalf {
     /// When [`SendHalf::tick`] has something to do.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         if self.in_flight_bytes == 0 {
-            return self.silent.then_some(self.probe_ns);
+            return self.silent.then_some(self.probe_at_ns);
         }
         let timeout = self.waiting_since_ns + self.timeout_ns();
-        let oldest = self.flights[Self::place(self.oldest)];
+        let oldest = self.flights[Self::flight_index(self.oldest)];
         let is_overtaken =
             oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
         Some(if is_overtaken {
-            timeout.min(oldest.sent_ns + self.lost_after_ns())
+            timeout.min(oldest.sent_at_ns + self.lost_after_ns())
         } else {
             timeout
         })
@@ -418,31 +438,31 @@ impl SendHalf {
             self.counts.timeouts += 1;
             self.waiting_since_ns = now;
             if self.timeouts >= PROBES_SILENT_MAX && !self.silent {
-                (self.silent, self.probe_ns) = (true, now);
+                (self.silent, self.probe_at_ns) = (true, now);
             }
             self.lose_all(&mut lost);
             self.cut();
         }
         self.advance();
-        let probe = self.silent && now >= self.probe_ns;
-        if probe {
-            self.probe_ns = now + self.timeout_ns();
+        let is_probe_due = self.silent && now >= self.probe_at_ns;
+        if is_probe_due {
+            self.probe_at_ns = now + self.timeout_ns();
             self.timeouts += 1;
         }
-        is_overdue || probe
+        is_overdue || is_probe_due
     }
 
     /// The peer was heard on a silent link: probe immediately whether it receives from us too.
     pub(crate) fn packet_received(&mut self, now: u64) {
         if self.silent {
-            (self.probe_ns, self.timeouts) = (now, PROBES_SILENT_MAX);
+            (self.probe_at_ns, self.timeouts) = (now, PROBES_SILENT_MAX);
         }
     }
 
     /// Everything in flight counts as lost: the path is gone, or silent.
     pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece) -> bool) {
         for number in self.oldest..self.next {
-            if self.flights[Self::place(number)].fate == Fate::Out {
+            if self.flights[Self::flight_index(number)].fate == Fate::Out {
                 self.lose(number, &mut lost);
             }
         }
@@ -461,22 +481,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_whose_place_is_needed_for_words_counts_as_lost() {
+    fn a_packet_whose_flight_is_needed_for_others_counts_as_lost() {
         let mut sending = SendHalf::new();
-        sending.renew(1200, true);
+        sending.renew(1200, PathKind::Stream);
         let mut pieces = Pieces::new();
         pieces.push(Piece { slot: 7, ..NO_PIECE });
         assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
-        sending.sent(1, 1200, &pieces, true);
+        sending.sent(1, 1200, &pieces);
         let mut lost = Vec::new();
         for _ in 0..3 * FLIGHTS_MAX {
             sending.number(|piece| {
                 lost.push(piece.slot);
                 true
             });
-            sending.sent(2, 100, &Pieces::new(), false);
+            sending.sent_unacknowledged(100);
         }
         assert_eq!((lost, sending.in_flight_bytes, sending.deadline_ns()), (vec![7], 0, None));
-        assert_eq!((sending.counts.lost, sending.counts.again), (1, 1));
+        assert_eq!((sending.counts.lost, sending.counts.pieces_resent), (1, 1));
     }
 }

@@ -61,7 +61,7 @@ pub(super) struct HalfOpenTable {
     places: Vec<HalfOpen>,
     /// Handshakes that unproved senders may have now, and the time of that count.
     tokens: u64,
-    counted_ns: u64,
+    counted_at_ns: u64,
     spent: HashSet<[u8; 32]>,
     /// Bounded by [`HELLOS_SPENT_MAX`].
     spent_in_order: VecDeque<[u8; 32]>,
@@ -134,10 +134,11 @@ impl HalfOpenTable {
         if strangers.clone().count() >= PLACES_UNPROVED_MAX && !strangers.clone().any(is_old) {
             return false;
         }
-        let earned = now.saturating_sub(self.counted_ns).saturating_mul(STRANGERS_PER_S) / SECOND;
-        if earned > 0 || self.counted_ns == 0 {
-            let all = if self.counted_ns == 0 { STRANGERS_PER_S } else { self.tokens + earned };
-            (self.tokens, self.counted_ns) = (all.min(STRANGERS_PER_S), now.max(1));
+        let earned =
+            now.saturating_sub(self.counted_at_ns).saturating_mul(STRANGERS_PER_S) / SECOND;
+        if earned > 0 || self.counted_at_ns == 0 {
+            let all = if self.counted_at_ns == 0 { STRANGERS_PER_S } else { self.tokens + earned };
+            (self.tokens, self.counted_at_ns) = (all.min(STRANGERS_PER_S), now.max(1));
         }
         let admits = self.tokens > 0;
         self.tokens -= u64::from(admits);

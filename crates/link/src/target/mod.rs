@@ -420,7 +420,7 @@ impl Target {
         let mut silent = Vec::new();
         for served in self.connections.read().values() {
             served.connection.tick(now);
-            if now.saturating_sub(served.connection.last_received_ns()) > silence_ns {
+            if now.saturating_sub(served.connection.last_received_at_ns()) > silence_ns {
                 silent.push(Arc::clone(served));
             }
         }

@@ -163,7 +163,7 @@ impl TargetConnection {
             connected: true,
             instance: self.instance,
             peer: self.name.clone(),
-            heard_ms: now.saturating_sub(self.connection.last_received_ns()) / crate::clock::MS,
+            heard_ms: now.saturating_sub(self.connection.last_received_at_ns()) / crate::clock::MS,
             slots,
             slots_free: slots - busy,
             pending: busy,

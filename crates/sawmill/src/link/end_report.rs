@@ -164,7 +164,7 @@ impl LinkReport {
             received_packets: status.received.packets,
             received_bytes: status.received.bytes,
             lost_packets: status.sent.lost,
-            sent_again: status.sent.again,
+            sent_again: status.sent.pieces_resent,
             timeouts: status.sent.timeouts,
             refused_packets: status.refused,
             doubled_packets: status.doubled,

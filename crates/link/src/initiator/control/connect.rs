@@ -47,7 +47,7 @@ const OVERDUE_FACTOR: u64 = 16;
 pub(super) struct Attempt {
     pub(super) is_wanted: bool,
     hello: Option<SentHello>,
-    pub(super) next_ns: u64,
+    pub(super) next_at_ns: u64,
     pause_ns: u64,
     /// An unauthenticated message of a target, for the error that the user sees.
     pub(super) hint: Option<Error>,
@@ -80,7 +80,7 @@ impl Attempt {
 impl Control {
     /// Sends a hello on each link, if one is due.
     pub(super) fn greet(&mut self, of: &Initiator, now: u64) {
-        if !self.attempt.is_wanted || now < self.attempt.next_ns {
+        if !self.attempt.is_wanted || now < self.attempt.next_at_ns {
             return;
         }
         if self.attempt.hello.is_none() {
@@ -93,7 +93,7 @@ impl Control {
             }
         }
         self.attempt.pause_ns = (self.attempt.pause_ns * 2).clamp(HELLO_NS_FIRST, HELLO_NS_MAX);
-        self.attempt.next_ns = now + self.attempt.pause_ns;
+        self.attempt.next_at_ns = now + self.attempt.pause_ns;
         let Some(SentHello { message, .. }) = &self.attempt.hello else { return };
         let token = token_of(&message[HEADER_BYTES..]);
         for (link, join) in self.joins.iter().enumerate() {
@@ -113,12 +113,13 @@ impl Control {
         let proved = of.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
         let sealed = matches!(of.security, Security::Key(_));
         if !(proved && sealed) {
-            let last_received_ns = live.connection.last_received_ns().max(live.since_ns);
+            let last_received_at_ns = live.connection.last_received_at_ns().max(live.since_ns);
             let silence_ns = if sealed { UNPROVED_SILENCE_NS } else { CLEAR_SILENCE_NS };
-            if now.saturating_sub(last_received_ns) < silence_ns || now < self.unknown_next_ns {
+            if now.saturating_sub(last_received_at_ns) < silence_ns || now < self.unknown_next_at_ns
+            {
                 return;
             }
-            self.unknown_next_ns = now + UNPROVED_EVERY_NS;
+            self.unknown_next_at_ns = now + UNPROVED_EVERY_NS;
         }
         self.attempt.is_wanted = true;
     }
@@ -136,11 +137,11 @@ impl Control {
         let Ok(token): Result<[u8; TOKEN_BYTES], _> = token_of(hello).try_into() else { return };
         if !of.proofs.is_of_cookie(hello, header.link, &cookie, &proof)
             || join.cookie == Some((token, cookie))
-            || now < join.next_cookie_ns
+            || now < join.next_cookie_at_ns
         {
             return;
         }
-        (join.cookie, join.next_cookie_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
+        (join.cookie, join.next_cookie_at_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
         if let Some(path) = join.path.clone() {
             let (link, message) = (header.link, Arc::clone(message));
             self.acts.push(ControlAction::SayHello { path, link, message, cookie: Some(cookie) });
@@ -152,7 +153,7 @@ impl Control {
     /// device. After [`OVERDUE_FACTOR`] times as long without an idle moment it does not wait:
     /// unanswered requests are sent again.
     pub(super) fn rekey(&mut self, of: &Initiator, live: &LiveConnection, now: u64) {
-        if now < self.rekey_check_ns {
+        if now < self.rekey_check_at_ns {
             return;
         }
         let (carried_bytes, age) =
@@ -162,7 +163,7 @@ impl Control {
             carried_bytes >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times
         };
         if !is_due(1) || !matches!(of.security, Security::Key(_)) {
-            self.rekey_check_ns = now + REKEY_CHECK_NS;
+            self.rekey_check_at_ns = now + REKEY_CHECK_NS;
             return;
         }
         self.attempt.is_wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);
@@ -196,9 +197,9 @@ impl Control {
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
         self.target_name = crate::legible(&welcome.name).into_owned();
         of.live().iter().for_each(|old| self.note_served(old));
-        let last_received_ns = self.note_greeting(now);
+        let last_received_at_ns = self.note_greeting(now);
         let connection =
-            Arc::new(Connection::new(remote, seals, links, count, slots, last_received_ns));
+            Arc::new(Connection::new(remote, seals, links, count, slots, last_received_at_ns));
         for join in &mut self.joins {
             *join = LinkJoin::over(join.path.take());
         }

@@ -34,11 +34,11 @@ pub(super) struct LinkJoin {
     pub(super) path: Option<Path>,
     attempt: Option<JoinAttempt>,
     is_joined: bool,
-    next_ping_ns: u64,
+    next_ping_at_ns: u64,
     /// The cookie that a target under load wants with the hello of this token, and when the hello
     /// may be sent again.
     pub(super) cookie: Option<([u8; TOKEN_BYTES], Proof)>,
-    pub(super) next_cookie_ns: u64,
+    pub(super) next_cookie_at_ns: u64,
     /// The longest packets of the link as it was joined, which may be shorter than its carrier
     /// allows.
     packet_bytes: usize,
@@ -52,7 +52,7 @@ struct JoinAttempt {
     token: u64,
     packet_bytes: usize,
     word_count: u32,
-    next_ns: u64,
+    next_at_ns: u64,
     /// The packet length that the link keeps unless the first word is answered.
     kept_bytes: Option<usize>,
 }
@@ -66,9 +66,9 @@ impl LinkJoin {
     /// When it has something to send next.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.path.as_ref()?;
-        let attempt_ns = self.attempt.as_ref().map(|attempt| attempt.next_ns);
-        let ping = self.is_joined.then_some(self.next_ping_ns);
-        attempt_ns.into_iter().chain(ping).min()
+        let attempt_at_ns = self.attempt.as_ref().map(|attempt| attempt.next_at_ns);
+        let ping = self.is_joined.then_some(self.next_ping_at_ns);
+        attempt_at_ns.into_iter().chain(ping).min()
     }
 
     /// A link that was joined while its path was down may have ended with any length, so longer
@@ -89,7 +89,7 @@ impl LinkJoin {
                 token: token(),
                 packet_bytes,
                 word_count: 0,
-                next_ns: now,
+                next_at_ns: now,
                 kept_bytes,
             });
         }
@@ -109,7 +109,7 @@ impl JoinAttempt {
             };
         }
         self.word_count += 1;
-        self.next_ns = now + (JOIN_NS_FIRST << self.word_count.min(6)).min(JOIN_NS_MAX);
+        self.next_at_ns = now + (JOIN_NS_FIRST << self.word_count.min(6)).min(JOIN_NS_MAX);
     }
 }
 
@@ -142,7 +142,7 @@ impl Control {
                     (join.longer_in, join.longer_after) = (1, 1);
                 }
                 (join.is_joined, join.packet_bytes) = (true, packet_bytes);
-                join.next_ping_ns = now + KEEP_ALIVE_NS;
+                join.next_ping_at_ns = now + KEEP_ALIVE_NS;
                 let Some(mut path) = join.path.clone() else { return };
                 if path.peer == BROADCAST {
                     // The broadcast reached all stations; this one proved the key.
@@ -165,8 +165,8 @@ impl Control {
         let random = &mut self.random;
         let join = &mut self.joins[index];
         if join.is_joined {
-            if now >= join.next_ping_ns {
-                join.next_ping_ns = now + KEEP_ALIVE_NS;
+            if now >= join.next_ping_at_ns {
+                join.next_ping_at_ns = now + KEEP_ALIVE_NS;
                 live.connection.ping(index);
                 join.try_longer(now, || random.id());
             }
@@ -176,11 +176,12 @@ impl Control {
                 token,
                 packet_bytes,
                 word_count: 0,
-                next_ns: now,
+                next_at_ns: now,
                 kept_bytes: None,
             });
         }
-        let Some(attempt) = join.attempt.as_mut().filter(|attempt| now >= attempt.next_ns) else {
+        let Some(attempt) = join.attempt.as_mut().filter(|attempt| now >= attempt.next_at_ns)
+        else {
             return;
         };
         attempt.plan_next_word(&path, now);

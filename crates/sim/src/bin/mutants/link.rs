@@ -85,8 +85,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a flush succeeds though the target lost what it covers",
         "link/src/initiator/mod.rs",
-        "if !loss.has_happened || loss.reported_ns",
-        "if !loss.has_happened || true || loss.reported_ns",
+        "if !loss.has_happened || loss.reported_at_ns",
+        "if !loss.has_happened || true || loss.reported_at_ns",
     ),
     mutant(
         "damaged packets in clear are believed",
