@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 
 use crate::counters::AtomicCounters;
 use crate::geometry::ResizableGeometry;
-use crate::state::State;
+use crate::state::VolumeState;
 use crate::world::World;
 
 /// One opening of a volume, for writing or for reading only.
@@ -25,6 +25,6 @@ pub(crate) struct Attachment {
     pub(crate) read_only: bool,
     pub(crate) world: Arc<dyn World>,
     pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) state: State,
+    pub(crate) state: VolumeState,
     pub(crate) counters: AtomicCounters,
 }

@@ -21,7 +21,7 @@ use crate::read::ReadContext;
 use crate::read::ahead::Streams;
 use crate::read::fetch::Fetcher;
 use crate::recovery::stored::StoredVolume;
-use crate::state::State;
+use crate::state::VolumeState;
 use crate::stored_data::{StoredData, VolumeCache};
 use crate::threads::later::DeferredJobs;
 use crate::threads::pool::{Pool, Priority};
@@ -71,7 +71,7 @@ impl Contexts {
             read_only: options.read_only,
             world,
             store,
-            state: State::default(),
+            state: VolumeState::default(),
             counters: AtomicCounters::default(),
         });
         let mailbox = Arc::new(Mailbox::new(attachment.clone(), journal.clone()));

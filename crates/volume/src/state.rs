@@ -27,13 +27,13 @@ struct Outage {
 
 /// See the head of this file.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct VolumeState {
     stage: AtomicU8,
     reason: Mutex<Option<Error>>,
     outage: Mutex<Option<Outage>>,
 }
 
-impl State {
+impl VolumeState {
     /// Why requests are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
         if self.stage.load(Ordering::Acquire) == SERVING {

@@ -43,7 +43,7 @@ use crate::{ErrorKind, Result};
 pub(super) type StateRanges = Vec<(usize, usize)>;
 
 /// A segment that some state needs, as the first of them records it.
-pub(super) struct Segment {
+pub(super) struct KeptSegment {
     pub(super) epoch: u64,
     pub(super) header_bytes: u64,
     pub(super) data_bytes: u64,
@@ -51,7 +51,7 @@ pub(super) struct Segment {
 }
 
 /// A map part that some state needs.
-pub(super) struct Part {
+pub(super) struct KeptPart {
     pub(super) length_bytes: u32,
     pub(super) crc: u32,
     pub(super) state_ranges: StateRanges,
@@ -62,8 +62,8 @@ pub(super) struct KeptList {
     pub(super) volume_id: VolumeId,
     /// The names of the states, for people.
     pub(super) states: Vec<String>,
-    pub(super) segments: BTreeMap<(VolumeId, u64), Segment>,
-    pub(super) parts: BTreeMap<(u64, u64, PutId), Part>,
+    pub(super) segments: BTreeMap<(VolumeId, u64), KeptSegment>,
+    pub(super) parts: BTreeMap<(u64, u64, PutId), KeptPart>,
     /// The present; `None` when it cannot be read.
     pub(super) stored: Option<StoredVolume>,
     pub(super) lineage: Lineage,
@@ -362,7 +362,7 @@ impl KeptList {
             self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
         }
         for PartEntry { group, number, put_id, bytes, crc, .. } in &root.parts {
-            let part = self.parts.entry((*group, *number, *put_id)).or_insert_with(|| Part {
+            let part = self.parts.entry((*group, *number, *put_id)).or_insert_with(|| KeptPart {
                 length_bytes: *bytes,
                 crc: *crc,
                 state_ranges: StateRanges::new(),
@@ -396,7 +396,7 @@ impl KeptList {
         data_bytes: u64,
     ) {
         let segment = self.segments.entry(name);
-        let segment = segment.or_insert_with(|| Segment {
+        let segment = segment.or_insert_with(|| KeptSegment {
             epoch,
             header_bytes,
             data_bytes,

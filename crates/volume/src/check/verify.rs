@@ -19,7 +19,7 @@ use sawmill_store::{Class, Get, ObjectStore};
 
 use super::CheckReport;
 use super::damage::{DamageList, Verified, undecodable};
-use super::kept_list::{KeptList, Part, Segment};
+use super::kept_list::{KeptList, KeptPart, KeptSegment};
 use crate::recovery::stored::StoredVolume;
 use crate::store_calls::{self, want, want_named};
 use crate::{Error, ErrorKind, Result};
@@ -60,7 +60,7 @@ pub(super) fn parts(
             number: *number,
             put_id: *put_id,
         };
-        let get = |(name, part): &(&_, &Part)| {
+        let get = |(name, part): &(&_, &KeptPart)| {
             want_named(part_key(&identity(name)), part.length_bytes, Class::Background)
         };
         let gets: Vec<_> = chunk.iter().map(get).collect();
@@ -75,7 +75,12 @@ pub(super) fn parts(
     Ok(())
 }
 
-fn check_part(list: &KeptList, identity: &PartIdentity, part: &Part, bytes: &Bytes) -> Result<()> {
+fn check_part(
+    list: &KeptList,
+    identity: &PartIdentity,
+    part: &KeptPart,
+    bytes: &Bytes,
+) -> Result<()> {
     if part_crc(bytes) != part.crc {
         return Err(damaged("it is not the object that its checkpoint names"));
     }
@@ -105,7 +110,7 @@ pub(super) fn segments(
     let total = segments.len() as u64;
     for chunk in segments.chunks(FETCHES_PARALLEL_MAX) {
         let key = |(owner, sequence): &(_, u64)| segment_key(*owner, *sequence);
-        let get = |(name, _): &(&_, &Segment)| want(key(name), None, Class::Background);
+        let get = |(name, _): &(&_, &KeptSegment)| want(key(name), None, Class::Background);
         let gets: Vec<_> = chunk.iter().map(get).collect();
         let answers = store_calls::get_each(store, gets.clone());
         for ((((owner, sequence), segment), get), answer) in chunk.iter().zip(&gets).zip(answers) {
@@ -133,7 +138,7 @@ pub(super) fn segments(
 fn check_segment(
     volume_id: VolumeId,
     sequence: u64,
-    known: &Segment,
+    known: &KeptSegment,
     bytes: &Bytes,
 ) -> Result<(u64, u64)> {
     let identity = SegmentIdentity { volume_id, sequence };

@@ -27,10 +27,10 @@ use super::messages::{Event, GcRequest};
 use super::upload::Upload;
 use crate::counters::add;
 use crate::gc::gather;
-use crate::gc::gathered::{GatherFailure, MovedSegment, Outcome};
+use crate::gc::gathered::{GatherFailure, GatherOutcome, MovedSegment};
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
-use crate::gc::sweep::Plan;
+use crate::gc::sweep::MovePlan;
 use crate::segment::builder;
 use crate::status::GcReport;
 use crate::store_calls::cannot_encode;
@@ -51,7 +51,7 @@ enum Stage {
 /// See the head of this file.
 pub(super) struct Collector {
     stage: Stage,
-    plan: Option<Plan>,
+    plan: Option<MovePlan>,
     /// Do nothing before this time.
     not_before: Duration,
     /// Segments that could not be read, and the number of attempts.
@@ -221,13 +221,17 @@ impl Collector {
             let chosen: HashSet<u32> = victims.iter().copied().collect();
             let may_plug =
                 |sequence| !left_alone.contains(&sequence) && view.segments.is_own(sequence);
-            let plan =
-                Plan::make(&view.map, &|sequence| chosen.contains(&sequence), &may_plug, bytes_max);
+            let plan = MovePlan::make(
+                &view.map,
+                &|sequence| chosen.contains(&sequence),
+                &may_plug,
+                bytes_max,
+            );
             planned.mailbox.push_event(Event::Planned { plan, victims });
         });
     }
 
-    pub(super) fn handle_planned(&mut self, plan: Plan, victims: Vec<u32>) {
+    pub(super) fn handle_planned(&mut self, plan: MovePlan, victims: Vec<u32>) {
         if !matches!(self.stage, Stage::Planning) {
             return;
         }
@@ -247,7 +251,7 @@ impl Collector {
         context: &Arc<Context>,
         options: &EngineOptions,
         log: &LogTail,
-        plan: Plan,
+        plan: MovePlan,
         now: Duration,
     ) {
         self.stage = Stage::Gathering;
@@ -272,7 +276,12 @@ impl Collector {
         }
     }
 
-    pub(super) fn handle_gathered(&mut self, context: &Context, outcome: Outcome, now: Duration) {
+    pub(super) fn handle_gathered(
+        &mut self,
+        context: &Context,
+        outcome: GatherOutcome,
+        now: Duration,
+    ) {
         if !matches!(self.stage, Stage::Gathering) {
             return;
         }

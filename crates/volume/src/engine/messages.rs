@@ -14,9 +14,9 @@ use sawmill_format::kept_block::Order;
 use sawmill_store::PutOutcome;
 
 use crate::Result;
-use crate::gc::gathered::Outcome;
+use crate::gc::gathered::GatherOutcome;
 use crate::gc::policy::Candidate;
-use crate::gc::sweep::Plan;
+use crate::gc::sweep::MovePlan;
 use crate::status::GcReport;
 use crate::view::View;
 
@@ -65,11 +65,11 @@ pub(crate) enum Event {
         slots: Vec<u64>,
     },
     Planned {
-        plan: Plan,
+        plan: MovePlan,
         victims: Vec<u32>,
     },
     Gathered {
-        outcome: Outcome,
+        outcome: GatherOutcome,
     },
     /// The frames of a moved segment that were cached are in the read cache again.
     Kept {

@@ -32,7 +32,7 @@ use crate::engine::QUIET_AFTER;
 use crate::gc::gather::contents_of;
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::GcPolicy;
-use crate::gc::sweep::Plan;
+use crate::gc::sweep::MovePlan;
 use crate::map::ObjectMap;
 use crate::map::part::MapPart;
 use crate::record::Record;
@@ -349,7 +349,7 @@ impl Forecast {
     fn move_out(&mut self, victims: &HashSet<u32>, plan_bytes_max: u64) -> Result<()> {
         let is_victim = |sequence: u32| victims.contains(&sequence);
         let plugs = self.options.plugs;
-        let mut plan = Plan::make(&self.view.map, &is_victim, &|_| plugs, plan_bytes_max);
+        let mut plan = MovePlan::make(&self.view.map, &is_victim, &|_| plugs, plan_bytes_max);
         let mut sources: HashSet<u32> = HashSet::new();
         while !plan.is_done() {
             let segment_bytes = u64::from(self.options.segment_bytes);

@@ -22,8 +22,8 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Class, StoreError, StoreErrorKind};
 
-use super::gathered::{GatherFailure, MovedSegment, Outcome};
-use super::sweep::Plan;
+use super::gathered::{GatherFailure, GatherOutcome, MovedSegment};
+use super::sweep::MovePlan;
 use crate::engine::context::Context;
 use crate::journal::{JournalRead, Reach};
 use crate::map::MapExtent;
@@ -34,24 +34,24 @@ use crate::store_calls::want;
 use crate::stored_data::FrameName;
 use crate::{Error, ErrorKind, limits};
 
-type GatherCallback = Box<dyn FnOnce(Outcome) + Send>;
+type GatherCallback = Box<dyn FnOnce(GatherOutcome) + Send>;
 
 /// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the
 /// new one.
-struct FrameRun {
+struct FramePart {
     offset: u32,
     length: u32,
     data_offset: u64,
 }
 
 /// Consecutive frames of one segment, fetched by one request.
-struct Run {
+struct FrameRun {
     sequence: u32,
     first: u32,
     count: u32,
     info: SegmentInfo,
     /// By frame, in order.
-    frame_runs: Vec<(u32, FrameRun)>,
+    frame_parts: Vec<(u32, FramePart)>,
 }
 
 /// A gathering that waits for the store.
@@ -68,7 +68,7 @@ struct PendingGather {
 struct GatherEnd {
     callback: GatherCallback,
     /// The rest of the plan.
-    plan: Plan,
+    plan: MovePlan,
     /// The part of it that is being gathered.
     pieces: Vec<MapExtent>,
 }
@@ -83,7 +83,7 @@ enum GatherTrouble {
 pub(crate) fn gather(
     context: &Arc<Context>,
     buffers: &Buffers,
-    mut plan: Plan,
+    mut plan: MovePlan,
     callback: GatherCallback,
 ) {
     let reading = context.stored.readers.enter();
@@ -94,7 +94,7 @@ pub(crate) fn gather(
         return callback(Err(GatherFailure::NothingLeft));
     }
     let mut gathered = lay_out(context, buffers, &pieces);
-    let mut absent: Vec<(u32, u32, FrameRun)> = Vec::new();
+    let mut absent: Vec<(u32, u32, FramePart)> = Vec::new();
     for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {
         copy_local(context, &mut gathered, piece, u64::from(extent.data_offset), &mut absent);
     }
@@ -158,7 +158,7 @@ fn copy_local(
     segment: &mut MovedSegment,
     piece: &MapExtent,
     data_offset: u64,
-    absent: &mut Vec<(u32, u32, FrameRun)>,
+    absent: &mut Vec<(u32, u32, FramePart)>,
 ) {
     let frame_bytes = context.attachment.record.frame_bytes;
     let mut done = 0;
@@ -203,45 +203,48 @@ fn want_frames(
     from: u32,
     length: u64,
     data_offset: u64,
-    absent: &mut Vec<(u32, u32, FrameRun)>,
+    absent: &mut Vec<(u32, u32, FramePart)>,
 ) {
     let mut done = 0;
     while done < length {
         let at = from + done as u32;
-        let part = u64::from(frame_bytes - at % frame_bytes).min(length - done);
-        let frame_run = FrameRun {
+        let length = u64::from(frame_bytes - at % frame_bytes).min(length - done);
+        let part = FramePart {
             offset: at % frame_bytes,
-            length: part as u32,
+            length: length as u32,
             data_offset: data_offset + done,
         };
-        absent.push((sequence, at / frame_bytes, frame_run));
-        done += part;
+        absent.push((sequence, at / frame_bytes, part));
+        done += length;
     }
 }
 
 /// Groups what is absent into requests; frames close to each other share one. Names a segment that
 /// the table does not know.
-fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<Vec<Run>, u32> {
-    absent.sort_by_key(|(sequence, frame, frame_run)| (*sequence, *frame, frame_run.data_offset));
+fn runs_of(
+    context: &Context,
+    mut absent: Vec<(u32, u32, FramePart)>,
+) -> Result<Vec<FrameRun>, u32> {
+    absent.sort_by_key(|(sequence, frame, part)| (*sequence, *frame, part.data_offset));
     let view = context.stored.view();
-    let mut runs: Vec<Run> = Vec::new();
-    for (sequence, frame, frame_run) in absent {
+    let mut runs: Vec<FrameRun> = Vec::new();
+    for (sequence, frame, part) in absent {
         match runs.last_mut() {
             Some(run)
                 if run.sequence == sequence
                     && frame <= run.first + run.count - 1 + limits::GC_GAP_FRAMES_MAX =>
             {
                 run.count = frame - run.first + 1;
-                run.frame_runs.push((frame, frame_run));
+                run.frame_parts.push((frame, part));
             }
             _ => {
                 let info = view.segments.get(sequence).ok_or(sequence)?;
-                runs.push(Run {
+                runs.push(FrameRun {
                     sequence,
                     first: frame,
                     count: 1,
                     info,
-                    frame_runs: vec![(frame, frame_run)],
+                    frame_parts: vec![(frame, part)],
                 });
             }
         }
@@ -250,7 +253,7 @@ fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<V
 }
 
 impl PendingGather {
-    fn request_run(self: &Arc<Self>, run: Run) {
+    fn request_run(self: &Arc<Self>, run: FrameRun) {
         let context = &self.context;
         let start = self.frame_range(&run, run.first).start;
         let end = self.frame_range(&run, run.first + run.count - 1).end;
@@ -271,13 +274,17 @@ impl PendingGather {
             .get(want(key, Some(start..end), Class::Background), Box::new(callback));
     }
 
-    fn frame_range(&self, run: &Run, frame: u32) -> std::ops::Range<u64> {
+    fn frame_range(&self, run: &FrameRun, frame: u32) -> std::ops::Range<u64> {
         let frame_bytes = self.context.attachment.record.frame_bytes;
         raw_frame_range(u64::from(run.info.header_bytes), run.info.data_bytes, frame_bytes, frame)
     }
 
     /// Verifies the frames of an answer and puts what is wanted of them in place.
-    fn take(&self, run: &Run, outcome: sawmill_store::Result<Bytes>) -> Result<(), GatherTrouble> {
+    fn take(
+        &self,
+        run: &FrameRun,
+        outcome: sawmill_store::Result<Bytes>,
+    ) -> Result<(), GatherTrouble> {
         let of_segment = |error: Error| GatherTrouble::Damaged(run.sequence, error);
         let bytes = outcome.map_err(|error| match error.kind() {
             StoreErrorKind::NotFound | StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
@@ -288,7 +295,7 @@ impl PendingGather {
         let start = self.frame_range(run, run.first).start;
         let frame_bytes = self.context.attachment.record.frame_bytes;
         let mut opened: Option<(u32, &[u8])> = None;
-        for (frame, frame_run) in &run.frame_runs {
+        for (frame, part) in &run.frame_parts {
             let data = match opened {
                 Some((number, data)) if number == *frame => data,
                 _ => {
@@ -308,13 +315,12 @@ impl PendingGather {
                 }
             };
             opened = Some((*frame, data));
-            let part =
-                data.get(frame_run.offset as usize..(frame_run.offset + frame_run.length) as usize);
-            let part = part.ok_or_else(|| {
+            let bytes = data.get(part.offset as usize..(part.offset + part.length) as usize);
+            let bytes = bytes.ok_or_else(|| {
                 of_segment(damaged(format!("frame {frame} is shorter than the map says")))
             })?;
             if let Some(gathered) = &mut *self.segment.lock() {
-                gathered.place(frame_bytes, frame_run.data_offset, part);
+                gathered.place(frame_bytes, part.data_offset, bytes);
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 use sawmill_format::segment::{Origin, SegmentExtent};
 use sawmill_store::StoreError;
 
-use super::sweep::Plan;
+use super::sweep::MovePlan;
 use crate::Error;
 use crate::segment::buffers::Buffer;
 use crate::segment::builder::body_spans;
@@ -26,13 +26,13 @@ pub(crate) enum GatherFailure {
     /// Nothing of the plan is live any more.
     NothingLeft,
     /// The store is unavailable: the same pieces are gathered later.
-    Unavailable { plan: Plan, error: StoreError },
+    Unavailable { plan: MovePlan, error: StoreError },
     /// A segment cannot be read: it is left alone.
     Damaged { sequence: u32, error: Error },
 }
 
 /// How a gathering ended, and what is left of the plan.
-pub(crate) type Outcome = Result<(MovedSegment, Plan), GatherFailure>;
+pub(crate) type GatherOutcome = Result<(MovedSegment, MovePlan), GatherFailure>;
 
 impl MovedSegment {
     /// Puts bytes at `data_offset` of the new segment's data.

@@ -16,12 +16,12 @@ use crate::limits::GC_HOLE_BYTES_MAX as HOLE_BYTES_MAX;
 use crate::map::{GROUP_BYTES, Location, MapExtent, ObjectMap};
 
 /// Live pieces to be moved, in address order, and how far that has come.
-pub(crate) struct Plan {
+pub(crate) struct MovePlan {
     pieces: Vec<MapExtent>,
     next: usize,
 }
 
-impl Plan {
+impl MovePlan {
     /// The live pieces of the segments that `is_victim` names, and of those that `may_plug` names
     /// in small holes between them; at most about `bytes_max` of them, from the lowest address on.
     pub(crate) fn make(
@@ -29,26 +29,26 @@ impl Plan {
         is_victim: &dyn Fn(u32) -> bool,
         may_plug: &dyn Fn(u32) -> bool,
         bytes_max: u64,
-    ) -> Plan {
+    ) -> MovePlan {
         let mut sweep = Sweep { pieces: Vec::new(), bytes: 0, plugs: Vec::new(), end: None };
         for group in map.groups() {
             map.lookup(group * GROUP_BYTES, GROUP_BYTES, &mut |piece| {
                 if let Some(Location { sequence, data_offset }) = piece.location {
                     let (address, length) = (piece.address, piece.length);
                     let piece = MapExtent { address, length, sequence, data_offset };
-                    let role = match (is_victim(sequence), may_plug(sequence)) {
-                        (true, _) => PieceRole::Victim,
-                        (false, true) => PieceRole::Plug,
-                        (false, false) => PieceRole::Other,
+                    let kind = match (is_victim(sequence), may_plug(sequence)) {
+                        (true, _) => MoveKind::Victim,
+                        (false, true) => MoveKind::Plug,
+                        (false, false) => MoveKind::Other,
                     };
-                    sweep.visit(piece, role);
+                    sweep.visit(piece, kind);
                 }
             });
             if sweep.bytes >= bytes_max {
                 break;
             }
         }
-        Plan { pieces: sweep.pieces, next: 0 }
+        MovePlan { pieces: sweep.pieces, next: 0 }
     }
 
     /// Bytes not carried out yet.
@@ -108,7 +108,7 @@ impl Plan {
 
 /// What a plan may do with a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PieceRole {
+enum MoveKind {
     Victim,
     /// It moves along if it lies in a small hole between pieces of victims.
     Plug,
@@ -125,9 +125,9 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn visit(&mut self, piece: MapExtent, role: PieceRole) {
+    fn visit(&mut self, piece: MapExtent, kind: MoveKind) {
         let near = self.end.is_some_and(|end| piece.address - end <= HOLE_BYTES_MAX);
-        if role == PieceRole::Victim {
+        if kind == MoveKind::Victim {
             if near {
                 self.bytes += self.plugs.iter().map(|plug| plug.length).sum::<u64>();
                 self.pieces.append(&mut self.plugs);
@@ -136,7 +136,7 @@ impl Sweep {
             self.bytes += piece.length;
             self.end = Some(piece.address + piece.length);
             self.pieces.push(piece);
-        } else if near && role == PieceRole::Plug {
+        } else if near && kind == MoveKind::Plug {
             self.plugs.push(piece);
         }
     }
@@ -154,13 +154,13 @@ mod tests {
         map
     }
 
-    fn taken(map: &ObjectMap, plan: &mut Plan) -> Vec<(u64, u64, u32)> {
+    fn taken(map: &ObjectMap, plan: &mut MovePlan) -> Vec<(u64, u64, u32)> {
         let pieces = plan.take_live(map, u64::MAX, usize::MAX);
         pieces.iter().map(|piece| (piece.address, piece.length, piece.sequence)).collect()
     }
 
-    fn plan(map: &ObjectMap) -> Plan {
-        Plan::make(map, &|sequence| sequence == 1, &|sequence| sequence != 9, u64::MAX)
+    fn plan(map: &ObjectMap) -> MovePlan {
+        MovePlan::make(map, &|sequence| sequence == 1, &|sequence| sequence != 9, u64::MAX)
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::{disk_failed, disk_parts};
 use crate::disk::Disk;
 use crate::limits;
 use crate::record::{Record, checks_of};
-use crate::recovery::cases::{Facts, Verdict, judge};
+use crate::recovery::cases::{RecordFacts, Verdict, judge};
 use crate::{Error, ErrorKind, Result};
 
 /// The log as one stream of bytes: the disk's ring, overlaid by what staging memory still holds.
@@ -319,7 +319,7 @@ fn examine(
     options: &ScanOptions,
     position: u64,
     mark: u64,
-) -> Result<(Facts, Option<ScannedRecord>, u64)> {
+) -> Result<(RecordFacts, Option<ScannedRecord>, u64)> {
     let tag = options.tag;
     let mut head = [0u8; RECORD_HEADER_BYTES];
     log.read(position, &mut head)?;
@@ -332,7 +332,7 @@ fn examine(
     let slot = slot.filter(|bytes| *bytes <= reach_max);
     let header = RecordHeader::decode(&head, tag, position).ok();
     let header = header.filter(|header| slot.is_some() && options.allows(position, header.epoch));
-    let mut facts = Facts {
+    let mut facts = RecordFacts {
         slot: slot.is_some(),
         header: header.is_some(),
         payload: false,

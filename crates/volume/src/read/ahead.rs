@@ -87,8 +87,8 @@ pub(super) fn fetch_range(context: &Arc<ReadContext>, address: u64, length: u64)
         return;
     }
     let mut frames: Vec<(FrameName, Option<Waiter>)> = Vec::new();
-    for atom in resolve(context, address, length) {
-        let ReadSource::Frame { name, .. } = atom.source else { continue };
+    for piece in resolve(context, address, length) {
+        let ReadSource::Frame { name, .. } = piece.source else { continue };
         let Some((cache, key)) = context.stored.cached(name) else { continue };
         if !cache.contains(key) && !frames.iter().any(|(other, _)| *other == name) {
             frames.push((name, None));

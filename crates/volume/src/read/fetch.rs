@@ -75,7 +75,7 @@ impl Fetcher {
 
 /// Consecutive frames of one segment, fetched by one request.
 #[derive(Clone, Copy)]
-struct Run {
+struct FrameRun {
     first: FrameName,
     count: u32,
     class: Class,
@@ -83,7 +83,7 @@ struct Run {
     again: bool,
 }
 
-impl Run {
+impl FrameRun {
     fn frames(self) -> impl Iterator<Item = FrameName> {
         (0..self.count)
             .map(move |index| FrameName { frame: self.first.frame + index, ..self.first })
@@ -96,7 +96,7 @@ pub(crate) fn fetch(
     frames: Vec<(FrameName, Option<Waiter>)>,
     class: Class,
 ) {
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<FrameRun> = Vec::new();
     {
         let mut waiting = context.fetcher.waiting.lock();
         for (name, waiter) in frames {
@@ -112,7 +112,7 @@ pub(crate) fn fetch(
                 {
                     run.count += 1;
                 }
-                _ => runs.push(Run { first: name, count: 1, class, again: false }),
+                _ => runs.push(FrameRun { first: name, count: 1, class, again: false }),
             }
         }
     }
@@ -125,7 +125,7 @@ pub(crate) fn fetch(
 }
 
 /// Lengthens a run by frames that follow it, are not cached and not in flight.
-fn take_neighbors(context: &ReadContext, run: &mut Run) {
+fn take_neighbors(context: &ReadContext, run: &mut FrameRun) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes));
     let mut waiting = context.fetcher.waiting.lock();
@@ -141,7 +141,7 @@ fn take_neighbors(context: &ReadContext, run: &mut Run) {
     }
 }
 
-fn get(context: &Arc<ReadContext>, run: Run) {
+fn get(context: &Arc<ReadContext>, run: FrameRun) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else {
         let text = "the segment is not in the table of segments";
         return missing(context, run, damaged(text));
@@ -182,7 +182,7 @@ fn get(context: &Arc<ReadContext>, run: Run) {
 }
 
 /// The store is unavailable: ask again in a while, as long as the volume is open.
-fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
+fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
     let now = context.attachment.world.now();
     context.attachment.state.store_failed(now, error.to_string());
     // Checked and removed under one lock: a reader that joins a prefetch must not share its
@@ -210,7 +210,7 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
 
 /// Cuts the answer into frames, verifies each, hands them on. Damaged frames are fetched once more
 /// before the damage is believed.
-fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: &Bytes) {
+fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, bytes: &Bytes) {
     let mut at = 0usize;
     for name in run.frames() {
         let range = raw_frame_range(
@@ -228,7 +228,7 @@ fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: 
         };
         let opened = bytes.get(at..at + length).map(|part| frame_open(&identity, part));
         at += length;
-        let one = Run { first: name, count: 1, again: true, ..run };
+        let one = FrameRun { first: name, count: 1, again: true, ..run };
         match opened {
             Some(Ok(data)) => hand_over(context, name, bytes.slice_ref(data)),
             Some(Err(error)) if run.again => {
@@ -267,7 +267,7 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
 
 /// The store has definitely no such object. For a reader beside a writer, that means that the
 /// writer has moved on.
-fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
+fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
     if let Some(cut) = &context.stored.fixed_cut {
         let text = format!("{error}; {cut} is no longer kept: open another one");
         let not_found = Error::new(ErrorKind::NotFound, text).with_source(error);
@@ -305,7 +305,7 @@ fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
 }
 
 /// Ends a run for those who wait for its frames, with an error of `kind` that `error` caused.
-fn fail(context: &ReadContext, run: Run, kind: ErrorKind, error: &Error) {
+fn fail(context: &ReadContext, run: FrameRun, kind: ErrorKind, error: &Error) {
     let key =
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     for name in run.frames() {

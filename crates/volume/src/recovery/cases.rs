@@ -8,7 +8,7 @@
 
 /// What was found at the next position of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Facts {
+pub(crate) struct RecordFacts {
     /// The slot head is valid and is of this journal and position.
     pub(crate) slot: bool,
     /// The whole header is valid (only together with a valid slot head) and of an allowed epoch.
@@ -70,14 +70,14 @@ const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) ->
 }
 
 /// The row that matches, by name, and its verdict.
-pub(crate) fn judge(facts: Facts) -> (&'static str, Verdict) {
+pub(crate) fn judge(facts: RecordFacts) -> (&'static str, Verdict) {
     let row = ROWS.iter().find(|row| row.matches(facts));
     // There is always one; without, nothing would be assumed.
     row.map_or(("no case", Verdict::Refuse), |row| (row.label, row.verdict))
 }
 
 impl Row {
-    fn matches(&self, facts: Facts) -> bool {
+    fn matches(&self, facts: RecordFacts) -> bool {
         let fits = |wanted: Option<bool>, is: bool| wanted.is_none_or(|wanted| wanted == is);
         fits(self.slot, facts.slot)
             && fits(self.header, facts.header)
@@ -91,8 +91,8 @@ impl Row {
 mod tests {
     use super::*;
 
-    fn all() -> impl Iterator<Item = Facts> {
-        (0..32u32).map(|bits| Facts {
+    fn all() -> impl Iterator<Item = RecordFacts> {
+        (0..32u32).map(|bits| RecordFacts {
             slot: bits & 1 != 0,
             header: bits & 2 != 0,
             payload: bits & 4 != 0,

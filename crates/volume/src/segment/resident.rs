@@ -21,24 +21,24 @@ pub(crate) struct ResidentPiece {
     pub(crate) record: Arc<Record>,
 }
 
-struct Entry {
+struct ResidentSegment {
     sequence: u32,
     end: u64,
     pieces: usize,
 }
 
 #[derive(Default)]
-struct Inner {
+struct ResidentSegments {
     by_sequence: HashMap<u32, Arc<[ResidentPiece]>>,
     /// Bounded by `limits::RECORDS_RESIDENT_MAX`.
-    oldest_first: VecDeque<Entry>,
+    oldest_first: VecDeque<ResidentSegment>,
     pieces: usize,
 }
 
 /// See the head of this file.
 #[derive(Default)]
 pub(crate) struct Residents {
-    inner: RwLock<Inner>,
+    inner: RwLock<ResidentSegments>,
 }
 
 impl Residents {
@@ -46,7 +46,7 @@ impl Residents {
     pub(crate) fn add(&self, sequence: u32, end: u64, pieces: Vec<ResidentPiece>) {
         let mut inner = self.inner.write();
         inner.pieces += pieces.len();
-        inner.oldest_first.push_back(Entry { sequence, end, pieces: pieces.len() });
+        inner.oldest_first.push_back(ResidentSegment { sequence, end, pieces: pieces.len() });
         inner.by_sequence.insert(sequence, pieces.into());
         while inner.pieces > limits::RECORDS_RESIDENT_MAX {
             if inner.give_up_oldest().is_none() {
@@ -96,7 +96,7 @@ impl Residents {
     }
 }
 
-impl Inner {
+impl ResidentSegments {
     fn give_up_oldest(&mut self) -> Option<u64> {
         let entry = self.oldest_first.pop_front()?;
         self.by_sequence.remove(&entry.sequence);

@@ -112,7 +112,7 @@ impl SegmentTotals {
 }
 
 #[derive(Default)]
-struct Inner {
+struct CountedSegments {
     by_sequence: BTreeMap<u32, SegmentInfo>,
     totals: SegmentTotals,
 }
@@ -120,7 +120,7 @@ struct Inner {
 /// See the head of this file.
 #[derive(Default)]
 pub(crate) struct SegmentTable {
-    inner: RwLock<Inner>,
+    inner: RwLock<CountedSegments>,
     /// The last sequence that belongs to an ancestor; 0: there is none.
     ancestral_through: u32,
 }
@@ -160,7 +160,7 @@ impl SegmentTable {
 
     /// `bytes` of a segment's data are no longer mapped.
     pub(crate) fn lose(&self, losses: &[(u32, u64)]) {
-        let Inner { by_sequence, totals } = &mut *self.inner.write();
+        let CountedSegments { by_sequence, totals } = &mut *self.inner.write();
         for (sequence, bytes) in losses {
             if let Some(info) = by_sequence.get_mut(sequence) {
                 let own = *sequence > self.ancestral_through;
@@ -194,7 +194,7 @@ impl SegmentTable {
         number: u64,
         needs: &dyn Fn(u32, u64) -> bool,
     ) -> (Vec<SegmentEntry>, Vec<u32>) {
-        let Inner { by_sequence, totals } = &mut *self.inner.write();
+        let CountedSegments { by_sequence, totals } = &mut *self.inner.write();
         let mut deletable = Vec::new();
         let mut entries = Vec::with_capacity(by_sequence.len());
         for (sequence, info) in by_sequence {

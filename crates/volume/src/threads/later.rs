@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-type Job = Box<dyn FnOnce() + Send>;
+use super::pool::Job;
 
 #[derive(Default)]
-struct Jobs {
+struct JobQueue {
     /// Bounded by the fetches in flight, each of which is repeated by one job.
     waiting: Vec<(Duration, Job)>,
     closed: bool,
@@ -17,7 +17,7 @@ struct Jobs {
 /// See the head of this file.
 #[derive(Default)]
 pub(crate) struct DeferredJobs {
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<JobQueue>,
 }
 
 impl DeferredJobs {

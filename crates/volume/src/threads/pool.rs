@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-type Job = Box<dyn FnOnce() + Send>;
+/// What a pool runs, and what is due later.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// What the threads of a pool get when all cores are busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) enum Priority {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Bounded by the pieces of the reads that doors admit; optional work is refused when it is
     /// long.
     jobs: VecDeque<Job>,
@@ -45,7 +46,7 @@ pub(crate) struct Pool {
     threads_max: usize,
     priority: Priority,
     idle_max: Duration,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     wakeup: Condvar,
 }
 
@@ -107,7 +108,7 @@ impl Pool {
     }
 
     /// Starts one more thread, if the system permits; otherwise jobs wait for the running ones.
-    fn start_thread(self: &Arc<Self>, state: &mut State) {
+    fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
         state.handles.retain(|handle| !handle.is_finished());
         let pool = self.clone();
         let builder = std::thread::Builder::new().name(format!("{}-{}", self.name, state.threads));
