@@ -25,14 +25,14 @@ pub(crate) enum Creation {
 
 /// The bytes of an object that a get asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct WantedBytes {
     /// The range, or all.
     pub range: Option<Range<u64>>,
     /// The most bytes that the caller accepts.
     pub bytes_max: u64,
 }
 
-impl Part {
+impl WantedBytes {
     /// The bytes that this means in an object of `size_bytes`.
     pub(crate) fn cut(&self, size_bytes: u64) -> Result<Range<u64>> {
         let range = cut_range(self.range.clone(), size_bytes)?;
@@ -82,7 +82,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// The endpoint, if traffic to it can be read and changed on the way.
     fn exposed_endpoint(&self) -> Option<&str>;
     /// Fetches what is asked for, cut to the object's end.
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>>;
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>>;
     /// Creates an object, never overwriting one.
     fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>>;
     /// Lists the objects strictly below `prefix`, which has no trailing `/`; empty means all.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
-use crate::backend::{Backend, Body, Creation, Part};
+use crate::backend::{Backend, Body, Creation, WantedBytes};
 use crate::key::{check_key, check_prefix};
 use crate::limit::{Direction, Limiter};
 use crate::meter::{Attempt, Meter};
@@ -65,10 +65,10 @@ impl Default for StoreOptions {
 /// An object store behind the contract. Made by [`crate::open`]; may be dropped anywhere, at any
 /// time.
 pub struct Client {
-    inner: Arc<Inner>,
+    inner: Arc<SharedClient>,
 }
 
-struct Inner {
+struct SharedClient {
     /// The store's name for people; it contains no secret.
     name: String,
     backend: Box<dyn Backend>,
@@ -97,7 +97,7 @@ impl Client {
         let deadline = Duration::from_secs(options.deadline_s);
         let limiter = Limiter::new(options.requests_max);
         Arc::new(Client {
-            inner: Arc::new(Inner {
+            inner: Arc::new(SharedClient {
                 name,
                 backend,
                 deadline,
@@ -132,7 +132,7 @@ impl Client {
         &self,
         checked: Result<()>,
         done: Completion<T>,
-        call: impl FnOnce(Arc<Inner>) -> BoxFuture<'static, Result<T>>,
+        call: impl FnOnce(Arc<SharedClient>) -> BoxFuture<'static, Result<T>>,
     ) {
         // Made first: whatever fails below, also in the spawned task, its drop still answers (S1).
         let answer = Answer(Some(done));
@@ -222,14 +222,23 @@ struct RepeatableCall<'a> {
     unseen_bytes: u64,
 }
 
-impl Inner {
+impl SharedClient {
     async fn get(&self, get: Get) -> Result<Bytes> {
         let mut retry_state = RetryState::new(get.class);
-        self.fetch(&mut retry_state, &get.key, Part { range: get.range, bytes_max: get.bytes_max })
-            .await
+        self.fetch(
+            &mut retry_state,
+            &get.key,
+            WantedBytes { range: get.range, bytes_max: get.bytes_max },
+        )
+        .await
     }
 
-    async fn fetch(&self, retry_state: &mut RetryState, key: &str, part: Part) -> Result<Bytes> {
+    async fn fetch(
+        &self,
+        retry_state: &mut RetryState,
+        key: &str,
+        part: WantedBytes,
+    ) -> Result<Bytes> {
         let size_bytes = part
             .range
             .as_ref()
@@ -327,7 +336,7 @@ impl Inner {
         let head_bytes = (body.len() as u64).min(HEAD_BYTES);
         // A longer object is `Damaged` by this bound, and `is_ours` tells it apart without reading
         // it.
-        let whole = Part { range: None, bytes_max: HEAD_BYTES };
+        let whole = WantedBytes { range: None, bytes_max: HEAD_BYTES };
         if head_bytes == 0 {
             return self.fetch(retry_state, key, whole).await;
         }
@@ -337,7 +346,7 @@ impl Inner {
             .fetch(
                 retry_state,
                 key,
-                Part { range: Some(0..head_bytes + extra_bytes), ..whole.clone() },
+                WantedBytes { range: Some(0..head_bytes + extra_bytes), ..whole.clone() },
             )
             .await
         {

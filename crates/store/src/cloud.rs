@@ -20,7 +20,7 @@ use object_store::{
     PutOptions, PutPayload, RetryConfig,
 };
 
-use crate::backend::{Backend, Body, Creation, Part, room_for};
+use crate::backend::{Backend, Body, Creation, WantedBytes, room_for};
 use crate::key::is_key;
 use crate::location::{CloudLocation, CloudScheme};
 use crate::profile::{self, Environment};
@@ -68,7 +68,7 @@ impl Cloud {
         Path::from(format!("{}{key}", self.root))
     }
 
-    async fn fetch(&self, key: &str, part: Part) -> Result<Bytes> {
+    async fn fetch(&self, key: &str, part: WantedBytes) -> Result<Bytes> {
         // S5 wants `Invalid`; servers differ in what they make of such a header.
         if let Some(range) = part.range.as_ref().filter(|range| range.start >= range.end) {
             let text = format!("range {}..{} is empty", range.start, range.end);
@@ -168,7 +168,7 @@ impl Backend for Cloud {
         self.exposed.as_deref()
     }
 
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         self.fetch(key, part).boxed()
     }
 

@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, Body, Creation, Part, room_for};
+use crate::backend::{Backend, Body, Creation, WantedBytes, room_for};
 use crate::key::is_key;
 use crate::runtime::BLOCKING_THREADS_MAX;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
@@ -114,7 +114,7 @@ impl Backend for Directory {
         None
     }
 
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         let key = key.to_owned();
         self.run(move |shared| shared.get(&key, &part))
     }
@@ -140,7 +140,7 @@ impl DirectoryState {
         DirectoryState { root: Root::new(root), durable: Mutex::default() }
     }
 
-    fn get(&self, key: &str, part: &Part) -> Result<Bytes> {
+    fn get(&self, key: &str, part: &WantedBytes) -> Result<Bytes> {
         // Before the look-up: if the root vanishes in between, the check below finds that out (S4).
         self.root.remember()?;
         let path = self.root.path().join(key);

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::backend::{Backend, Body, Creation, Part};
+use crate::backend::{Backend, Body, Creation, WantedBytes};
 use crate::cloud::{Cloud, refusal};
 use crate::location::{self, Location};
 use crate::runtime::runtime;
@@ -32,7 +32,7 @@ impl OneAttempt {
     /// # Errors
     /// As the answer is explained.
     pub fn get(&self, key: &str, range: Option<Range<u64>>, bytes_max: u64) -> Result<Bytes> {
-        runtime()?.block_on(self.0.get(key, Part { range, bytes_max }))
+        runtime()?.block_on(self.0.get(key, WantedBytes { range, bytes_max }))
     }
 
     /// Creates an object. Returns false if there is one.

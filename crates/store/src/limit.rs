@@ -27,11 +27,11 @@ const WAITING_MAX: usize = 1 << 16;
 /// Hands out permits, each for one request. A store has one limiter for all its callers.
 pub(crate) struct Limiter {
     requests_max: usize,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LimiterState {
     /// Permits out, by class.
     running: [usize; 3],
     /// Whether the last permit went to an upload.
@@ -135,7 +135,7 @@ impl Limiter {
     }
 
     /// Whether uploads have less than the share that they get before reads.
-    fn owes_uploads(&self, state: &State) -> bool {
+    fn owes_uploads(&self, state: &LimiterState) -> bool {
         let share = (self.requests_max / 8).max(1);
         // If that share is all there is, it would hold up reads in turn.
         let leaves_some = share < self.requests_max || !state.upload_was_last;
@@ -143,7 +143,7 @@ impl Limiter {
     }
 
     /// Gives free permits to waiting calls.
-    fn dispatch(self: &Arc<Self>, state: &mut State) {
+    fn dispatch(self: &Arc<Self>, state: &mut LimiterState) {
         // First, because a full journal makes writers wait (P13), and only uploads empty it.
         while self.owes_uploads(state) && self.serve(state, Class::Upload) {}
         for class in [Class::Read, Class::Upload, Class::Background] {
@@ -152,7 +152,7 @@ impl Limiter {
     }
 
     /// The first call waiting in `class` whose direction has room.
-    fn next_of(&self, state: &mut State, class: Class) -> Option<(Direction, Waiter)> {
+    fn next_of(&self, state: &mut LimiterState, class: Class) -> Option<(Direction, Waiter)> {
         let first = |direction: Direction| {
             let window = state.windows.get(direction as usize);
             let has_room =
@@ -174,7 +174,7 @@ impl Limiter {
     }
 
     /// Gives a permit to the first call waiting in `class`; `false` if there is none, or no room.
-    fn serve(self: &Arc<Self>, state: &mut State, class: Class) -> bool {
+    fn serve(self: &Arc<Self>, state: &mut LimiterState, class: Class) -> bool {
         if !self.has_room(&state.running, class) {
             return false;
         }
@@ -200,7 +200,7 @@ impl Limiter {
     }
 }
 
-impl State {
+impl LimiterState {
     fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number

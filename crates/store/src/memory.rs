@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use parking_lot::Mutex;
 
-use crate::backend::{Backend, Body, Creation, Part};
+use crate::backend::{Backend, Body, Creation, WantedBytes};
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
@@ -35,7 +35,7 @@ impl Memory {
         Memory { objects: Arc::clone(NAMED.lock().entry(name.to_owned()).or_default()) }
     }
 
-    fn read(&self, key: &str, part: &Part) -> Result<Bytes> {
+    fn read(&self, key: &str, part: &WantedBytes) -> Result<Bytes> {
         let body = self.objects.lock().get(key).cloned();
         let body =
             body.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "no such object"))?;
@@ -53,7 +53,7 @@ impl Backend for Memory {
         None
     }
 
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         ready(self.read(key, &part)).boxed()
     }
 

@@ -23,7 +23,7 @@ const ACTS: u64 = 30;
 const KEYS: u64 = 5;
 
 #[derive(Default)]
-struct State {
+struct ErraticState {
     dice: Dice,
     /// One attempt in this many goes wrong; 0: none.
     odds: u64,
@@ -34,7 +34,7 @@ struct State {
     trouble_counts: BTreeMap<&'static str, u64>,
 }
 
-impl State {
+impl ErraticState {
     /// What goes wrong with the next attempt.
     fn trouble(&mut self, kinds: &[&'static str]) -> Option<&'static str> {
         if self.odds == 0 || self.dice.below(self.odds) > 0 {
@@ -67,7 +67,7 @@ impl State {
 /// A backend in memory that goes wrong as the dice of its state say.
 #[derive(Default)]
 struct Erratic {
-    state: Mutex<State>,
+    state: Mutex<ErraticState>,
 }
 
 fn failed<T>(kind: StoreErrorKind) -> Result<T> {
@@ -93,7 +93,7 @@ impl Backend for Arc<Erratic> {
         None
     }
 
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         let mut state = self.state.lock();
         if let Some(trouble) = state.trouble(&["away", "cut short", "hangs", "refused"]) {
             return unheard(trouble);

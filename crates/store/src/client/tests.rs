@@ -66,7 +66,7 @@ impl Backend for ScriptStore {
         None
     }
 
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         let garbled = match self.steps.lock().front() {
             Some(Step::Garble(count)) => Some(*count),
             _ => None,
@@ -296,7 +296,7 @@ impl Backend for Arc<LimitedStore> {
     fn exposed_endpoint(&self) -> Option<&str> {
         None
     }
-    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: WantedBytes) -> BoxFuture<'a, Result<Bytes>> {
         self.memory.get(key, part)
     }
     fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {

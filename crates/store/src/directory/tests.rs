@@ -26,8 +26,8 @@ impl Folder {
     }
 }
 
-fn all() -> Part {
-    Part { range: None, bytes_max: 1 << 20 }
+fn all() -> WantedBytes {
+    WantedBytes { range: None, bytes_max: 1 << 20 }
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory() {
     File::create(&path).unwrap().set_len(4 << 40).unwrap();
     assert_eq!(kind(folder.calls().get("huge", None, Class::Read)), StoreErrorKind::Damaged);
     assert_eq!(kind(folder.shared().get("huge", &all())), StoreErrorKind::Damaged);
-    let wide = Part { range: Some(0..2 << 40), ..all() };
+    let wide = WantedBytes { range: Some(0..2 << 40), ..all() };
     assert_eq!(kind(folder.shared().get("huge", &wide)), StoreErrorKind::Damaged);
     assert_eq!(folder.calls().get("huge", Some(7..9), Class::Read).unwrap(), [0, 0][..]);
     File::options().write(true).open(&path).unwrap().set_len((1 << 20) + 1).unwrap();
