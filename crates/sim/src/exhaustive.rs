@@ -14,7 +14,7 @@ use sawmill_volume::FlushMode;
 use crate::death::live;
 use crate::disk::Fate;
 use crate::oracle::Loss;
-use crate::run::Run;
+use crate::run::SeedRun;
 use crate::settings::Settings;
 use crate::store::CallFate;
 use crate::trace::Trace;
@@ -295,7 +295,7 @@ fn permutations(items: &mut Vec<usize>, from: usize, found: &mut Vec<Vec<usize>>
 
 /// A world for one script.
 struct Stage {
-    run: Run,
+    run: SeedRun,
 }
 
 impl Stage {
@@ -309,7 +309,7 @@ impl Stage {
             segment_age_ms: 1,
             ..Settings::calm()
         };
-        let mut run = Run::new(settings, Dice::new(1), place, Arc::new(Trace::default()))?;
+        let mut run = SeedRun::new(settings, Dice::new(1), place, Arc::new(Trace::default()))?;
         run.attach(0)?;
         Ok(Stage { run })
     }

@@ -33,8 +33,8 @@ mod foreign;
 mod handoff;
 mod histories;
 mod locks;
-mod look;
 mod past;
+mod reader;
 pub mod stories;
 
 /// The volume's name in every world.
@@ -79,7 +79,7 @@ pub(crate) struct Process {
 }
 
 /// See the head of this file.
-pub struct Run {
+pub struct SeedRun {
     pub(crate) settings: Settings,
     pub(crate) dice: Dice,
     pub(crate) clock: Arc<Clock>,
@@ -87,7 +87,7 @@ pub struct Run {
     pub(crate) bucket: Arc<SimBucket>,
     /// The store to which a copier copies.
     second: Arc<SimBucket>,
-    /// Operations that the last look found in it.
+    /// Operations that the last reader found in it.
     copied: usize,
     /// The last content of the promoted volume there.
     promoted: Option<Vec<u8>>,
@@ -106,7 +106,7 @@ pub struct Run {
     /// The next attach dies at this I/O; 0: chance decides.
     dies_next: u64,
     /// A reader that has the volume open.
-    reader: Option<look::Reader>,
+    reader: Option<reader::Reader>,
     /// Cuts and clones, and the content of each.
     past: past::Past,
     /// The state of the edges, and their dice.
@@ -128,14 +128,14 @@ pub fn run_with(
     place: &Path,
     trace: Arc<Trace>,
 ) -> Result<Story, String> {
-    let mut run = Run::new(settings, dice, place, trace)?;
+    let mut run = SeedRun::new(settings, dice, place, trace)?;
     run.run_all()?;
     run.story.digest = run.trace.digest();
     run.story.events = run.trace.events();
     Ok(std::mem::take(&mut run.story))
 }
 
-impl Drop for Run {
+impl Drop for SeedRun {
     fn drop(&mut self) {
         // A process that still lives must not die during its end.
         for process in [self.process.take(), self.zombie.take()].into_iter().flatten() {
@@ -146,7 +146,7 @@ impl Drop for Run {
     }
 }
 
-impl Run {
+impl SeedRun {
     pub(crate) fn new(
         settings: Settings,
         mut dice: Dice,
@@ -184,7 +184,7 @@ impl Run {
             ..CreateOptions::new(first_bytes)
         };
         create_in(&world, &store, NAME, &options).map_err(|error| format!("create: {error}"))?;
-        Ok(Run {
+        Ok(SeedRun {
             size_bytes: first_bytes,
             requested_bytes: first_bytes,
             settings,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use sawmill_testkit::mix;
 
 #[derive(Default)]
-struct Inner {
+struct TraceContent {
     digest: u64,
     events: u64,
     story: Option<Vec<String>>,
@@ -17,14 +17,16 @@ struct Inner {
 /// See the head of this file.
 #[derive(Default)]
 pub struct Trace {
-    inner: Mutex<Inner>,
+    inner: Mutex<TraceContent>,
 }
 
 impl Trace {
     /// A trace that also keeps the story.
     #[must_use]
     pub fn telling() -> Self {
-        Trace { inner: Mutex::new(Inner { story: Some(Vec::new()), ..Inner::default() }) }
+        Trace {
+            inner: Mutex::new(TraceContent { story: Some(Vec::new()), ..TraceContent::default() }),
+        }
     }
 
     /// Notes an event: its kind and up to two numbers; `text` makes its line of the story.

@@ -2,7 +2,7 @@
 //! successful one is checked.
 //!
 //! Invariant checked: from the fifth attempt on nothing fails, and the only reason to refuse is an
-//! outdated journal or lost memory. Not here: readers (`look`), attaching a copy of the store
+//! outdated journal or lost memory. Not here: readers (`reader`), attaching a copy of the store
 //! (`histories`) or beside a living process (`locks`).
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use sawmill_volume::cache::CacheOptions;
 use sawmill_volume::limits::FRAME_BYTES;
 use sawmill_volume::{OpenOptions, ReadCache, SteppedVolume, World};
 
-use super::{MACHINES, NAME, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
+use super::{MACHINES, NAME, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path, journal_path};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::{DiskFaults, Medium};
@@ -22,7 +22,7 @@ use crate::oracle::Loss;
 use crate::store::{CallFate, SimStore};
 use crate::world::SimWorld;
 
-impl Run {
+impl SeedRun {
     /// Attaches on `machine`, with as many attempts as it takes.
     pub(crate) fn attach(&mut self, machine: usize) -> Verdict {
         self.free_lock(machine)?;

@@ -13,7 +13,7 @@ use sawmill_volume::{
 };
 
 use super::past::{STATES_KEPT_MAX, SavedImage};
-use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::Client;
 use crate::oracle::payload;
 
@@ -21,7 +21,7 @@ use crate::oracle::payload;
 const FLATTEN_ROUNDS_MAX: u32 = 4;
 const WRITE_BYTES: usize = 8 << 10;
 
-impl Run {
+impl SeedRun {
     /// Does something with a clone, chosen by chance.
     pub(super) fn act_on_clones(&mut self) -> Verdict {
         match self.dice.below(7) {

@@ -5,11 +5,11 @@
 //! Invariant checked: a command that closed without an error left everything stored. Not here: the
 //! orders, and their required results (`past`).
 
-use super::{Process, ROUNDS_MAX, Run, Verdict};
+use super::{Process, ROUNDS_MAX, SeedRun, Verdict};
 use crate::death::live;
 use crate::store::CallFate;
 
-impl Run {
+impl SeedRun {
     pub(super) fn command_at_rest(&mut self, machine: usize) -> Verdict {
         self.log("command", || format!("somebody runs a command on machine {machine}"));
         self.attach(machine)?;

@@ -11,7 +11,7 @@ use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, promote};
 use sawmill_volume::{OpenOptions, SteppedVolume};
 
-use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
@@ -37,7 +37,7 @@ fn copy_back(copier_process: &CopierProcess) -> Result<(), (ErrorKind, String)> 
     copier.round(&mut |_| ()).map(drop).map_err(error_parts)
 }
 
-impl Run {
+impl SeedRun {
     fn faults_of(&self, is_troubled: bool) -> StoreFaults {
         if is_troubled { self.settings.store } else { StoreFaults::default() }
     }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Run, Verdict, foreign, histories};
+use super::{SeedRun, Verdict, foreign, histories};
 use crate::names;
 use sawmill_testkit::Dice;
 
@@ -33,7 +33,7 @@ impl EdgeState {
     }
 }
 
-impl Run {
+impl SeedRun {
     pub(super) fn meets(&mut self, is_there: bool, odds: u64) -> bool {
         is_there && self.edges.dice.one_in(odds)
     }

@@ -6,12 +6,12 @@
 
 use sawmill_volume::Health;
 
-use super::{MACHINES, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
+use super::{MACHINES, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path, journal_path};
 use crate::disk::Fate;
 use crate::oracle::Loss;
 use crate::store::CallFate;
 
-impl Run {
+impl SeedRun {
     /// A life ends; returns where the next one begins.
     pub(super) fn end(&mut self, machine: usize) -> Result<usize, String> {
         let died = self.process.as_ref().is_none_or(|process| process.life.is_dead());

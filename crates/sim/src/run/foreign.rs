@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sawmill_volume::{CreateOptions, OpenOptions, SteppedVolume, create_in};
 
-use super::{Run, Verdict, journal_path};
+use super::{SeedRun, Verdict, journal_path};
 use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
@@ -39,7 +39,7 @@ fn put_file(path: &Path, bytes: &[u8]) -> Verdict {
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-impl Run {
+impl SeedRun {
     /// Copies the memory of the attached process.
     pub(super) fn keep_memory(&mut self) {
         let Some(process) = &self.process else { return };

@@ -10,10 +10,10 @@ use std::time::Duration;
 use sawmill_device::BlockDevice as _;
 use sawmill_volume::{Health, Safety};
 
-use super::{ROUNDS_MAX, Run, Verdict};
+use super::{ROUNDS_MAX, SeedRun, Verdict};
 use crate::store::CallFate;
 
-impl Run {
+impl SeedRun {
     pub(super) fn hand_off(&mut self) -> Verdict {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         let is_whole =

@@ -16,7 +16,7 @@ use sawmill_device::{BlockDevice, ErrorKind, Operation};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{FlushMode, OpenOptions, SteppedVolume, World};
 
-use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
@@ -75,7 +75,7 @@ impl Histories {
     }
 }
 
-impl Run {
+impl SeedRun {
     /// Backs up the store while it is written.
     pub(super) fn back_up(&mut self) {
         if self.edges.histories.backup.is_none() {

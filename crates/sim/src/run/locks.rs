@@ -10,13 +10,13 @@ use std::sync::Arc;
 use sawmill_device::ErrorKind;
 use sawmill_volume::{OpenOptions, SteppedVolume};
 
-use super::{NAME, Run, Verdict, journal_path};
+use super::{NAME, SeedRun, Verdict, journal_path};
 use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::store::{SimStore, StoreFaults};
 use crate::world::SimWorld;
 
-impl Run {
+impl SeedRun {
     /// A replaced process that still lives holds the lock of its machine: stops it before another
     /// one starts there.
     pub(super) fn free_lock(&mut self, machine: usize) -> Verdict {

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_volume::{Cut, OpenOptions, Result, SteppedVolume, World};
 
-use super::{MACHINES, NAME, Process, Run, Verdict, journal_path};
+use super::{MACHINES, NAME, Process, SeedRun, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::Life;
 use crate::disk::DiskFaults;
@@ -93,7 +93,7 @@ impl PendingOrder {
     }
 }
 
-impl Run {
+impl SeedRun {
     /// Orders a snapshot, a deletion, a rollback, a retention or a growth, reads a past state, or
     /// works on clones.
     pub(super) fn act_on_the_past(&mut self, process: &mut Process) -> Verdict {

@@ -11,7 +11,7 @@ use sawmill_device::{ErrorKind, Operation};
 use sawmill_volume::Health;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
-use super::{Run, Verdict, journal_path};
+use super::{SeedRun, Verdict, journal_path};
 use crate::disk::{DiskFaults, Fate};
 use crate::oracle::Loss;
 use crate::settings::Settings;
@@ -59,20 +59,20 @@ stories!(
 );
 
 /// A world without faults, where no process has attached yet.
-fn calm(place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
+fn calm(place: &Path, change: impl FnOnce(&mut Settings)) -> Result<SeedRun, String> {
     calm_by(1, place, change)
 }
 
 /// The same with other dice.
-fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
+fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Result<SeedRun, String> {
     let mut settings =
         Settings { journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN), ..Settings::calm() };
     change(&mut settings);
-    Run::new(settings, Dice::new(dice), place, Arc::new(Trace::default()))
+    SeedRun::new(settings, Dice::new(dice), place, Arc::new(Trace::default()))
 }
 
 /// The client writes, and the loops of the process run; no call of the store happens.
-fn write(run: &mut Run, address: u64, length: u64) -> Verdict {
+fn write(run: &mut SeedRun, address: u64, length: u64) -> Verdict {
     let mut process = run.process.take().ok_or("nobody has attached")?;
     run.submit_request(&mut process, Operation::Write, (address, length), false);
     (0..3).for_each(|_| run.round(&mut process, false));

@@ -36,13 +36,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an area is let go between looking at its number and listing",
         "driver/src/batch/areas.rs",
-        concat!("        writes.last += 1;\n", "        let sequence = writes.last;\n"),
+        concat!("        writes.last += 1;\n", "        let write_number = writes.last;\n"),
         concat!(
-            "        let sequence = writes.last + 1;\n",
+            "        let write_number = writes.last + 1;\n",
             "        drop(writes);\n",
             "        std::thread::yield_now();\n",
             "        let mut writes = self.shard(start);\n",
-            "        writes.last = sequence;\n"
+            "        writes.last = write_number;\n"
         ),
     ),
     mutant(
@@ -50,7 +50,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "driver/src/resolve.rs",
         concat!(
             "        for Range { start, end } in free {\n",
-            "            let at = (start - record.address) as usize;\n",
+            "            let at = (start - entry.address) as usize;\n",
             "            write(start, &data[at..at + (end - start) as usize])?;\n",
             "        }\n",
             "        applied.push("
@@ -59,7 +59,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "        drop(shard);\n",
             "        std::thread::yield_now();\n",
             "        for Range { start, end } in free {\n",
-            "            let at = (start - record.address) as usize;\n",
+            "            let at = (start - entry.address) as usize;\n",
             "            write(start, &data[at..at + (end - start) as usize])?;\n",
             "        }\n",
             "        self.shard(area).lock().entry(area).or_default().push("
@@ -68,8 +68,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a late write is applied whole",
         "driver/src/resolve.rs",
-        "applied.sequence > record.sequence)",
-        "applied.sequence > record.sequence && false)",
+        "applied.write_number > entry.write_number)",
+        "applied.write_number > entry.write_number && false)",
     ),
     mutant(
         "a flush leaves the open chunks of other queues open",
@@ -114,8 +114,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an old write is mended with the oldest of what was acknowledged",
         "driver/src/batch/areas.rs",
-        "listed.sort_unstable_by_key(|write| write.sequence);",
-        "listed.sort_unstable_by_key(|write| u64::MAX - write.sequence);",
+        "listed.sort_unstable_by_key(|write| write.write_number);",
+        "listed.sort_unstable_by_key(|write| u64::MAX - write.write_number);",
     ),
     mutant(
         "an acknowledged write is forgotten with older ones on their way",

@@ -135,14 +135,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a packed write's later ranges get the bytes of earlier ones",
         "link/src/packed_device.rs",
-        "            place += bytes.len();\n",
-        "            place += bytes.len() - if bytes.len() > 16 { 16 } else { 0 };\n",
+        "            payload_offset += bytes.len();\n",
+        "            payload_offset += bytes.len() - if bytes.len() > 16 { 16 } else { 0 };\n",
     ),
     mutant(
         "a packed write is answered before its last range is written",
         "link/src/packed_device.rs",
-        "            if progress.pieces > 0 {\n",
-        "            if progress.pieces > 1 {\n",
+        "            if progress.ranges > 0 {\n",
+        "            if progress.ranges > 1 {\n",
     ),
     mutant(
         "who was cut off writes on",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sawmill_volume::check::check;
 use sawmill_volume::{OpenOptions, SteppedVolume, find};
 
-use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::Life;
 use crate::disk::DiskFaults;
@@ -24,7 +24,7 @@ pub(super) struct Reader {
     least: usize,
 }
 
-impl Run {
+impl SeedRun {
     /// Checks the volume and its clones, of which nothing was damaged in the store.
     pub(super) fn check_all(&mut self) -> Verdict {
         let (_, store) = self.faultless_process();
@@ -44,12 +44,12 @@ impl Run {
     /// Opens a reader, or reads with the open one and closes it.
     pub(super) fn use_reader(&mut self) -> Verdict {
         match self.reader.take() {
-            Some(reader) => self.end_look(reader),
-            None => self.begin_look(),
+            Some(reader) => self.close_reader(reader),
+            None => self.open_reader(),
         }
     }
 
-    fn begin_look(&mut self) -> Verdict {
+    fn open_reader(&mut self) -> Verdict {
         let life = Arc::new(Life::default());
         let world = SimWorld::new(
             self.clock.clone(),
@@ -78,7 +78,7 @@ impl Run {
         Ok(())
     }
 
-    fn end_look(&mut self, mut reader: Reader) -> Verdict {
+    fn close_reader(&mut self, mut reader: Reader) -> Verdict {
         self.story.read_only_opens += 1;
         let mut client = Client::default();
         client.read_whole(reader.stepped.volume());
