@@ -169,19 +169,20 @@ pub(super) fn sectors(geometry: &Geometry) -> u64 {
     geometry.size_bytes / block_bytes * (block_bytes / SECTOR_BYTES)
 }
 
-/// The mark of a device of this volume in the driver: our tag, and a hash of the identity.
-pub(super) fn mark(volume: &str) -> u64 {
+/// The signature of a device of this volume in the ublk driver: our prefix, and a hash of the
+/// identity.
+pub(super) fn signature(volume: &str) -> u64 {
     // FNV-1a, 64 bits: the same in every version of this program.
     let hash = volume.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });
-    u64::from(MARK_TAG) << 48 | (hash ^ hash >> 48) & ((1 << 48) - 1)
+    u64::from(SIGNATURE_PREFIX) << 48 | (hash ^ hash >> 48) & ((1 << 48) - 1)
 }
 
-/// Whether a mark is ours.
-pub(super) fn is_ours(mark: u64) -> bool {
-    mark >> 48 == u64::from(MARK_TAG)
+/// Whether a signature is ours.
+pub(super) fn is_ours(signature: u64) -> bool {
+    signature >> 48 == u64::from(SIGNATURE_PREFIX)
 }
 
-/// The upper 16 bits of every mark: "SM".
-const MARK_TAG: u16 = 0x534D;
+/// The upper 16 bits of every signature: "SM".
+const SIGNATURE_PREFIX: u16 = 0x534D;

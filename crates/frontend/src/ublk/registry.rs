@@ -1,10 +1,10 @@
 //! The ublk devices of this machine, their owners, and the removal of devices without a server.
 //!
-//! A device of ours has a mark in the driver: a tag and a hash of its volume's identity. Other
-//! facts are in a file per device in the run folder, in lines `NAME="value"` that udev can import.
-//! A living server holds the lock of that file.
+//! A device of ours has a signature in the ublk driver: a prefix and a hash of its volume's
+//! identity. Other facts are in a file per device in the run folder, in lines `NAME="value"` that
+//! udev can import. A living server holds the lock of that file.
 //!
-//! Invariants: a device without our mark, or with a living server, is never touched. The file
+//! Invariants: a device without our signature, or with a living server, is never touched. The file
 //! exists before the node of the device. Not here: serving.
 
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use sawmill_sys::FileLock;
 use sawmill_sys::ublk::{Control, DeviceState, node_path};
 
 use super::limits::{CHECK_EVERY, LEAVE_TIME_MAX};
-use super::protocol::{is_ours, mark};
+use super::protocol::{is_ours, signature};
 
 /// Where the kernel lists the character devices of ublk.
 const CLASS_FOLDER: &str = "/sys/class/ublk-char";
@@ -42,7 +42,7 @@ pub struct DeviceInfo {
     pub symlink: Option<String>,
     /// Its size.
     pub size_bytes: u64,
-    mark: u64,
+    signature: u64,
 }
 
 impl DeviceInfo {
@@ -50,7 +50,7 @@ impl DeviceInfo {
     /// folder.
     #[must_use]
     pub fn is_for(&self, volume: &str) -> bool {
-        self.mark == mark(volume)
+        self.signature == signature(volume)
     }
 
     /// Whether no process serves it or is about to: it waits for a server, or is the remains of
@@ -130,9 +130,10 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
             .with_source(error),
         _ => failed(&format!("cannot query device {id}"), error),
     })?;
-    // The file may be left from an older device with the same number; the mark in the driver is
-    // certain.
-    let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
+    // The file may be left from an older device with the same number; the signature in the
+    // driver is certain.
+    let facts = Facts::read(run_folder, id)
+        .filter(|facts| signature(&facts.volume) == info.server_signature);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
     let server_pid = u32::try_from(info.server_pid).ok().filter(|pid| *pid > 0);
     let lives = server_pid.is_some_and(lives);
@@ -142,11 +143,11 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
         state: info.state(),
         server_pid,
         alive,
-        ours: is_ours(info.server_mark),
+        ours: is_ours(info.server_signature),
         volume: facts.as_ref().map(|facts| facts.volume.clone()),
         symlink: facts.and_then(|facts| facts.symlink),
         size_bytes,
-        mark: info.server_mark,
+        signature: info.server_signature,
     })
 }
 
@@ -198,7 +199,9 @@ pub fn delete(run_folder: &Path, symlink_folder: &Path, id: u32) -> Result<()> {
     // Before the lock, it may have been replaced by another device that has no lock yet.
     let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
     let has_process = u32::try_from(info.server_pid).is_ok_and(lives);
-    if info.server_mark != device_info.mark || is_alive(info.state(), has_process, Some(false)) {
+    if info.server_signature != device_info.signature
+        || is_alive(info.state(), has_process, Some(false))
+    {
         return Err(in_use());
     }
     remove_symlink(symlink_folder, device_info.symlink.as_deref(), id);

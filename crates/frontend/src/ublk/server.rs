@@ -76,7 +76,7 @@ impl UblkDoor {
                     FLAGS & !(feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE)
                 }
             },
-            server_mark: protocol::mark(&options.volume),
+            server_signature: protocol::signature(&options.volume),
             ..KernelInfo::default()
         };
         control.add(&mut info).map_err(|error| {

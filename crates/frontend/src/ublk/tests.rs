@@ -175,11 +175,14 @@ fn the_limit_on_requests_is_whole_blocks_and_never_more_than_asked_for() {
 }
 
 #[test]
-fn a_device_is_known_for_its_volume_by_its_mark_alone() {
-    let mark = protocol::mark("volume 1");
-    assert_eq!(mark, 0x534D_B97E_FE44_4B2C, "the mark outlives a program: it must not change");
-    assert!(protocol::is_ours(mark) && !protocol::is_ours(0) && !protocol::is_ours(u64::MAX));
-    assert_ne!(mark, protocol::mark("volume 2"));
+fn a_device_is_known_for_its_volume_by_its_signature_alone() {
+    let signature = protocol::signature("volume 1");
+    assert_eq!(
+        signature, 0x534D_B97E_FE44_4B2C,
+        "the signature outlives a program: it must not change"
+    );
+    assert!(protocol::is_ours(signature) && !protocol::is_ours(0) && !protocol::is_ours(u64::MAX));
+    assert_ne!(signature, protocol::signature("volume 2"));
 }
 
 #[test]

@@ -100,7 +100,7 @@ pub struct DeviceInfo {
     /// The features in use, see [`feature`].
     pub flags: u64,
     /// 64 bits that the driver keeps for the server and does not look at.
-    pub server_mark: u64,
+    pub server_signature: u64,
     /// The user who added the device.
     pub owner_uid: u32,
     /// The group of that user.
@@ -110,7 +110,7 @@ pub struct DeviceInfo {
 }
 const _: () = assert!(size_of::<DeviceInfo>() == 64 && offset_of!(DeviceInfo, id) == 12);
 const _: () =
-    assert!(offset_of!(DeviceInfo, flags) == 24 && offset_of!(DeviceInfo, server_mark) == 32);
+    assert!(offset_of!(DeviceInfo, flags) == 24 && offset_of!(DeviceInfo, server_signature) == 32);
 
 /// How a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
