@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 use sawmill_link::carrier::{
-    Listener, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Receiver, StreamReceiver,
+    PACKET_BYTES_MAX, PACKET_BYTES_MIN, Receiver, StreamListener, StreamReceiver,
 };
 
 /// A wait that ends this late is a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 thread_local! {
-    static LISTENER: Listener =
-        Listener::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None).expect("a port");
+    static LISTENER: StreamListener =
+        StreamListener::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None).expect("a port");
 }
 
 /// The first byte chooses the size of the pieces; the rest is the stream.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use sawmill_link::carrier::{
-    Batch, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
+    Batch, Peer, Receiver, Sender, StreamListener, UdpOptions, connect, open_ethernet, open_udp,
 };
 
 use cable::{Cable, End};
@@ -139,7 +139,7 @@ fn udp(cable: &Cable, segmentation: bool) -> io::Result<Ends> {
 
 fn tcp(cable: &Cable) -> io::Result<Ends> {
     let local = "10.97.0.2:0".parse().expect("an address");
-    let listener = cable.at(End::B, || Listener::open(local, None))?;
+    let listener = cable.at(End::B, || StreamListener::open(local, None))?;
     let to = listener.local()?;
     let near = cable.at(End::A, || connect(to, None, PATIENCE))?;
     let (sender, receiver, _) = listener.accept(Some(PATIENCE))?.expect("it connected");

@@ -29,7 +29,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevic
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Target, TargetOptions};
 use sawmill_link::threads::{InitiatorThreads, Listener};
-use sawmill_link::{LinkStatus, OneLink, Unpacker};
+use sawmill_link::{ConnectionStatus, LinkStatus, Unpacker};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -213,7 +213,13 @@ fn load(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn report(took_s: f64, requests: u64, cpu_s: f64, failures: u64, status: &LinkStatus) -> String {
+fn report(
+    took_s: f64,
+    requests: u64,
+    cpu_s: f64,
+    failures: u64,
+    status: &ConnectionStatus,
+) -> String {
     let links: Vec<String> = status.links.iter().map(of_link).collect();
     let all = format!(
         r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failures}"#
@@ -221,7 +227,7 @@ fn report(took_s: f64, requests: u64, cpu_s: f64, failures: u64, status: &LinkSt
     format!(r#"{{{all}, "links": [{}]}}"#, links.join(", "))
 }
 
-fn of_link(link: &OneLink) -> String {
+fn of_link(link: &LinkStatus) -> String {
     let numbers = [
         ("packets", link.sent.packets),
         ("bytes", link.sent.bytes),

@@ -24,8 +24,8 @@ use sawmill_format::link::{
 };
 
 use crate::carrier::{Batch, Peer, Sender, Waker};
-use crate::path::{PathKind, Piece, Pieces, ReceiveHalf, SendHalf};
-use crate::ready::Ready;
+use crate::path::{PathKind, ReceiveHalf, SendHalf, SentPiece, SentPieces};
+use crate::ready::ReadyQueue;
 use crate::session::Seals;
 use crate::violation::Violation;
 
@@ -49,9 +49,9 @@ pub(crate) trait SlotEnd: Send + Sync {
     /// A command, data or a reply arrived.
     fn take(&self, part: &Part<'_>) -> Result<(), Violation>;
     /// Puts what `slot` has to send into a packet.
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill;
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill;
     /// A piece was lost. Returns whether it must be sent again.
-    fn lost(&self, piece: &Piece) -> bool;
+    fn lost(&self, piece: &SentPiece) -> bool;
 }
 
 /// Where a link's packets go.
@@ -90,7 +90,7 @@ pub(crate) struct LinkOutput {
 }
 
 /// A link of the connection.
-pub(crate) struct Link {
+pub(crate) struct ConnectionLink {
     pub(crate) output: Mutex<LinkOutput>,
     pub(crate) receive_half: Mutex<ReceiveHalf>,
     /// Packets that failed to open, or arrived twice.
@@ -122,8 +122,8 @@ pub(crate) struct Connection<E> {
     /// The number of the connection at the peer.
     remote: u64,
     seals: Seals,
-    pub(crate) links: Box<[Link]>,
-    pub(crate) ready: Ready,
+    pub(crate) links: Box<[ConnectionLink]>,
+    pub(crate) ready: ReadyQueue,
     pub(crate) end: E,
     kicks: AtomicU64,
     /// When the last packet opened.
@@ -140,7 +140,7 @@ impl<E: SlotEnd> Connection<E> {
         end: E,
         last_received_at_ns: u64,
     ) -> Self {
-        let link = |_| Link {
+        let link = |_| ConnectionLink {
             output: Mutex::new(LinkOutput {
                 send_half: SendHalf::new(),
                 path: None,
@@ -160,7 +160,7 @@ impl<E: SlotEnd> Connection<E> {
             remote,
             seals,
             links: (0..links).map(link).collect(),
-            ready: Ready::new(slots),
+            ready: ReadyQueue::new(slots),
             end,
             kicks: AtomicU64::new(0),
             last_received_at_ns: AtomicU64::new(last_received_at_ns),
@@ -226,7 +226,7 @@ impl<E: SlotEnd> Connection<E> {
     }
 
     /// Whether a lost piece must be sent again; if so, it is ready now.
-    fn again(&self, piece: &Piece) -> bool {
+    fn again(&self, piece: &SentPiece) -> bool {
         let must_resend = self.end.lost(piece);
         if must_resend {
             self.ready.push(piece.slot);
@@ -318,7 +318,7 @@ impl<E: SlotEnd> Connection<E> {
         if ping {
             body.word(&Word { kind: WordKind::Ping, link: index as u8, packet_bytes: 0, token: 0 });
         }
-        let mut pieces = Pieces::new();
+        let mut pieces = SentPieces::new();
         while carries && !pieces.is_full() {
             let Some(slot) = self.ready.pop() else { break };
             if self.end.put(slot, &mut body, &mut pieces) == SlotFill::More {
@@ -418,8 +418,9 @@ impl<E: SlotEnd> Connection<E> {
             output.update_time(now);
         }
         self.pump(now);
-        let is_due =
-            |link: &Link| link.receive_half.lock().due_at_ns().is_some_and(|due| due <= now);
+        let is_due = |link: &ConnectionLink| {
+            link.receive_half.lock().due_at_ns().is_some_and(|due| due <= now)
+        };
         for (index, link) in self.links.iter().enumerate() {
             let owes_ack = is_due(link);
             let mut output = link.output.lock();
@@ -493,14 +494,14 @@ impl<E: SlotEnd> Connection<E> {
 
     /// The bytes that the connection's keys have sealed and opened, on all links together.
     pub(crate) fn carried_bytes(&self) -> u64 {
-        let of = |link: &Link| {
+        let of = |link: &ConnectionLink| {
             let received = link.receive_half.lock().counts.bytes;
             received + link.output.lock().send_half.counts.bytes
         };
         self.links.iter().map(of).sum()
     }
 
-    /// Link `index` uses this path from now on, in packets of this many bytes.
+    /// ConnectionLink `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
         let kind = if path.peer == Peer::Stream { PathKind::Stream } else { PathKind::Datagrams };
@@ -510,7 +511,7 @@ impl<E: SlotEnd> Connection<E> {
         output.open = true;
     }
 
-    /// Link `index` carries nothing until it is reopened; what was in flight there uses other
+    /// ConnectionLink `index` carries nothing until it is reopened; what was in flight there uses other
     /// links.
     pub(crate) fn close_link(&self, index: usize) {
         let mut output = self.links[index].output.lock();
@@ -561,7 +562,7 @@ impl LinkOutput {
         }
     }
 
-    fn lose_all(&mut self, lost: impl FnMut(&Piece) -> bool) {
+    fn lose_all(&mut self, lost: impl FnMut(&SentPiece) -> bool) {
         self.batch.clear();
         self.unsent_from = 0;
         self.send_half.silence(lost);

@@ -63,7 +63,7 @@ pub fn legible(text: &str) -> Cow<'_, str> {
 
 /// The status of one link.
 #[derive(Clone, Debug, Default)]
-pub struct OneLink {
+pub struct LinkStatus {
     /// Whether it is joined and carries requests.
     pub open: bool,
     /// Whether nothing was received for several timeouts.
@@ -90,7 +90,7 @@ pub struct OneLink {
 
 /// The status of a connection.
 #[derive(Clone, Debug, Default)]
-pub struct LinkStatus {
+pub struct ConnectionStatus {
     /// Whether there is a connection.
     pub connected: bool,
     /// The id of the initiator's run: the same at both ends.
@@ -108,18 +108,18 @@ pub struct LinkStatus {
     /// Requests that wait for a credit.
     pub waiting: usize,
     /// Each link.
-    pub links: Vec<OneLink>,
+    pub links: Vec<LinkStatus>,
 }
 
 fn links_of<E: connection::SlotEnd>(
     connection: &connection::Connection<E>,
     now: u64,
-) -> Vec<OneLink> {
+) -> Vec<LinkStatus> {
     use std::sync::atomic::Ordering::Relaxed;
-    let one = |link: &connection::Link| {
+    let one = |link: &connection::ConnectionLink| {
         let received = link.receive_half.lock().counts;
         let output = link.output.lock();
-        OneLink {
+        LinkStatus {
             state_ms: now.saturating_sub(output.state_since_ns) / clock::MS,
             peer: output.path.as_ref().map(|path| path.peer),
             received,

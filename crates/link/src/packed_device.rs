@@ -66,9 +66,9 @@ impl<D: BlockDevice> Unpacker<D> {
         &self.inner
     }
 
-    /// Takes the payload out of a request, and lists the writes in it: address and place in the
+    /// Takes the payload out of a request, and lists the writes in it: address, and offset in the
     /// payload.
-    fn unpack(&self, request: &mut Request) -> Result<(Vec<u8>, Vec<Piece>)> {
+    fn unpack(&self, request: &mut Request) -> Result<(Vec<u8>, Vec<PackedRange>)> {
         let invalid =
             |text: String| Error::new(ErrorKind::Invalid, format!("packed write: {text}"));
         let geometry = self.inner.geometry();
@@ -98,30 +98,30 @@ impl<D: BlockDevice> Unpacker<D> {
             )));
         }
         let longest = geometry.request_bytes_max as usize;
-        let mut pieces = Vec::with_capacity(packed.entries().len());
-        let mut place =
+        let mut ranges = Vec::with_capacity(packed.entries().len());
+        let mut payload_offset =
             payload.len() - packed.entries().map(|(_, bytes)| bytes.len()).sum::<usize>();
         for (offset, bytes) in packed.entries() {
             let address = request.address + u64::from(offset);
             for start in (0..bytes.len()).step_by(longest) {
                 let length = longest.min(bytes.len() - start);
-                pieces.push(Piece {
+                ranges.push(PackedRange {
                     address: address + start as u64,
-                    place: place + start,
+                    payload_offset: payload_offset + start,
                     length,
                 });
             }
-            place += bytes.len();
+            payload_offset += bytes.len();
         }
-        Ok((payload, pieces))
+        Ok((payload, ranges))
     }
 }
 
-/// One write of a packed write.
-struct Piece {
+/// One write of a packed write: a range, or as much of it as the device takes at once.
+struct PackedRange {
     address: u64,
-    /// The place of its bytes in the payload.
-    place: usize,
+    /// Where its bytes begin in the payload.
+    payload_offset: usize,
     length: usize,
 }
 
@@ -145,16 +145,22 @@ impl<D: BlockDevice> PackedDevice for Unpacker<D> {
     }
 
     fn submit_packed(&self, mut request: Request) {
-        let (payload, pieces) = match self.unpack(&mut request) {
+        let (payload, ranges) = match self.unpack(&mut request) {
             Ok(unpacked) => unpacked,
             Err(error) => return request.fail(error),
         };
         let flags = Flags { fua: request.flags.fua, ..Flags::default() };
-        let progress = UnpackProgress { pieces: pieces.len(), error: None, request: Some(request) };
+        let progress = UnpackProgress { ranges: ranges.len(), error: None, request: Some(request) };
         let whole = Arc::new(PackedRequest { payload, progress: Mutex::new(progress) });
-        for Piece { address, place, length } in pieces {
-            let part = Box::new(PackedPiece { whole: whole.clone(), place });
-            self.inner.submit(Request::new(Operation::Write, address, length as u64, flags, part));
+        for PackedRange { address, payload_offset, length } in ranges {
+            let exchange = Box::new(RangeExchange { whole: whole.clone(), payload_offset });
+            self.inner.submit(Request::new(
+                Operation::Write,
+                address,
+                length as u64,
+                flags,
+                exchange,
+            ));
         }
     }
 }
@@ -166,20 +172,20 @@ struct PackedRequest {
 }
 
 struct UnpackProgress {
-    pieces: usize,
+    ranges: usize,
     error: Option<Error>,
     request: Option<Request>,
 }
 
 /// The exchange of one of its writes.
-struct PackedPiece {
+struct RangeExchange {
     whole: Arc<PackedRequest>,
-    place: usize,
+    payload_offset: usize,
 }
 
-impl Exchange for PackedPiece {
+impl Exchange for RangeExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let start = self.place + offset as usize;
+        let start = self.payload_offset + offset as usize;
         into.copy_from_slice(&self.whole.payload[start..start + into.len()]);
     }
 
@@ -193,8 +199,8 @@ impl Exchange for PackedPiece {
             if let Err(error) = outcome {
                 progress.error.get_or_insert(error);
             }
-            progress.pieces -= 1;
-            if progress.pieces > 0 {
+            progress.ranges -= 1;
+            if progress.ranges > 0 {
                 return;
             }
             progress.request.take().map(|request| (request, progress.error.take()))

@@ -9,16 +9,16 @@ use parking_lot::Mutex;
 
 /// The queue. Its length is kept beside it, so that a thread that looks whether there is anything
 /// to send does not wait for the lock of one that adds.
-pub(crate) struct Ready {
+pub(crate) struct ReadyQueue {
     /// Bounded by the number of slots.
     queue: Mutex<VecDeque<u16>>,
     queued: Box<[AtomicBool]>,
     length: AtomicUsize,
 }
 
-impl Ready {
+impl ReadyQueue {
     pub(crate) fn new(slots: usize) -> Self {
-        Ready {
+        ReadyQueue {
             queue: Mutex::new(VecDeque::with_capacity(slots)),
             queued: (0..slots).map(|_| AtomicBool::new(false)).collect(),
             length: AtomicUsize::new(0),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::clock::SECOND;
-use crate::source::Source;
+use crate::source::PacketSource;
 
 /// The longest life of a stranger's stream.
 pub(crate) const STRANGER_NS_MAX: u64 = 10 * SECOND;
@@ -23,7 +23,7 @@ const OF_SOURCE_MAX: usize = 64;
 /// One stream, with what ends it.
 pub(crate) struct Stream<T> {
     pub(crate) threads: T,
-    pub(crate) source: Source,
+    pub(crate) source: PacketSource,
     /// Set when it has carried a packet of a connection.
     pub(crate) is_known: Arc<AtomicBool>,
 }
@@ -45,8 +45,8 @@ impl<T> Streams<T> {
 
     /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller
     /// must close; `Err` if the table is full.
-    pub(crate) fn make_room(&mut self, source: Source) -> Result<Option<Stream<T>>, ()> {
-        let strangers = |of: Source| {
+    pub(crate) fn make_room(&mut self, source: PacketSource) -> Result<Option<Stream<T>>, ()> {
+        let strangers = |of: PacketSource| {
             let is = move |stream: &&Stream<T>| stream.source == of && stream.is_stranger();
             self.0.iter().filter(is).count()
         };
@@ -84,11 +84,11 @@ impl<T> Stream<T> {
 mod tests {
     use super::*;
 
-    fn from(last: u8) -> Source {
-        Source::of_ip([10, 0, 0, last].into())
+    fn from(last: u8) -> PacketSource {
+        PacketSource::of_ip([10, 0, 0, last].into())
     }
 
-    fn stream(number: usize, source: Source, is_known: bool) -> Stream<usize> {
+    fn stream(number: usize, source: PacketSource, is_known: bool) -> Stream<usize> {
         Stream { threads: number, source, is_known: Arc::new(is_known.into()) }
     }
 

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::carrier::{Carrier, LinkAddress, Peer, TargetListener, Waker, listen, reach};
 use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
-use crate::source::Source;
+use crate::source::PacketSource;
 use crate::streams::{STRANGER_NS_MAX, STREAMS_MAX, Stream, Streams};
 use crate::target::{Arrival, Target};
 
@@ -301,7 +301,7 @@ impl Drop for Listener {
 
 fn accept(
     target: &Arc<Target>,
-    listener: &crate::carrier::Listener,
+    listener: &crate::carrier::StreamListener,
     streams: &Mutex<Streams<Threads>>,
     stop: &Stop,
 ) {
@@ -311,7 +311,7 @@ fn accept(
         streams.retain(|threads| threads.threads.iter().any(|thread| !thread.is_finished()));
         match accepted {
             Ok(Some((sender, receiver, from))) => {
-                let source = Source::of_ip(from.ip());
+                let source = PacketSource::of_ip(from.ip());
                 let Ok(evicted_stream) = streams.make_room(source) else {
                     tracing::debug!(
                         "link: {STREAMS_MAX} streams are open; refused one from {from}"

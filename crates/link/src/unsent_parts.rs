@@ -11,7 +11,7 @@ use sawmill_format::link::part::{Body, Command, Reply, command_at, data_at, repl
 
 use crate::connection::SlotFill;
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{Piece, PieceKind, Pieces};
+use crate::path::{PieceKind, SentPiece, SentPieces};
 
 /// The part that is sent first, although it may arrive last.
 pub(crate) enum Head {
@@ -74,7 +74,7 @@ impl UnsentParts {
         bytes: usize,
         fill: Fill<'_>,
         body: &mut Body<'_>,
-        pieces: &mut Pieces,
+        pieces: &mut SentPieces,
     ) -> SlotFill {
         let (slot, sequence) = head.use_of_slot();
         while !pieces.is_full() {
@@ -96,13 +96,19 @@ impl UnsentParts {
             };
             let first = (offset / GRAIN_BYTES) as u32;
             self.rest.remove(first, first + grains_of(put));
-            pieces.push(Piece { kind, slot, sequence, offset: offset as u32, bytes: put as u32 });
+            pieces.push(SentPiece {
+                kind,
+                slot,
+                sequence,
+                offset: offset as u32,
+                bytes: put as u32,
+            });
         }
         if self.head || self.rest.count() > 0 { SlotFill::More } else { SlotFill::All }
     }
 
     /// A piece of this use was lost and must be sent again.
-    pub(crate) fn lost(&mut self, piece: &Piece) {
+    pub(crate) fn lost(&mut self, piece: &SentPiece) {
         self.head |= piece.kind == PieceKind::Head;
         let first = piece.offset / GRAIN_BYTES as u32;
         self.rest.insert(first, first + grains_of(piece.bytes as usize));

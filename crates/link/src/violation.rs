@@ -24,7 +24,7 @@ mod tests {
 
     use super::*;
     use crate::connection::{Connection, SlotEnd, SlotFill};
-    use crate::path::{Piece, Pieces};
+    use crate::path::{SentPiece, SentPieces};
     use crate::session::Seals;
 
     struct NoSlots;
@@ -34,11 +34,11 @@ mod tests {
             Ok(())
         }
 
-        fn put(&self, _: u16, _: &mut Body<'_>, _: &mut Pieces) -> SlotFill {
+        fn put(&self, _: u16, _: &mut Body<'_>, _: &mut SentPieces) -> SlotFill {
             SlotFill::All
         }
 
-        fn lost(&self, _: &Piece) -> bool {
+        fn lost(&self, _: &SentPiece) -> bool {
             false
         }
     }

@@ -45,7 +45,7 @@ pub(super) struct Page {
     /// Pushes that wait for writes up to a number: (number, push).
     pub(super) waiters: Vec<(u64, u64)>,
     /// The page is in the eviction queue.
-    pub(super) in_line: bool,
+    pub(super) is_queued: bool,
     /// Used since eviction last skipped it.
     pub(super) used: bool,
 }
@@ -66,7 +66,7 @@ impl Default for Page {
             is_doubted: false,
             readers: Vec::new(),
             waiters: Vec::new(),
-            in_line: false,
+            is_queued: false,
             used: false,
         }
     }
@@ -82,7 +82,7 @@ impl Page {
     pub(super) fn reset(&mut self) {
         debug_assert!(self.is_quiet() && self.readers.is_empty() && self.waiters.is_empty());
         self.known.clear();
-        (self.wanted_through, self.fua, self.in_line, self.used) = (0, false, false, false);
+        (self.wanted_through, self.fua, self.is_queued, self.used) = (0, false, false, false);
     }
 
     /// The number of the oldest write that is not below.
@@ -111,8 +111,8 @@ impl Page {
     pub(super) fn merge(&mut self, inside: Range<usize>, fetched: &[u8]) {
         let bytes = Arc::make_mut(&mut self.bytes);
         for gap in self.known.gaps(inside.clone()) {
-            let place = gap.start - inside.start..gap.end - inside.start;
-            bytes[gap].copy_from_slice(&fetched[place]);
+            let source = gap.start - inside.start..gap.end - inside.start;
+            bytes[gap].copy_from_slice(&fetched[source]);
         }
         self.known.insert(inside);
     }

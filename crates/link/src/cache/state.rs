@@ -20,7 +20,7 @@ use sawmill_device::{Error, Operation, Outcome, Reply, Request};
 use self::change::PageLock;
 use self::push::Push;
 use self::read::PageRead;
-use self::write_back::Run;
+use self::write_back::PageRun;
 use super::OutcomeListener;
 use super::counters::CacheCounters;
 use super::options::{CacheSetup, Policy};
@@ -93,7 +93,7 @@ pub(super) struct State {
     pub(super) acting: bool,
     /// A reusable buffer for lists.
     holes: Vec<Range<u64>>,
-    runs: Vec<Run>,
+    runs: Vec<PageRun>,
 }
 
 impl State {

@@ -15,11 +15,11 @@ use super::counters::CacheCounters;
 use super::options::CacheSetup;
 use super::page::Page;
 
-/// A part of a range that lies in one page.
-pub(super) struct Piece {
+/// The bytes of a range that lie in one page.
+pub(super) struct PageSlice {
     pub(super) page: u64,
     pub(super) inside: Range<usize>,
-    /// Bytes of the range before this part.
+    /// Bytes of the range before these.
     pub(super) offset: u64,
 }
 
@@ -28,16 +28,16 @@ pub(super) fn pages_of(address: u64, length: u64) -> Range<u64> {
     address / PAGE_BYTES as u64..(address + length - 1) / PAGE_BYTES as u64 + 1
 }
 
-/// The part of a range in a page that it touches.
-pub(super) fn piece_of(page: u64, address: u64, length: u64) -> Piece {
+/// The bytes of a range in a page that it touches.
+pub(super) fn page_slice(page: u64, address: u64, length: u64) -> PageSlice {
     let first = page * PAGE_BYTES as u64;
     let start = address.max(first);
     let stop = (address + length - first).min(PAGE_BYTES as u64) as usize;
-    Piece { page, inside: (start - first) as usize..stop, offset: start - address }
+    PageSlice { page, inside: (start - first) as usize..stop, offset: start - address }
 }
 
-pub(super) fn pieces_of(address: u64, length: u64) -> impl Iterator<Item = Piece> {
-    pages_of(address, length).map(move |page| piece_of(page, address, length))
+pub(super) fn page_slices(address: u64, length: u64) -> impl Iterator<Item = PageSlice> {
+    pages_of(address, length).map(move |page| page_slice(page, address, length))
 }
 
 pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
@@ -49,7 +49,7 @@ pub(super) struct PageTable {
     pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
     /// The eviction queue, the oldest page first. Pages were quiet when they joined it.
     /// Bounded by the pages of the table.
-    line_out: VecDeque<u64>,
+    eviction_queue: VecDeque<u64>,
     pages_max: usize,
     /// The size of the device.
     size_bytes: u64,
@@ -61,7 +61,7 @@ impl PageTable {
         let (pages_max, size_bytes) = (setup.pages_max, setup.geometry.size_bytes);
         PageTable {
             pages: HashMap::default(),
-            line_out: VecDeque::new(),
+            eviction_queue: VecDeque::new(),
             pages_max,
             size_bytes,
             counters,
@@ -116,13 +116,13 @@ impl PageTable {
 
     /// Evicts a quiet page that was not used lately.
     fn evict(&mut self) -> Option<Box<Page>> {
-        while let Some(number) = self.line_out.pop_front() {
+        while let Some(number) = self.eviction_queue.pop_front() {
             let Some(page) = self.pages.get_mut(&number) else { continue };
             if !page.is_quiet() {
-                page.in_line = false;
+                page.is_queued = false;
             } else if page.used {
                 page.used = false;
-                self.line_out.push_back(number);
+                self.eviction_queue.push_back(number);
             } else if let Some(mut page) = self.pages.remove(&number) {
                 page.reset();
                 self.counters.evictions.fetch_add(1, Relaxed);
@@ -135,10 +135,10 @@ impl PageTable {
     /// A page has become quiet: it may be evicted.
     pub(super) fn quieted(&mut self, number: u64) {
         if let Some(page) = self.pages.get_mut(&number)
-            && !page.in_line
+            && !page.is_queued
         {
-            page.in_line = true;
-            self.line_out.push_back(number);
+            page.is_queued = true;
+            self.eviction_queue.push_back(number);
         }
     }
 

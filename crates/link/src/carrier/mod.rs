@@ -32,7 +32,7 @@ pub use address::LinkAddress;
 pub use batch::Batch;
 pub use ethernet::{BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet};
 pub use open::{Carrier, TargetListener, listen, reach};
-pub use tcp::{AcceptedStream, Listener, StreamReceiver, StreamSender, connect};
+pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
 pub use xdp::{XdpReceiver, XdpSender, open_xdp};

@@ -13,8 +13,8 @@ use sawmill_device::{Error, ErrorKind};
 
 use super::address::HostPort;
 use super::{
-    BROADCAST, LinkAddress, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet,
-    open_udp, open_xdp,
+    BROADCAST, LinkAddress, Peer, Receiver, Sender, StreamListener, UdpOptions, connect,
+    open_ethernet, open_udp, open_xdp,
 };
 
 /// Both halves of a carrier.
@@ -30,7 +30,7 @@ pub enum TargetListener {
     /// Packets of all peers arrive here; several receivers share them.
     Packets(Vec<Carrier>),
     /// Each peer gets a stream.
-    Streams(Listener),
+    Streams(StreamListener),
 }
 
 impl Carrier {
@@ -100,7 +100,7 @@ fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListe
         }
         LinkAddress::Tcp(place) => {
             let interface = place.interface.as_deref();
-            TargetListener::Streams(Listener::open(place.resolve()?, interface)?)
+            TargetListener::Streams(StreamListener::open(place.resolve()?, interface)?)
         }
         LinkAddress::Ethernet(name) => TargetListener::Packets(vec![Carrier::ethernet(name)?]),
         LinkAddress::Xdp(name) => TargetListener::Packets(vec![Carrier::xdp(name)?]),
@@ -158,7 +158,8 @@ mod tests {
 
     fn free_port() -> u16 {
         // The kernel chose this port, and does not assign it again so soon after its release.
-        let free = Listener::open(SocketAddr::from(([127, 0, 0, 1], 0)), None).expect("a listener");
+        let free =
+            StreamListener::open(SocketAddr::from(([127, 0, 0, 1], 0)), None).expect("a listener");
         free.local().expect("bound").port()
     }
 

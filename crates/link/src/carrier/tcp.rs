@@ -36,7 +36,7 @@ const KEEPALIVE_PROBES_MAX: u32 = 3;
 const UNACKNOWLEDGED_MS_MAX: u32 = 11_000;
 const CONNECTIONS_PENDING_MAX: i32 = 64;
 
-struct Connection {
+struct StreamState {
     descriptor: OwnedFd,
     waker: Arc<Waker>,
     /// The rest of a packet that the kernel accepted in part.
@@ -55,12 +55,12 @@ struct UnsentBytes {
 /// Sends packets into a stream.
 #[derive(Clone)]
 pub struct StreamSender {
-    connection: Arc<Connection>,
+    connection: Arc<StreamState>,
 }
 
 /// Receives packets from a stream.
 pub struct StreamReceiver {
-    connection: Arc<Connection>,
+    connection: Arc<StreamState>,
     inbox: Box<[u8]>,
     /// The start of a packet that was read and not passed on yet.
     start: usize,
@@ -99,12 +99,12 @@ pub fn connect(
 }
 
 /// Waits for streams.
-pub struct Listener {
+pub struct StreamListener {
     descriptor: OwnedFd,
     waker: Arc<Waker>,
 }
 
-impl Listener {
+impl StreamListener {
     /// Listens on this address, on one interface only if it is given.
     ///
     /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an unknown interface.
@@ -113,7 +113,7 @@ impl Listener {
         sockopt::set_socket_reuseaddr(&descriptor, true)?;
         rustix::net::bind(&descriptor, &local)?;
         rustix::net::listen(&descriptor, CONNECTIONS_PENDING_MAX)?;
-        Ok(Listener { descriptor, waker: Arc::new(Waker::new()?) })
+        Ok(StreamListener { descriptor, waker: Arc::new(Waker::new()?) })
     }
 
     /// Where it listens.
@@ -170,7 +170,7 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
     sockopt::set_tcp_user_timeout(&descriptor, UNACKNOWLEDGED_MS_MAX)?;
     let rest =
         UnsentBytes { bytes: vec![0; PACKET_BYTES_MAX].into_boxed_slice(), start: 0, end: 0 };
-    let connection = Arc::new(Connection {
+    let connection = Arc::new(StreamState {
         descriptor,
         waker: Arc::new(Waker::new()?),
         rest: Mutex::new(rest),
@@ -188,7 +188,7 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
     Ok((StreamSender { connection }, receiver))
 }
 
-impl Connection {
+impl StreamState {
     /// Writes what the kernel accepts; 0 if it has no room.
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {

@@ -51,7 +51,7 @@ impl Waker {
 
 /// The result of a wait.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Ready {
+pub(super) struct WaitOutcome {
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) waker: bool,
@@ -65,7 +65,7 @@ pub(super) fn wait_for(
     nudge: Option<&Waker>,
     wait: Option<Duration>,
     writable_too: bool,
-) -> io::Result<Ready> {
+) -> io::Result<WaitOutcome> {
     let mut events = PollFlags::IN;
     events.set(PollFlags::OUT, writable_too);
     let also = nudge.unwrap_or(waker);
@@ -78,14 +78,14 @@ pub(super) fn wait_for(
     let count = if nudge.is_some() { 3 } else { 2 };
     match poll(&mut polled[..count], wait.as_ref()) {
         // It returns early.
-        Err(Errno::INTR) => return Ok(Ready::default()),
+        Err(Errno::INTR) => return Ok(WaitOutcome::default()),
         result => result?,
     };
     let [socket, called, nudged] = polled.map(|polled| polled.revents());
     if nudge.is_some() && nudged.contains(PollFlags::IN) {
         also.take();
     }
-    Ok(Ready {
+    Ok(WaitOutcome {
         readable: socket.contains(PollFlags::IN),
         writable: socket.contains(PollFlags::OUT),
         waker: called.contains(PollFlags::IN) && waker.take(),
@@ -118,21 +118,25 @@ pub(super) fn wait_for_packets(
     waker: &Waker,
     refused: &AtomicBool,
     PacketWait { is_there, wait, writable_too }: PacketWait,
-) -> io::Result<Ready> {
+) -> io::Result<WaitOutcome> {
     if is_there && !writable_too {
-        return Ok(Ready { readable: true, waker: waker.take_if_called(), ..Ready::default() });
+        return Ok(WaitOutcome {
+            readable: true,
+            waker: waker.take_if_called(),
+            ..WaitOutcome::default()
+        });
     }
     let wait = if is_there { Some(Duration::ZERO) } else { wait };
     let ready = if writable_too && refused.swap(false, Ordering::AcqRel) {
         let wait = wait.map_or(REFUSAL_DELAY, |wait| wait.min(REFUSAL_DELAY));
-        Ready { writable: true, ..wait_for(socket, waker, None, Some(wait), false)? }
+        WaitOutcome { writable: true, ..wait_for(socket, waker, None, Some(wait), false)? }
     } else {
         wait_for(socket, waker, None, wait, writable_too)?
     };
     if ready.failed {
         rustix::net::sockopt::socket_error(socket.as_fd())??;
     }
-    Ok(Ready { readable: ready.readable || is_there, ..ready })
+    Ok(WaitOutcome { readable: ready.readable || is_there, ..ready })
 }
 
 /// Sends packets by several calls of `send`, which sends some from the given one on. Returns how
@@ -173,14 +177,14 @@ mod tests {
     #[test]
     fn a_call_ends_the_next_wait_once_however_often_it_was_made() {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
-        let look = || {
+        let poll_now = || {
             wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), false).expect("polled")
         };
-        assert!(!look().waker);
+        assert!(!poll_now().waker);
         waker.wake();
         waker.wake();
-        assert!(look().waker);
-        assert!(!look().waker);
+        assert!(poll_now().waker);
+        assert!(!poll_now().waker);
     }
 
     #[test]

@@ -410,14 +410,14 @@ impl Initiator {
 
     /// The status of each link, and the credits.
     #[must_use]
-    pub fn status(&self) -> crate::LinkStatus {
+    pub fn status(&self) -> crate::ConnectionStatus {
         let now = self.clock.now_ns();
         let live = self.live();
         let (peer, last_received_at_ns) = {
             let control = self.control.lock();
             (control.target_name.clone(), control.last_received_at_ns(live.as_ref()))
         };
-        let mut status = crate::LinkStatus {
+        let mut status = crate::ConnectionStatus {
             instance: self.instance,
             peer,
             heard_ms: now.saturating_sub(last_received_at_ns) / crate::clock::MS,

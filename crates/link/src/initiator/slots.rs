@@ -16,7 +16,7 @@ use sawmill_format::link::{GRAIN_BYTES, part};
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
 use crate::connection::{SlotEnd, SlotFill};
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{Piece, Pieces};
+use crate::path::{SentPiece, SentPieces};
 use crate::status::error_of;
 use crate::unsent_parts::{Head, UnsentParts};
 use crate::violation::Violation;
@@ -255,7 +255,7 @@ impl SlotEnd for Slots {
         }
     }
 
-    fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
+    fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill {
         let Some(slot) = self.slots.get(usize::from(index)) else { return SlotFill::All };
         let slot = &mut *slot.lock();
         if !slot.live {
@@ -268,7 +268,7 @@ impl SlotEnd for Slots {
         slot.unsent.put(&head, payload_bytes(&slot.command), &fill, body, pieces)
     }
 
-    fn lost(&self, piece: &Piece) -> bool {
+    fn lost(&self, piece: &SentPiece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
         let goes = slot.live && slot.command.sequence == piece.sequence;

@@ -10,4 +10,4 @@ pub(crate) mod receiving;
 pub(crate) mod sending;
 
 pub(crate) use receiving::ReceiveHalf;
-pub(crate) use sending::{PathKind, Piece, PieceKind, Pieces, SendHalf};
+pub(crate) use sending::{PathKind, PieceKind, SendHalf, SentPiece, SentPieces};

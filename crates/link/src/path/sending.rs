@@ -57,7 +57,7 @@ pub(crate) enum PieceKind {
 
 /// One part of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct SentPiece {
     pub(crate) kind: PieceKind,
     pub(crate) slot: u16,
     pub(crate) sequence: u64,
@@ -65,18 +65,19 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-const NO_PIECE: Piece = Piece { kind: PieceKind::Head, slot: 0, sequence: 0, offset: 0, bytes: 0 };
+const NO_PIECE: SentPiece =
+    SentPiece { kind: PieceKind::Head, slot: 0, sequence: 0, offset: 0, bytes: 0 };
 
 /// The pieces of one packet.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces {
-    pieces: [Piece; PIECES_MAX],
+pub(crate) struct SentPieces {
+    pieces: [SentPiece; PIECES_MAX],
     count: u8,
 }
 
-impl Pieces {
+impl SentPieces {
     pub(crate) const fn new() -> Self {
-        Pieces { pieces: [NO_PIECE; PIECES_MAX], count: 0 }
+        SentPieces { pieces: [NO_PIECE; PIECES_MAX], count: 0 }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -88,12 +89,12 @@ impl Pieces {
     }
 
     /// Adds a piece. The caller has checked `is_full`.
-    pub(crate) fn push(&mut self, piece: Piece) {
+    pub(crate) fn push(&mut self, piece: SentPiece) {
         self.pieces[usize::from(self.count)] = piece;
         self.count += 1;
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Piece> {
+    fn iter(&self) -> impl Iterator<Item = &SentPiece> {
         self.pieces[..usize::from(self.count)].iter()
     }
 }
@@ -109,7 +110,7 @@ struct Flight {
     sent_at_ns: u64,
     bytes: u32,
     fate: Fate,
-    pieces: Pieces,
+    pieces: SentPieces,
 }
 
 /// How a path carries packets.
@@ -130,7 +131,7 @@ pub struct SendingCounts {
     pub bytes: u64,
     /// Packets that counted as lost.
     pub lost: u64,
-    /// Pieces of lost packets that had to be sent again, by this link or another.
+    /// SentPieces of lost packets that had to be sent again, by this link or another.
     pub pieces_resent: u64,
     /// Times that nothing was received for a probe timeout.
     pub timeouts: u64,
@@ -166,7 +167,8 @@ pub(crate) struct SendHalf {
 
 impl SendHalf {
     pub(crate) fn new() -> Self {
-        let flight = Flight { sent_at_ns: 0, bytes: 0, fate: Fate::Settled, pieces: Pieces::new() };
+        let flight =
+            Flight { sent_at_ns: 0, bytes: 0, fate: Fate::Settled, pieces: SentPieces::new() };
         SendHalf {
             next: 0,
             oldest: 0,
@@ -237,7 +239,7 @@ impl SendHalf {
     /// The number of the next packet, for use with [`SendHalf::sent`]. Here and below, `lost`
     /// returns whether a piece must be sent again. If the flight of the oldest packet is needed,
     /// that packet counts as lost: thousands of later packets have not settled it.
-    pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
+    pub(crate) fn number(&mut self, mut lost: impl FnMut(&SentPiece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS_MAX as u64 {
             self.lose(self.oldest, &mut lost);
             self.advance();
@@ -247,7 +249,7 @@ impl SendHalf {
 
     /// Notes a packet that is sent under the number of [`SendHalf::number`], and that requests an
     /// acknowledgement.
-    pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces) {
+    pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &SentPieces) {
         let index = self.count_sent(bytes);
         if self.in_flight_bytes == 0 {
             self.waiting_since_ns = now;
@@ -292,7 +294,7 @@ impl SendHalf {
         &mut self,
         now: u64,
         ack: &Ack<'_>,
-        mut lost: impl FnMut(&Piece) -> bool,
+        mut lost: impl FnMut(&SentPiece) -> bool,
     ) -> Result<(), Violation> {
         if ack.largest >= self.next {
             return Err(Violation::Rule("it acknowledges a packet that was never sent"));
@@ -380,7 +382,7 @@ impl SendHalf {
     }
 
     /// Finds packets that later ones have overtaken by too many numbers, or by too much time.
-    fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece) -> bool) {
+    fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&SentPiece) -> bool) {
         let Some(largest) = self.largest else { return };
         let lost_after_ns = self.lost_after_ns();
         for number in self.oldest..largest {
@@ -396,7 +398,7 @@ impl SendHalf {
         }
     }
 
-    fn lose(&mut self, number: u64, lost: &mut impl FnMut(&Piece) -> bool) {
+    fn lose(&mut self, number: u64, lost: &mut impl FnMut(&SentPiece) -> bool) {
         let flight = &mut self.flights[Self::flight_index(number)];
         flight.fate = Fate::Settled;
         self.in_flight_bytes -= flight.bytes as usize;
@@ -429,7 +431,7 @@ impl SendHalf {
 
     /// Handles the timers: overdue packets count as lost. Returns true after a timeout, when the
     /// caller must probe.
-    pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
+    pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&SentPiece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
         let is_overdue =
             self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.timeout_ns();
@@ -460,7 +462,7 @@ impl SendHalf {
     }
 
     /// Everything in flight counts as lost: the path is gone, or silent.
-    pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece) -> bool) {
+    pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&SentPiece) -> bool) {
         for number in self.oldest..self.next {
             if self.flights[Self::flight_index(number)].fate == Fate::Out {
                 self.lose(number, &mut lost);
@@ -470,7 +472,7 @@ impl SendHalf {
     }
 
     /// The path is gone: nothing is sent there until [`SendHalf::renew`].
-    pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece) -> bool) {
+    pub(crate) fn silence(&mut self, lost: impl FnMut(&SentPiece) -> bool) {
         self.silent = true;
         self.lose_all(lost);
     }
@@ -484,8 +486,8 @@ mod tests {
     fn a_packet_whose_flight_is_needed_for_others_counts_as_lost() {
         let mut sending = SendHalf::new();
         sending.renew(1200, PathKind::Stream);
-        let mut pieces = Pieces::new();
-        pieces.push(Piece { slot: 7, ..NO_PIECE });
+        let mut pieces = SentPieces::new();
+        pieces.push(SentPiece { slot: 7, ..NO_PIECE });
         assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
         sending.sent(1, 1200, &pieces);
         let mut lost = Vec::new();

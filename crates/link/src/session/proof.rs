@@ -60,10 +60,10 @@ impl Proofs {
         Self(hmac::Key::new(hmac::HMAC_SHA256, &key_bytes[..]))
     }
 
-    fn sign(&self, kind: u8, parts: &[&[u8]]) -> hmac::Tag {
+    fn sign(&self, kind: u8, inputs: &[&[u8]]) -> hmac::Tag {
         let mut context = hmac::Context::with_key(&self.0);
         context.update(&[kind]);
-        parts.iter().for_each(|part| context.update(part));
+        inputs.iter().for_each(|input| context.update(input));
         context.sign()
     }
 

@@ -32,7 +32,7 @@ pub const TAIL_BYTES: usize = 16;
 /// link's index are below this.
 pub const PACKETS_MAX: u64 = 1 << 48;
 
-/// The place of the packet number: the link's index in the highest byte, its count of packets
+/// The offset of the packet number: the link's index in the highest byte, its count of packets
 /// below.
 const NUMBER_AT: usize = 16;
 
@@ -74,7 +74,7 @@ impl Seals {
     /// [`PacketRefusal::Spent`] past the last packet number, [`PacketRefusal::Short`]; the
     /// packet is unchanged then.
     pub fn seal(&self, packet: &mut [u8]) -> Result<(), PacketRefusal> {
-        let Parts { header, body, tail } = Parts::of(packet)?;
+        let SplitPacket { header, body, tail } = SplitPacket::of(packet)?;
         match self {
             Self::Sealed(keys) => {
                 let tag = keys
@@ -95,7 +95,7 @@ impl Seals {
     /// [`PacketRefusal::Forged`] or, insecure, [`PacketRefusal::Damaged`];
     /// [`PacketRefusal::Spent`]; [`PacketRefusal::Short`].
     pub fn open<'a>(&self, packet: &'a mut [u8]) -> Result<&'a mut [u8], PacketRefusal> {
-        let Parts { header, body, tail } = Parts::of(packet)?;
+        let SplitPacket { header, body, tail } = SplitPacket::of(packet)?;
         match self {
             Self::Sealed(keys) => keys
                 .receiving
@@ -107,14 +107,14 @@ impl Seals {
     }
 }
 
-/// The three parts of a packet with a valid number.
-struct Parts<'a> {
+/// A packet with a valid number, split into what is sealed differently.
+struct SplitPacket<'a> {
     header: &'a [u8; HEADER_BYTES],
     body: &'a mut [u8],
     tail: &'a mut [u8; TAIL_BYTES],
 }
 
-impl<'a> Parts<'a> {
+impl<'a> SplitPacket<'a> {
     fn of(packet: &'a mut [u8]) -> Result<Self, PacketRefusal> {
         let short = PacketRefusal::Short { bytes: packet.len(), least: HEADER_BYTES + TAIL_BYTES };
         let (header, rest) = packet.split_first_chunk_mut().ok_or(short)?;

@@ -20,7 +20,7 @@ use super::keys::Holder;
 use crate::clock::{MS, SECOND};
 use crate::session::Seals;
 use crate::session::handshake::token_of;
-use crate::source::Source;
+use crate::source::PacketSource;
 
 /// The longest wait of a handshake.
 const HANDSHAKE_NS_MAX: u64 = 10 * SECOND;
@@ -52,7 +52,7 @@ pub(super) struct HalfOpen {
     pub(super) slots: u16,
     pub(super) slot_bytes: u32,
     /// The proved source; none if nothing is proved.
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<PacketSource>,
 }
 
 /// All handshakes that wait.
@@ -117,7 +117,7 @@ impl HalfOpenTable {
     }
 
     /// Whether another hello may cost a handshake. If so, it is counted.
-    pub(super) fn admits(&mut self, source: Option<Source>, now: u64) -> bool {
+    pub(super) fn admits(&mut self, source: Option<PacketSource>, now: u64) -> bool {
         match source {
             None => self.admits_stranger(now),
             Some(source) => {

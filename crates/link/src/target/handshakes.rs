@@ -21,7 +21,7 @@ use crate::initiator::PROLOGUE;
 use crate::session::handshake::{may_be_greeting, refusal};
 use crate::session::proof::CookieSecrets;
 use crate::session::{HANDSHAKE_BYTES, PacketRefusal, Seals, answer};
-use crate::source::Source;
+use crate::source::PacketSource;
 
 /// The state of handshakes.
 #[derive(Default)]
@@ -42,7 +42,7 @@ struct AnsweredHello {
 
 impl AnsweredHello {
     /// The connection that its first sealed packet makes.
-    fn half_open(self, message: &[u8], source: Option<Source>, now: u64) -> HalfOpen {
+    fn half_open(self, message: &[u8], source: Option<PacketSource>, now: u64) -> HalfOpen {
         HalfOpen {
             local: self.local,
             holder: self.holder,
@@ -92,7 +92,7 @@ impl Target {
         let holders = keys.of_greeting(header.number, message);
         let has_proven_address = *peer == Peer::Stream
             || cookie.is_some_and(|it| cookies.is_ours(it, peer, message, now));
-        let source = has_proven_address.then(|| Source::of_peer(peer, sender));
+        let source = has_proven_address.then(|| PacketSource::of_peer(peer, sender));
         let may_be = may_be_greeting(keys.any(), message);
         if may_be && !holders.is_empty() && !waiting.admits(source, now) {
             // A sender that is really there repeats it, even after it has proved its address.
@@ -229,7 +229,8 @@ impl Target {
         if half.seals.open(&mut packet.to_vec()).is_err() {
             return ConnectionLookup::Later;
         }
-        let (instance, source) = (half.hello.instance, Source::of_peer(from.peer, from.sender));
+        let (instance, source) =
+            (half.hello.instance, PacketSource::of_peer(from.peer, from.sender));
         if !self.supersede(instance, &half.holder) || !self.has_room(source) {
             // The sender repeats it; by then the device may be done, or a place may be free.
             return ConnectionLookup::Later;
@@ -259,7 +260,7 @@ impl Target {
     /// count for as long as a device has requests of them, because these hold their slots.
     /// Connections that have never opened anything are evicted: the oldest of the source that has
     /// most of them. A new connection has a while to open something, unless its source has others.
-    fn has_room(&self, source: Source) -> bool {
+    fn has_room(&self, source: PacketSource) -> bool {
         let goes = {
             // Held until the other table is counted, so that no connection is missed in both.
             let mut leaving = self.leaving.lock();

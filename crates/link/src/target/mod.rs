@@ -455,7 +455,7 @@ impl Target {
 
     /// The status of each connection.
     #[must_use]
-    pub fn status(&self) -> Vec<crate::LinkStatus> {
+    pub fn status(&self) -> Vec<crate::ConnectionStatus> {
         let (connections, now) = (self.connections.read(), self.clock.now_ns());
         connections.values().map(|served| served.status(now)).collect()
     }

@@ -19,8 +19,8 @@ use super::keys::Holder;
 use super::slots::{SlotExchange, SlotOwner, Slots, WholeCommand};
 use crate::clock::Clock;
 use crate::connection::{Connection, SlotEnd, SlotFill};
-use crate::path::{Piece, Pieces};
-use crate::source::Source;
+use crate::path::{SentPiece, SentPieces};
+use crate::source::PacketSource;
 use crate::violation::Violation;
 
 /// Makes ids.
@@ -44,7 +44,7 @@ pub(super) struct TargetConnection {
     pub(super) instance: [u8; 16],
     pub(super) name: String,
     /// The source and time of its first packet.
-    pub(super) source: Source,
+    pub(super) source: PacketSource,
     pub(super) since_ns: u64,
     /// Whether it has ever opened an export.
     has_opened: AtomicBool,
@@ -69,7 +69,7 @@ pub(super) struct ConnectionIdentity {
     pub(super) links: usize,
     pub(super) slots: u16,
     pub(super) slot_bytes: u32,
-    pub(super) source: Source,
+    pub(super) source: PacketSource,
 }
 
 impl SlotOwner for TargetConnection {
@@ -157,9 +157,9 @@ impl TargetConnection {
 
     /// The status. A credit is in use while a command arrives or is at a device; nothing waits for
     /// one here.
-    pub(super) fn status(&self, now: u64) -> crate::LinkStatus {
+    pub(super) fn status(&self, now: u64) -> crate::ConnectionStatus {
         let (slots, busy) = self.connection.end.slots.counts();
-        crate::LinkStatus {
+        crate::ConnectionStatus {
             connected: true,
             instance: self.instance,
             peer: self.name.clone(),
@@ -316,11 +316,11 @@ impl SlotEnd for TargetEnd {
         Ok(())
     }
 
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill {
         self.slots.put(slot, body, pieces)
     }
 
-    fn lost(&self, piece: &Piece) -> bool {
+    fn lost(&self, piece: &SentPiece) -> bool {
         self.slots.lost(piece)
     }
 }

@@ -17,7 +17,7 @@ use sawmill_format::link::{control, part};
 use super::exports::RequestGuard;
 use crate::connection::SlotFill;
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{Piece, Pieces};
+use crate::path::{SentPiece, SentPieces};
 use crate::status::status_of;
 use crate::unsent_parts::{Head, UnsentParts};
 use crate::violation::Violation;
@@ -196,7 +196,7 @@ impl Slots {
     }
 
     /// Puts a slot's answer into a packet.
-    pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
+    pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill {
         let Some(slot) = self.slots.get(usize::from(index)) else { return SlotFill::All };
         let slot = &mut *slot.lock();
         let Some(carried) = slot.exchange.as_ref().filter(|_| slot.phase == Phase::Answered) else {
@@ -211,7 +211,7 @@ impl Slots {
     }
 
     /// A piece of an answer was lost. Returns whether it must be sent again.
-    pub(super) fn lost(&self, piece: &Piece) -> bool {
+    pub(super) fn lost(&self, piece: &SentPiece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
         let goes = slot.phase == Phase::Answered && slot.sequence == piece.sequence;

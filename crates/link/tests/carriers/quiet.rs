@@ -1,7 +1,7 @@
 //! Nothing is allocated while packets travel (WZBLK §2.2.7).
 
 use sawmill_link::carrier::{
-    Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
+    Peer, Receiver, Sender, StreamListener, UdpOptions, connect, open_ethernet, open_udp,
 };
 use sawmill_sys::CountingAllocator;
 
@@ -46,7 +46,8 @@ fn nothing_is_allocated_while_packets_travel_over_udp() {
 
 #[test]
 fn nothing_is_allocated_while_packets_travel_over_tcp() {
-    let listener = Listener::open("127.0.0.1:0".parse().expect("one"), None).expect("a listener");
+    let listener =
+        StreamListener::open("127.0.0.1:0".parse().expect("one"), None).expect("a listener");
     let (sender, _own) =
         connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
     let (_there, mut receiver, _) =

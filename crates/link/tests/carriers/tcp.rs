@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use sawmill_link::carrier::{
-    Listener, PACKET_BYTES_MAX, Peer, Receiver, Sender, StreamReceiver, StreamSender, connect,
+    PACKET_BYTES_MAX, Peer, Receiver, Sender, StreamListener, StreamReceiver, StreamSender, connect,
 };
 
 use crate::packets::{
@@ -14,11 +14,11 @@ use crate::packets::{
 
 type StreamHalves = (StreamSender, StreamReceiver);
 
-fn listener() -> Listener {
-    Listener::open("127.0.0.1:0".parse().expect("an address"), None).expect("a listener")
+fn listener() -> StreamListener {
+    StreamListener::open("127.0.0.1:0".parse().expect("an address"), None).expect("a listener")
 }
 
-fn accepted(listener: &Listener) -> StreamHalves {
+fn accepted(listener: &StreamListener) -> StreamHalves {
     let (sender, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
     (sender, receiver)
 }

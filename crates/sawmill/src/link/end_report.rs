@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sawmill_link::carrier::{LinkAddress, Peer};
-use sawmill_link::{LinkStatus, OneLink, cache};
+use sawmill_link::{ConnectionStatus, LinkStatus, cache};
 use serde::{Deserialize, Serialize};
 
 use crate::folders::make_folder;
@@ -117,7 +117,7 @@ pub(crate) struct CacheReport {
 
 impl ConnectionReport {
     /// `addresses`: the addresses of its links, if known. Links that are not joined are down.
-    pub(crate) fn new(status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
+    pub(crate) fn new(status: &ConnectionStatus, addresses: &[LinkAddress]) -> Self {
         let joined =
             status.links.iter().enumerate().map(|(index, link)| LinkReport::new(index, link));
         let away = (status.links.len()..addresses.len()).map(|link| LinkReport {
@@ -145,10 +145,10 @@ impl ConnectionReport {
 }
 
 impl LinkReport {
-    fn new(link: usize, status: &OneLink) -> Self {
+    fn new(link: usize, status: &LinkStatus) -> Self {
         let state = match status {
-            OneLink { open: false, .. } => "down",
-            OneLink { silent: true, .. } => "silent",
+            LinkStatus { open: false, .. } => "down",
+            LinkStatus { silent: true, .. } => "silent",
             _ => "open",
         };
         LinkReport {

@@ -16,7 +16,7 @@ use sawmill_device::{Error, Exchange, Operation, Request};
 
 use super::{State, Work};
 use crate::cache::options::Policy;
-use crate::cache::table::{overlap, pages_of, piece_of};
+use crate::cache::table::{overlap, page_slice, pages_of};
 
 /// The pages of one change.
 pub(super) struct PageLock {
@@ -121,7 +121,7 @@ impl State {
         let PageLock { pages, address, length, .. } = self.wait_lists.page_locks.swap_remove(index);
         for number in self.table.present(&pages) {
             if let Some(page) = self.table.get_mut(number) {
-                page.known.remove(piece_of(number, address, length).inside);
+                page.known.remove(page_slice(number, address, length).inside);
             }
         }
         self.unblock();

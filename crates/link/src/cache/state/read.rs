@@ -1,7 +1,7 @@
 //! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
 //!
 //! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page
-//! just waits. Fetched bytes never replace known ones. The part of a read in each page is copied
+//! just waits. Fetched bytes never replace known ones. What a read wants of each page is copied
 //! under the lock, from bytes that were known when or after the read was submitted (D3).
 //!
 //! Not here: which page is evicted for a new one (`table`), waiting for a change (`change`).
@@ -13,7 +13,7 @@ use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result}
 
 use super::{State, Work};
 use crate::cache::PAGE_BYTES;
-use crate::cache::table::{piece_of, pieces_of};
+use crate::cache::table::{page_slice, page_slices};
 
 /// A read that waits for pages.
 pub(super) struct PageRead {
@@ -26,23 +26,23 @@ impl State {
     pub(super) fn read(&mut self, mut request: Request) -> Option<Request> {
         let (id, mut pages_left) = (self.next_id(), 0);
         let mut holes = std::mem::take(&mut self.holes);
-        for piece in pieces_of(request.address, request.length) {
-            if let Some(page) = self.table.get_mut(piece.page)
-                && page.known.covers(&piece.inside)
+        for slice in page_slices(request.address, request.length) {
+            if let Some(page) = self.table.get_mut(slice.page)
+                && page.known.covers(&slice.inside)
             {
                 page.used = true;
-                let start = piece.offset as usize;
-                let place = start..start + piece.inside.len();
-                request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
+                let start = slice.offset as usize;
+                let range = start..start + slice.inside.len();
+                request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
                 continue;
             }
-            let length = self.table.page_length(piece.page);
-            let page = self.table.page(piece.page);
+            let length = self.table.page_length(slice.page);
+            let page = self.table.page(slice.page);
             page.used = true;
             page.readers.push(id);
             pages_left += 1;
             if page.fetches == 0 {
-                let base = piece.page * PAGE_BYTES as u64;
+                let base = slice.page * PAGE_BYTES as u64;
                 let partly = u64::from(!page.known.is_empty());
                 for hole in page.holes(length) {
                     add(&mut holes, base + hole.start as u64..base + hole.end as u64);
@@ -59,13 +59,13 @@ impl State {
         None
     }
 
-    /// Reads a range below, in pieces that the device supports.
+    /// Reads a range below, in as many requests as the device needs.
     fn fetch(&mut self, hole: &Range<u64>) {
         let mut address = hole.start;
         while address < hole.end {
             let length = (hole.end - address).min(self.setup.below_bytes_max);
-            for piece in pieces_of(address, length) {
-                self.table.page(piece.page).fetches += 1;
+            for slice in page_slices(address, length) {
+                self.table.page(slice.page).fetches += 1;
             }
             let me = self.me.clone();
             let on_outcome = move |outcome, bytes: Vec<u8>| {
@@ -86,11 +86,11 @@ impl State {
 
     /// A fetch has completed or failed.
     pub(super) fn fetched(&mut self, address: u64, bytes: &[u8], outcome: &Result<Reply>) {
-        for piece in pieces_of(address, bytes.len() as u64) {
-            let Some(page) = self.table.get_mut(piece.page) else { continue };
-            let place = piece.offset as usize..piece.offset as usize + piece.inside.len();
+        for slice in page_slices(address, bytes.len() as u64) {
+            let Some(page) = self.table.get_mut(slice.page) else { continue };
+            let range = slice.offset as usize..slice.offset as usize + slice.inside.len();
             match outcome {
-                Ok(_) => page.merge(piece.inside, &bytes[place]),
+                Ok(_) => page.merge(slice.inside, &bytes[range]),
                 Err(error) => page.fetch_error = Some(error.clone()),
             }
             page.fetches -= 1;
@@ -99,18 +99,18 @@ impl State {
             }
             let (readers, error) = (std::mem::take(&mut page.readers), page.fetch_error.take());
             let is_quiet = page.is_quiet();
-            readers.into_iter().for_each(|reader| self.serve(reader, piece.page, error.as_ref()));
-            if let Some(page) = self.table.get_mut(piece.page).filter(|page| page.is_doubted) {
+            readers.into_iter().for_each(|reader| self.serve(reader, slice.page, error.as_ref()));
+            if let Some(page) = self.table.get_mut(slice.page).filter(|page| page.is_doubted) {
                 page.doubt();
             }
             if is_quiet {
-                self.quieted(piece.page);
+                self.quieted(slice.page);
             }
         }
         self.table.trim();
     }
 
-    /// Copies its part of a page to a waiting read.
+    /// Copies what a waiting read wants of a page.
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
         // It may have failed because of another page.
         let (Some(reading), Some(page)) =
@@ -118,12 +118,12 @@ impl State {
         else {
             return;
         };
-        let piece = piece_of(number, reading.request.address, reading.request.length);
-        let is_known = page.known.covers(&piece.inside);
+        let slice = page_slice(number, reading.request.address, reading.request.length);
+        let is_known = page.known.covers(&slice.inside);
         if is_known {
-            let start = piece.offset as usize;
-            let place = start..start + piece.inside.len();
-            reading.request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
+            let start = slice.offset as usize;
+            let range = start..start + slice.inside.len();
+            reading.request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
             reading.pages_left -= 1;
             if reading.pages_left > 0 {
                 return;

@@ -14,7 +14,7 @@ use super::State;
 use super::push::NextStep;
 use crate::cache::options::Policy;
 use crate::cache::page::NEVER;
-use crate::cache::table::{pages_of, pieces_of};
+use crate::cache::table::{page_slices, pages_of};
 
 impl State {
     /// Returns the write if it is done.
@@ -40,11 +40,11 @@ impl State {
         self.clock += 1;
         let (now, fua) = (self.clock, request.flags.fua);
         let mut partial = false;
-        for piece in pieces_of(request.address, request.length) {
-            let (number, inside) = (piece.page, piece.inside);
+        for slice in page_slices(request.address, request.length) {
+            let (number, inside) = (slice.page, slice.inside);
             partial |= inside.len() < self.table.page_length(number);
             let page = self.table.page(number);
-            request.fill(piece.offset, &mut page.bytes_mut()[inside.clone()]);
+            request.fill(slice.offset, &mut page.bytes_mut()[inside.clone()]);
             page.known.insert(inside.clone());
             let new = page.dirty.insert(inside);
             page.fua |= fua;

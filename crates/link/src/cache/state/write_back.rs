@@ -1,7 +1,7 @@
 //! Write-backs: which dirty pages are written together, in which form, and the meaning of their
 //! outcome.
 //!
-//! A batch takes wanted pages in the order of addresses. A row of whole pages becomes a plain
+//! A write-back takes wanted pages in the order of addresses. A row of whole pages becomes a plain
 //! write; so does anything that turns out to be one range. Everything else is packed (BASS §3.1,
 //! §3.2).
 //!
@@ -30,12 +30,12 @@ use crate::cache::{OutcomeListener, PAGE_BYTES};
 const PLAIN_PAGES_MIN: usize = 4;
 
 /// A run of bytes of a page.
-pub(super) struct Run {
+pub(super) struct PageRun {
     page: u64,
     inside: Range<usize>,
 }
 
-impl Run {
+impl PageRun {
     fn start(&self) -> u64 {
         self.page * PAGE_BYTES as u64 + self.inside.start as u64
     }
@@ -79,9 +79,9 @@ impl State {
         row.take_while(|(number, next)| *number == next && whole(*next)).count()
     }
 
-    /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed
+    /// The pages of the next write-back, and their runs: a row of whole pages, or what can be packed
     /// before the next such row.
-    fn choose(&self, runs: &mut Vec<Run>) -> Vec<u64> {
+    fn choose(&self, runs: &mut Vec<PageRun>) -> Vec<u64> {
         let first = self
             .dirty
             .wanted
@@ -95,7 +95,7 @@ impl State {
             runs.extend(
                 pages
                     .iter()
-                    .map(|page| Run { page: *page, inside: 0..self.table.page_length(*page) }),
+                    .map(|page| PageRun { page: *page, inside: 0..self.table.page_length(*page) }),
             );
             return pages;
         }
@@ -105,7 +105,7 @@ impl State {
                 break;
             }
             let (Some(page), before) = (self.table.get(number), runs.len()) else { continue };
-            page.runs_to_send(|inside| runs.push(Run { page: number, inside }));
+            page.runs_to_send(|inside| runs.push(PageRun { page: number, inside }));
             bytes +=
                 runs[before..].iter().map(|run| entry_at::SIZE + run.inside.len()).sum::<usize>();
             let span = runs[runs.len() - 1].end() - runs[0].start();
@@ -121,7 +121,7 @@ impl State {
     }
 
     /// Marks pages as in flight.
-    fn send(&mut self, runs: &[Run], pages: Vec<u64>) -> Work {
+    fn send(&mut self, runs: &[PageRun], pages: Vec<u64>) -> Work {
         let (address, one_range) =
             (runs[0].start(), runs.windows(2).all(|pair| pair[0].end() == pair[1].start()));
         let length = runs[runs.len() - 1].end() - address;
@@ -157,7 +157,7 @@ impl State {
         if plain { Work::Below(request) } else { Work::Packed(request) }
     }
 
-    fn pack(&self, runs: &[Run], address: u64) -> Vec<u8> {
+    fn pack(&self, runs: &[PageRun], address: u64) -> Vec<u8> {
         let ranges = runs.iter().map(|run| {
             let bytes =
                 self.table.get(run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
@@ -262,9 +262,9 @@ impl Exchange for WriteBack {
                 let (mut at, mut rest) = (skipped + start, into);
                 while !rest.is_empty() {
                     let bytes = &pages[at / PAGE_BYTES][at % PAGE_BYTES..];
-                    let (part, behind) = rest.split_at_mut(rest.len().min(bytes.len()));
-                    part.copy_from_slice(&bytes[..part.len()]);
-                    at += part.len();
+                    let (front, behind) = rest.split_at_mut(rest.len().min(bytes.len()));
+                    front.copy_from_slice(&bytes[..front.len()]);
+                    at += front.len();
                     rest = behind;
                 }
             }
