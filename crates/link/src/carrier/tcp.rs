@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use sawmill_sys::net::bind_to_interface;
 
-use super::wait::wait_for;
+use super::wait::{Interest, wait_for};
 use super::{
     Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
     declared_bytes, wrong_peer,
@@ -132,7 +132,7 @@ impl StreamListener {
     ///
     /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
     pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<AcceptedStream>> {
-        let ready = wait_for(self.descriptor.as_fd(), &self.waker, None, wait, false)?;
+        let ready = wait_for(self.descriptor.as_fd(), &self.waker, None, wait, Interest::Readable)?;
         if ready.waker || !ready.readable {
             return Ok(None);
         }
@@ -341,8 +341,8 @@ impl Receiver for StreamReceiver {
         let connection = &*self.connection;
         let has_rest = connection.has_rest.load(Ordering::Acquire);
         let socket = connection.descriptor.as_fd();
-        let out = writable_too || has_rest;
-        let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
+        let interest = Interest::of(writable_too || has_rest);
+        let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, interest)?;
         let mut reasons = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
         if ready.writable {
             // A sender that holds the lock flushes by itself, and receives any error.

@@ -58,16 +58,33 @@ pub(super) struct WaitOutcome {
     pub(super) failed: bool,
 }
 
+/// What a wait for a socket ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interest {
+    /// Something to read.
+    Readable,
+    /// Something to read, or room to write.
+    ReadableOrWritable,
+}
+
+impl Interest {
+    pub(super) fn of(writable_too: bool) -> Self {
+        if writable_too { Interest::ReadableOrWritable } else { Interest::Readable }
+    }
+}
+
 /// Waits for the socket, the waker and, if given, another waker that only interrupts.
 pub(super) fn wait_for(
     socket: BorrowedFd<'_>,
     waker: &Waker,
     nudge: Option<&Waker>,
     wait: Option<Duration>,
-    writable_too: bool,
+    interest: Interest,
 ) -> io::Result<WaitOutcome> {
-    let mut events = PollFlags::IN;
-    events.set(PollFlags::OUT, writable_too);
+    let events = match interest {
+        Interest::Readable => PollFlags::IN,
+        Interest::ReadableOrWritable => PollFlags::IN | PollFlags::OUT,
+    };
     let also = nudge.unwrap_or(waker);
     let mut polled = [
         PollFd::from_borrowed_fd(socket, events),
@@ -129,9 +146,12 @@ pub(super) fn wait_for_packets(
     let wait = if is_there { Some(Duration::ZERO) } else { wait };
     let ready = if writable_too && refused.swap(false, Ordering::AcqRel) {
         let wait = wait.map_or(REFUSAL_DELAY, |wait| wait.min(REFUSAL_DELAY));
-        WaitOutcome { writable: true, ..wait_for(socket, waker, None, Some(wait), false)? }
+        WaitOutcome {
+            writable: true,
+            ..wait_for(socket, waker, None, Some(wait), Interest::Readable)?
+        }
     } else {
-        wait_for(socket, waker, None, wait, writable_too)?
+        wait_for(socket, waker, None, wait, Interest::of(writable_too))?
     };
     if ready.failed {
         rustix::net::sockopt::socket_error(socket.as_fd())??;
@@ -178,7 +198,8 @@ mod tests {
     fn a_call_ends_the_next_wait_once_however_often_it_was_made() {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
         let poll_now = || {
-            wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), false).expect("polled")
+            wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), Interest::Readable)
+                .expect("polled")
         };
         assert!(!poll_now().waker);
         waker.wake();
@@ -192,7 +213,10 @@ mod tests {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
         std::thread::scope(|scope| {
             scope.spawn(|| waker.wake());
-            while !wait_for(idle.event.as_fd(), &waker, None, None, false).expect("polled").waker {}
+            while !wait_for(idle.event.as_fd(), &waker, None, None, Interest::Readable)
+                .expect("polled")
+                .waker
+            {}
         });
         assert!(!waker.is_called.load(Ordering::Acquire));
     }

@@ -277,7 +277,7 @@ impl Target {
             let may_go = |target_connection: &&&Arc<TargetConnection>| {
                 let crowd = of(target_connection.source);
                 crowd > own.max(1)
-                    || now.saturating_sub(target_connection.since_ns) >= super::UNOPENED_NS
+                    || now.saturating_sub(target_connection.since_ns) >= super::UNOPENED_NS_MIN
             };
             let oldest_first = |target_connection: &&&Arc<TargetConnection>| {
                 (of(target_connection.source), u64::MAX - target_connection.since_ns)
@@ -295,7 +295,7 @@ impl Target {
         );
         goes.connection
             .send_close(7, "the target is out of connections, and this one has no open export");
-        self.drop_connection(&goes, false);
+        self.drop_connection(&goes);
         // It may have been opening something; then the sender asks again.
         !goes.is_busy()
     }

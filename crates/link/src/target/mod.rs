@@ -73,7 +73,7 @@ impl Default for TargetOptions {
 
 /// The shortest time that a connection without an open export keeps its place when there are too
 /// many.
-const UNOPENED_NS: u64 = SECOND;
+const UNOPENED_NS_MIN: u64 = SECOND;
 
 /// The header of a packet outside of connections.
 const NOTHING: Packet =
@@ -182,7 +182,7 @@ impl Target {
         for served in &stale_connections {
             // As if the target had been restarted: initiators that are still allowed connect again.
             served.connection.send_close(12, "the keys of this machine have changed");
-            self.drop_connection(served, true);
+            self.drop_awaited(served);
         }
         Some(stale_connections.len())
     }
@@ -292,7 +292,7 @@ impl Target {
             Err(violation) => {
                 tracing::warn!("link: disconnecting {}: {violation}", served.name);
                 served.connection.send_close(1, &violation.to_string());
-                return self.drop_connection(&served, false);
+                return self.drop_connection(&served);
             }
             Ok(PacketOutcome::Dropped) => return,
             Ok(PacketOutcome::Taken) => {}
@@ -310,7 +310,7 @@ impl Target {
         }
         served.end_again_if_ended();
         if is_closed {
-            self.drop_connection(&served, false);
+            self.drop_connection(&served);
         }
     }
 
@@ -343,10 +343,21 @@ impl Target {
         }
     }
 
-    /// If the initiator `comes_back`, its exports are kept as long as for a silent connection.
-    fn drop_connection(&self, connection: &Arc<TargetConnection>, comes_back: bool) {
+    fn drop_connection(&self, connection: &Arc<TargetConnection>) {
+        connection.end(None);
+        self.let_leave(connection);
+    }
+
+    /// As `drop_connection`, for an initiator that comes back: its exports are kept as long as for
+    /// a silent connection.
+    fn drop_awaited(&self, connection: &Arc<TargetConnection>) {
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
-        connection.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
+        connection.end(Some(self.clock.now_ns() + silence_ns));
+        self.let_leave(connection);
+    }
+
+    /// The connection has ended; it stays known until devices have answered its requests.
+    fn let_leave(&self, connection: &Arc<TargetConnection>) {
         // Locked before the connection leaves the other table, so that no thread misses it in both.
         let mut leaving = self.leaving.lock();
         if self.connections.write().remove(&connection.local).is_some() && connection.is_busy() {
@@ -365,7 +376,7 @@ impl Target {
             let connections = self.connections.read();
             connections.values().filter(|served| is_own(served)).cloned().collect()
         };
-        old.iter().for_each(|served| self.drop_connection(served, true));
+        old.iter().for_each(|served| self.drop_awaited(served));
         let mut leaving = self.leaving.lock();
         leaving.retain(|served| served.is_busy());
         !leaving.iter().any(is_own)
@@ -426,7 +437,7 @@ impl Target {
         }
         for served in silent {
             tracing::warn!("link: {} was silent for {} s", served.name, self.options.silence_max_s);
-            self.drop_connection(&served, false);
+            self.drop_connection(&served);
         }
         self.leaving.lock().retain(|served| served.is_busy());
     }
@@ -449,7 +460,7 @@ impl Target {
         let all: Vec<Arc<TargetConnection>> = self.connections.read().values().cloned().collect();
         for served in all {
             served.connection.send_close(12, "the target is stopping");
-            self.drop_connection(&served, false);
+            self.drop_connection(&served);
         }
     }
 

@@ -236,7 +236,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an initiator that reconnects has lost its place meanwhile",
         "link/src/target/mod.rs",
-        "old.iter().for_each(|served| self.drop_connection(served, true));",
-        "old.iter().for_each(|served| self.drop_connection(served, false));",
+        "old.iter().for_each(|served| self.drop_awaited(served));",
+        "old.iter().for_each(|served| self.drop_connection(served));",
     ),
 ];
