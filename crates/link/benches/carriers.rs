@@ -22,7 +22,7 @@ use cable::{Cable, End};
 const MTU_BYTES: usize = 9000;
 /// Enough for the system calls to cost little, few enough for every queue.
 const BATCH_PACKETS: usize = 56;
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 type Halves = (Box<dyn Sender>, Box<dyn Receiver>);
 
@@ -72,7 +72,8 @@ fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
         while begin.elapsed().as_secs_f64() < seconds {
             match sender.send(&ends.to, &batch, at).expect("sent") {
                 0 => {
-                    own.receive(Some(PATIENCE), true, &mut |_, _| ()).expect("the carrier lives");
+                    own.receive(Some(ANSWER_TIME_MAX), true, &mut |_, _| ())
+                        .expect("the carrier lives");
                 }
                 count => (sent_count, at) = (sent_count + count as u64, (at + count) % batch.len()),
             }
@@ -114,9 +115,13 @@ fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
         while begin.elapsed().as_secs_f64() < seconds {
             let trip = Instant::now();
             sender.send(&ends.to, batch, 0).expect("sent");
-            while own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("it lives").packets == 0
+            while own
+                .receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ())
+                .expect("it lives")
+                .packets
+                == 0
             {
-                assert!(trip.elapsed() < PATIENCE, "no answer");
+                assert!(trip.elapsed() < ANSWER_TIME_MAX, "no answer");
             }
             trips.push(trip.elapsed());
         }
@@ -141,8 +146,8 @@ fn tcp(cable: &Cable) -> io::Result<Ends> {
     let local = "10.97.0.2:0".parse().expect("an address");
     let listener = cable.at(End::B, || StreamListener::open(local, None))?;
     let to = listener.local()?;
-    let near = cable.at(End::A, || connect(to, None, PATIENCE))?;
-    let (sender, receiver, _) = listener.accept(Some(PATIENCE))?.expect("it connected");
+    let near = cable.at(End::A, || connect(to, None, ANSWER_TIME_MAX))?;
+    let (sender, receiver, _) = listener.accept(Some(ANSWER_TIME_MAX))?.expect("it connected");
     Ok(Ends {
         near: boxed(near),
         far: boxed((sender, receiver)),

@@ -34,7 +34,7 @@ use sawmill_link::{ConnectionStatus, LinkStatus, Unpacker};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const EXPORT: &str = "disk";
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
@@ -101,7 +101,7 @@ struct Load {
     device: RemoteDevice,
     operation: Operation,
     bytes: u64,
-    places: u64,
+    ranges: u64,
     next: AtomicU64,
     done: AtomicU64,
     failure_count: AtomicU64,
@@ -112,7 +112,7 @@ struct Load {
 
 impl Load {
     fn submit(&self, exchange: Box<RepeatExchange>) {
-        let address = self.next.fetch_add(1, Relaxed) % self.places * self.bytes;
+        let address = self.next.fetch_add(1, Relaxed) % self.ranges * self.bytes;
         self.device.submit(Request::new(
             self.operation,
             address,
@@ -171,22 +171,22 @@ fn load(options: &Options) -> Result<()> {
         Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
     let attached = InitiatorThreads::new(initiator, &addresses)?;
     let initiator = attached.initiator();
-    let answer = initiator.request_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
+    let answer = initiator.request_open(EXPORT, OpenMode::default()).wait(ANSWER_TIME_MAX)?;
     let device = initiator.opened(EXPORT, OpenMode::default(), &answer)?;
-    let all_open = Instant::now() + PATIENCE;
+    let all_open = Instant::now() + ANSWER_TIME_MAX;
     while initiator.status().links.iter().any(|link| !link.open) {
         if Instant::now() > all_open {
             return Err("a link does not open".into());
         }
         thread::sleep(Duration::from_millis(5));
     }
-    let places = device.geometry().size_bytes / bytes;
+    let ranges = device.geometry().size_bytes / bytes;
     let (end_sender, end) = mpsc::channel();
     let load = Arc::new(Load {
         device,
         operation,
         bytes,
-        places,
+        ranges,
         next: 0.into(),
         done: 0.into(),
         failure_count: 0.into(),
@@ -209,7 +209,7 @@ fn load(options: &Options) -> Result<()> {
     let (spent_s, status) = (cpu_s() - cpu, initiator.status());
     load.stops.store(true, Relaxed);
     println!("{}", report(took_s, requests, spent_s, load.failure_count.load(Relaxed), &status));
-    end.recv_timeout(PATIENCE)?;
+    end.recv_timeout(ANSWER_TIME_MAX)?;
     Ok(())
 }
 

@@ -39,7 +39,7 @@ use stacks::{Bytes, Pages, Stack};
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 const PAGE: u64 = 4096;
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([0x5a; 32]))
@@ -125,7 +125,7 @@ fn attach(address: &LinkAddress) -> Result<(InitiatorThreads, RemoteDevice)> {
         Initiator::new(InitiatorOptions::default(), key(), 1, Arc::new(SteadyClock), unguessable());
     let attached = InitiatorThreads::new(initiator, std::slice::from_ref(address))?;
     let mode = OpenMode::default();
-    let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE)?;
+    let answer = attached.initiator().request_open("disk", mode).wait(ANSWER_TIME_MAX)?;
     let device = attached.initiator().opened("disk", mode, &answer)?;
     Ok((attached, device))
 }

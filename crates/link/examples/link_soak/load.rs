@@ -19,7 +19,7 @@ use sawmill_sys::CountingAllocator;
 use crate::worker::{Counts, Worker};
 use crate::{Options, Result, key, print_line};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 /// Workers of one device.
 const WORKERS: u64 = 4;
 /// Few and small, so that requests wait for credits.
@@ -60,7 +60,7 @@ impl LinkAttachment {
 
     /// Waits until all links and credits are back after a fault.
     fn wait_for_links(&self) -> Result<()> {
-        let most = Instant::now() + PATIENCE;
+        let most = Instant::now() + ANSWER_TIME_MAX;
         loop {
             let status = self.attached.initiator().status();
             let calm = status.connected && status.pending == 0 && status.slots_free == status.slots;
@@ -76,10 +76,10 @@ impl LinkAttachment {
 }
 
 fn open(attached: &InitiatorThreads, export: &str) -> Result<RemoteDevice> {
-    let (mode, most) = (OpenMode::default(), Instant::now() + PATIENCE);
+    let (mode, most) = (OpenMode::default(), Instant::now() + ANSWER_TIME_MAX);
     loop {
         let initiator = attached.initiator();
-        match initiator.request_open(export, mode).wait(PATIENCE) {
+        match initiator.request_open(export, mode).wait(ANSWER_TIME_MAX) {
             Ok(answer) => return Ok(initiator.opened(export, mode, &answer)?),
             // The connection that we closed still has it, because the close may have been lost.
             Err(error) if error.kind() == ErrorKind::InUse && Instant::now() < most => {

@@ -39,7 +39,7 @@ pub enum LinkAddress {
     Xdp(String),
 }
 
-/// A place that is reachable by IP.
+/// A host and a port of it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HostPort {
     /// An address or a name; IPv6 without its brackets.
@@ -70,10 +70,10 @@ impl LinkAddress {
     /// Errors: as for one address; an empty list; a duplicate.
     pub fn list(text: &str) -> Result<Vec<Self>, AddressError> {
         let mut addresses = Vec::new();
-        for part in text.split(',') {
-            let address: LinkAddress = part.trim().parse()?;
+        for entry in text.split(',') {
+            let address: LinkAddress = entry.trim().parse()?;
             if addresses.contains(&address) {
-                return Err(wrong(part, "it is listed twice", "write each link once"));
+                return Err(wrong(entry, "it is listed twice", "write each link once"));
             }
             addresses.push(address);
         }
@@ -103,8 +103,8 @@ impl FromStr for LinkAddress {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let kinds = "write udp:HOST[:PORT], tcp:HOST[:PORT], eth:INTERFACE or xdp:INTERFACE";
         match text.split_once(':') {
-            Some(("udp", place)) => Ok(LinkAddress::Udp(host_port(text, place)?)),
-            Some(("tcp", place)) => Ok(LinkAddress::Tcp(host_port(text, place)?)),
+            Some(("udp", written)) => Ok(LinkAddress::Udp(parse_host_port(text, written)?)),
+            Some(("tcp", written)) => Ok(LinkAddress::Tcp(parse_host_port(text, written)?)),
             Some(("eth", name)) => Ok(LinkAddress::Ethernet(interface(text, name)?)),
             Some(("xdp", name)) => Ok(LinkAddress::Xdp(interface(text, name)?)),
             _ if text.is_empty() => Err(wrong(text, "it is empty", kinds)),
@@ -113,12 +113,12 @@ impl FromStr for LinkAddress {
     }
 }
 
-fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
-    let (place, interface) = match place.split_once('@') {
-        Some((place, name)) => (place, Some(interface(text, name)?)),
-        None => (place, None),
+fn parse_host_port(text: &str, written: &str) -> Result<HostPort, AddressError> {
+    let (written, interface) = match written.split_once('@') {
+        Some((written, name)) => (written, Some(interface(text, name)?)),
+        None => (written, None),
     };
-    let (host, port) = if let Some(inside) = place.strip_prefix('[') {
+    let (host, port) = if let Some(inside) = written.strip_prefix('[') {
         let Some((host, after)) = inside.split_once(']') else {
             return Err(wrong(text, "a bracket is missing", "write [::1]:9700"));
         };
@@ -136,12 +136,12 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
             None => return Err(wrong(text, "no port follows the bracket", "write [::1]:9700")),
         }
     } else {
-        match place.split_once(':') {
+        match written.split_once(':') {
             Some((_, port)) if port.contains(':') => {
                 return Err(wrong(text, "IPv6 needs brackets", "write [::1]:9700"));
             }
             Some((host, port)) => (host, Some(port)),
-            None => (place, None),
+            None => (written, None),
         }
     };
     if host.is_empty()
@@ -189,8 +189,8 @@ impl fmt::Display for HostPort {
 impl fmt::Display for LinkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LinkAddress::Udp(place) => write!(f, "udp:{place}"),
-            LinkAddress::Tcp(place) => write!(f, "tcp:{place}"),
+            LinkAddress::Udp(host_port) => write!(f, "udp:{host_port}"),
+            LinkAddress::Tcp(host_port) => write!(f, "tcp:{host_port}"),
             LinkAddress::Ethernet(name) => write!(f, "eth:{name}"),
             LinkAddress::Xdp(name) => write!(f, "xdp:{name}"),
         }
@@ -260,14 +260,14 @@ mod tests {
 
     #[test]
     fn an_address_resolves_without_a_name_server() {
-        let place = |text: &str| match text.parse().expect(text) {
-            LinkAddress::Udp(place) | LinkAddress::Tcp(place) => place,
-            LinkAddress::Ethernet(_) | LinkAddress::Xdp(_) => panic!("no place"),
+        let host_port = |text: &str| match text.parse().expect(text) {
+            LinkAddress::Udp(host_port) | LinkAddress::Tcp(host_port) => host_port,
+            LinkAddress::Ethernet(_) | LinkAddress::Xdp(_) => panic!("no host"),
         };
         assert_eq!(
-            place("udp:127.0.0.1").resolve().expect("known"),
+            host_port("udp:127.0.0.1").resolve().expect("known"),
             "127.0.0.1:9700".parse().unwrap()
         );
-        assert_eq!(place("tcp:[::1]:7").resolve().expect("known"), "[::1]:7".parse().unwrap());
+        assert_eq!(host_port("tcp:[::1]:7").resolve().expect("known"), "[::1]:7".parse().unwrap());
     }
 }

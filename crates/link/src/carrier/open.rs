@@ -64,18 +64,18 @@ pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
 
 fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
     Ok(match address {
-        LinkAddress::Udp(place) => {
-            let to = place.resolve()?;
+        LinkAddress::Udp(host_port) => {
+            let to = host_port.resolve()?;
             let any = match to.is_ipv6() {
                 true => Ipv6Addr::UNSPECIFIED.into(),
                 false => Ipv4Addr::UNSPECIFIED.into(),
             };
-            let options = udp_options(SocketAddr::new(any, 0), place);
+            let options = udp_options(SocketAddr::new(any, 0), host_port);
             (Carrier::udp(&options)?, Peer::Udp(to))
         }
-        LinkAddress::Tcp(place) => {
-            let interface = place.interface.as_deref();
-            let (sender, receiver) = connect(place.resolve()?, interface, wait)?;
+        LinkAddress::Tcp(host_port) => {
+            let interface = host_port.interface.as_deref();
+            let (sender, receiver) = connect(host_port.resolve()?, interface, wait)?;
             (Carrier::of(sender, receiver), Peer::Stream)
         }
         LinkAddress::Ethernet(name) => (Carrier::ethernet(name)?, BROADCAST),
@@ -92,23 +92,24 @@ pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListe
 
 fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
     Ok(match address {
-        LinkAddress::Udp(place) => {
+        LinkAddress::Udp(host_port) => {
             let shared_port = receivers > 1;
-            let options = UdpOptions { shared_port, ..udp_options(place.resolve()?, place) };
+            let options =
+                UdpOptions { shared_port, ..udp_options(host_port.resolve()?, host_port) };
             let carriers = (0..receivers.max(1)).map(|_| Carrier::udp(&options));
             TargetListener::Packets(carriers.collect::<io::Result<_>>()?)
         }
-        LinkAddress::Tcp(place) => {
-            let interface = place.interface.as_deref();
-            TargetListener::Streams(StreamListener::open(place.resolve()?, interface)?)
+        LinkAddress::Tcp(host_port) => {
+            let interface = host_port.interface.as_deref();
+            TargetListener::Streams(StreamListener::open(host_port.resolve()?, interface)?)
         }
         LinkAddress::Ethernet(name) => TargetListener::Packets(vec![Carrier::ethernet(name)?]),
         LinkAddress::Xdp(name) => TargetListener::Packets(vec![Carrier::xdp(name)?]),
     })
 }
 
-fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {
-    UdpOptions { interface: place.interface.clone(), ..UdpOptions::on(local) }
+fn udp_options(local: SocketAddr, host_port: &HostPort) -> UdpOptions {
+    UdpOptions { interface: host_port.interface.clone(), ..UdpOptions::on(local) }
 }
 
 fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
@@ -154,7 +155,7 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
     fn free_port() -> u16 {
         // The kernel chose this port, and does not assign it again so soon after its release.
@@ -177,17 +178,18 @@ mod tests {
             let address: LinkAddress =
                 format!("{kind}:127.0.0.1:{}", free_port()).parse().expect("one");
             let listening = listen(&address, 1).expect("listens");
-            let (carrier, peer) = reach(&address, PATIENCE).expect("reached");
+            let (carrier, peer) = reach(&address, ANSWER_TIME_MAX).expect("reached");
             assert_eq!(carrier.sender.send(&peer, &packet(), 0).expect("sent"), 1);
             let mut receiver = match listening {
                 TargetListener::Packets(mut carriers) => carriers.remove(0).receiver,
                 TargetListener::Streams(listener) => {
                     let (_, receiver, _) =
-                        listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+                        listener.accept(Some(ANSWER_TIME_MAX)).expect("lives").expect("a stream");
                     Box::new(receiver)
                 }
             };
-            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("lives");
+            let woken =
+                receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).expect("lives");
             assert_eq!(woken.packets, 1);
         }
     }
@@ -220,7 +222,7 @@ mod tests {
             );
         }
         let nobody: LinkAddress = format!("tcp:127.0.0.1:{}", free_port()).parse().expect("one");
-        let error = reach(&nobody, PATIENCE).err().expect("refused");
+        let error = reach(&nobody, ANSWER_TIME_MAX).err().expect("refused");
         assert!(error.kind() == io::ErrorKind::ConnectionRefused, "{error}");
         assert!(error.to_string().ends_with("no process listens there"), "{error}");
     }

@@ -124,7 +124,7 @@ impl Proofs {
 }
 
 /// How long a secret makes cookies. It stays valid for as long again.
-const SECRET_NS: u64 = 120 * SECOND;
+const SECRET_EVERY_NS: u64 = 120 * SECOND;
 
 /// Makes and recognizes cookies, without state about their owners.
 #[derive(Default)]
@@ -135,13 +135,14 @@ pub(crate) struct CookieSecrets {
 
 impl CookieSecrets {
     fn renew(&mut self, now: u64) {
-        let is_new = |secret: &(hmac::Key, u64)| now.saturating_sub(secret.1) < SECRET_NS;
+        let is_new = |secret: &(hmac::Key, u64)| now.saturating_sub(secret.1) < SECRET_EVERY_NS;
         if self.secrets[0].as_ref().is_some_and(is_new) {
             return;
         }
         let new_key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let before =
-            self.secrets[0].take().filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_NS);
+        let before = self.secrets[0]
+            .take()
+            .filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_EVERY_NS);
         // A machine without randomness makes no cookies; it greets no peer either.
         self.secrets = [new_key.ok().map(|key| (key, now)), before];
     }
@@ -207,12 +208,12 @@ mod tests {
             !CookieSecrets::default().is_ours(&cookie, &peer(1), &MESSAGE, SECOND),
             "another target"
         );
-        assert!(cookies.is_ours(&cookie, &peer(1), &MESSAGE, SECRET_NS), "the secret before");
-        assert!(!cookies.is_ours(&cookie, &peer(1), &MESSAGE, 2 * SECRET_NS), "too old");
+        assert!(cookies.is_ours(&cookie, &peer(1), &MESSAGE, SECRET_EVERY_NS), "the secret before");
+        assert!(!cookies.is_ours(&cookie, &peer(1), &MESSAGE, 2 * SECRET_EVERY_NS), "too old");
         let mut idle_secrets = CookieSecrets::default();
         let cookie = idle_secrets.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
         assert!(
-            !idle_secrets.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_NS),
+            !idle_secrets.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_EVERY_NS),
             "too old, though nothing came"
         );
     }

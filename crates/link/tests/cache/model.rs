@@ -34,8 +34,8 @@ struct Owner<'a> {
 }
 
 impl Owner<'_> {
-    fn address(&self, place: u64) -> u64 {
-        self.first + place / self.stripe * self.every + place % self.stripe
+    fn address(&self, at: u64) -> u64 {
+        self.first + at / self.stripe * self.every + at % self.stripe
     }
 
     /// A read that retries, because failures are random.
@@ -48,28 +48,28 @@ impl Owner<'_> {
     }
 
     /// Determines the content of a range in which each byte may be old or `new`.
-    fn settle(&mut self, place: usize, new: &[u8], step: u64) {
-        let now = self.read(self.address(place as u64), new.len());
+    fn settle(&mut self, at: usize, new: &[u8], step: u64) {
+        let now = self.read(self.address(at as u64), new.len());
         for (offset, byte) in now.iter().enumerate() {
-            let old = self.model[place + offset];
+            let old = self.model[at + offset];
             let sound = *byte == old || *byte == new[offset];
             assert!(
                 sound,
                 "step {step}: byte {} is {byte}, not {old} or {}",
-                place + offset,
+                at + offset,
                 new[offset]
             );
         }
-        self.model[place..place + new.len()].copy_from_slice(&now);
+        self.model[at..at + new.len()].copy_from_slice(&now);
     }
 
     fn step(&mut self, step: u64) {
         let longest = if self.random.below(16) == 0 { 12_000 } else { 900 };
-        let place = self.random.below(self.model.len() as u64);
-        let room = (self.stripe - place % self.stripe).min(self.model.len() as u64 - place);
+        let at = self.random.below(self.model.len() as u64);
+        let room = (self.stripe - at % self.stripe).min(self.model.len() as u64 - at);
         let length = 1 + self.random.below(longest.min(room)) as usize;
-        let (address, place) = (self.address(place), place as usize);
-        let range = place..place + length;
+        let (address, at) = (self.address(at), at as usize);
+        let range = at..at + length;
         match self.random.below(100) {
             0..45 => {
                 let first = self.random.below(256) as u8;
@@ -80,7 +80,7 @@ impl Owner<'_> {
                     self.cache.call(Operation::Write, address, length as u64, flags, bytes.clone());
                 match outcome {
                     Ok(_) => self.model[range].copy_from_slice(&bytes),
-                    Err(_) => self.settle(place, &bytes, step),
+                    Err(_) => self.settle(at, &bytes, step),
                 }
             }
             45..93 => {
@@ -96,12 +96,12 @@ impl Owner<'_> {
                 if zeroed.is_ok() {
                     self.model[range].fill(0);
                 } else {
-                    self.settle(place, &vec![0; length], step);
+                    self.settle(at, &vec![0; length], step);
                 }
             }
             95..96 => {
                 let _ = self.cache.discard(address, length as u64);
-                self.settle(place, &vec![0; length], step);
+                self.settle(at, &vec![0; length], step);
             }
             96..97 => match self.random.below(8) {
                 0 if self.alone => self.lose(),
@@ -131,11 +131,11 @@ impl Owner<'_> {
         while self.below.has_lost() {
             assert!(self.cache.flush().is_err(), "a flush must report the loss");
         }
-        let places = (0..self.model.len()).step_by(5000);
-        for place in places {
-            let end = self.model.len().min(place + 5000);
-            let now = self.read(self.address(place as u64), end - place);
-            self.model[place..end].copy_from_slice(&now);
+        let starts = (0..self.model.len()).step_by(5000);
+        for at in starts {
+            let end = self.model.len().min(at + 5000);
+            let now = self.read(self.address(at as u64), end - at);
+            self.model[at..end].copy_from_slice(&now);
         }
     }
 

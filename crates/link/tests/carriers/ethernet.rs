@@ -8,7 +8,8 @@ use sawmill_sys::net::FrameSocket;
 
 use crate::cable::{Cable, End};
 use crate::packets::{
-    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full, wait_for_room,
+    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full,
+    wait_for_room,
 };
 
 fn open(cable: &Cable, end: End) -> (EthernetSender, EthernetReceiver) {
@@ -53,7 +54,9 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
     let mut from = Vec::new();
     while from.len() < 2 {
         let on_packet = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
-        assert!(receiver.receive(Some(PATIENCE), false, on_packet).expect("lives").packets > 0);
+        assert!(
+            receiver.receive(Some(ANSWER_TIME_MAX), false, on_packet).expect("lives").packets > 0
+        );
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
     let answer = far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
@@ -89,7 +92,7 @@ fn an_interface_taken_down_is_an_error_and_one_put_up_opens_again() {
     let (sender, mut own) = open(&cable, End::A);
     let batch = batch_of(0, &[100, 100]);
     cable.link(End::A, &["down"]);
-    let error = own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("down");
+    let error = own.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).expect_err("down");
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
     let error = sender.send(&BROADCAST, &batch, 0).expect_err("down");
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
@@ -115,7 +118,7 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
     assert_eq!(errno(&open_error("lo")), Some(Errno::INVAL));
     // Removing one end removes the other.
     drop(cable);
-    while own.receive(Some(PATIENCE), false, &mut |_, _| ()).is_ok() {}
+    while own.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).is_ok() {}
     assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
 }
 
@@ -172,7 +175,7 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
         assert_eq!(later_count, 1);
         let mut received = 0;
         while received < sent_count + later_count {
-            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+            let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
                 assert_eq!(bytes, batch.packet(0));
             });
             let packets = woken.expect("lives").packets;

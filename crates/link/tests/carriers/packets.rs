@@ -5,7 +5,7 @@ use std::time::Duration;
 use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons};
 
 /// How long a test waits for something that must arrive.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// The most bytes in flight at a time.
 const ROW_BYTES_MAX: usize = 132_000;
@@ -47,7 +47,7 @@ pub(crate) fn batch_of(first: u32, sizes: &[usize]) -> Batch {
 /// Receives once. Expects at least one packet, numbered from `first` on, in order.
 fn expect_some(receiver: &mut dyn Receiver, first: u32) -> WakeReasons {
     let mut next = first;
-    let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+    let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
         assert_eq!(number_of(bytes), next);
         next += 1;
     });
@@ -159,5 +159,5 @@ pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> 
 
 /// Waits for room to send.
 pub(crate) fn wait_for_room(receiver: &mut dyn Receiver) {
-    while !receiver.receive(Some(PATIENCE), true, &mut |_, _| ()).expect("lives").writable {}
+    while !receiver.receive(Some(ANSWER_TIME_MAX), true, &mut |_, _| ()).expect("lives").writable {}
 }

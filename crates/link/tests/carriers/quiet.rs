@@ -6,7 +6,7 @@ use sawmill_link::carrier::{
 use sawmill_sys::CountingAllocator;
 
 use crate::cable::{Cable, End};
-use crate::packets::{PATIENCE, batch_of};
+use crate::packets::{ANSWER_TIME_MAX, batch_of};
 use crate::xdp;
 
 fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
@@ -17,7 +17,8 @@ fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
             sent += sender.send(to, &batch, sent).expect("sent");
         }
         while received < sent {
-            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| bytes[0] = 1);
+            let woken =
+                receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| bytes[0] = 1);
             let packets = woken.expect("lives").packets;
             assert!(packets > 0, "a packet did not come");
             received += packets;
@@ -49,9 +50,9 @@ fn nothing_is_allocated_while_packets_travel_over_tcp() {
     let listener =
         StreamListener::open("127.0.0.1:0".parse().expect("one"), None).expect("a listener");
     let (sender, _own) =
-        connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+        connect(listener.local().expect("bound"), None, ANSWER_TIME_MAX).expect("connected");
     let (_there, mut receiver, _) =
-        listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+        listener.accept(Some(ANSWER_TIME_MAX)).expect("lives").expect("a stream");
     travel(&sender, &Peer::Stream, &mut receiver);
 }
 

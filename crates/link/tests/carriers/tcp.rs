@@ -9,7 +9,8 @@ use sawmill_link::carrier::{
 };
 
 use crate::packets::{
-    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full, wait_for_room,
+    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full,
+    wait_for_room,
 };
 
 type StreamHalves = (StreamSender, StreamReceiver);
@@ -19,13 +20,15 @@ fn listener() -> StreamListener {
 }
 
 fn accepted(listener: &StreamListener) -> StreamHalves {
-    let (sender, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+    let (sender, receiver, _) =
+        listener.accept(Some(ANSWER_TIME_MAX)).expect("lives").expect("a stream");
     (sender, receiver)
 }
 
 fn pair() -> (StreamHalves, StreamHalves) {
     let listener = listener();
-    let connected = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+    let connected =
+        connect(listener.local().expect("bound"), None, ANSWER_TIME_MAX).expect("connected");
     (connected, accepted(&listener))
 }
 
@@ -71,7 +74,7 @@ fn a_packet_that_arrives_in_pieces_is_put_together_and_a_torn_end_is_an_error() 
     raw.write_all(&packet(4, 100)[..50]).expect("written");
     drop(raw);
     let error = loop {
-        match receiver.receive(Some(PATIENCE), false, &mut |_, _| panic!("half a packet")) {
+        match receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| panic!("half a packet")) {
             Ok(_) => (),
             Err(error) => break error,
         }
@@ -97,7 +100,7 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
             own
         });
         while received < sent_count {
-            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+            let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
                 assert_eq!(bytes, batch.packet(0));
             });
             let packets = woken.expect("lives").packets;
@@ -123,7 +126,7 @@ fn an_invalid_length_is_counted_and_ends_the_stream() {
         let (mut packets, mut malformed) = (0, 0);
         let error = loop {
             match receiver
-                .receive(Some(PATIENCE), false, &mut |_, bytes| assert_eq!(bytes.len(), 24))
+                .receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| assert_eq!(bytes.len(), 24))
             {
                 Ok(woken) => {
                     (packets, malformed) = (packets + woken.packets, malformed + woken.malformed)
@@ -145,7 +148,7 @@ fn a_peer_that_leaves_between_packets_closed_the_stream() {
     assert_eq!(sender.send(&Peer::Stream, &batch_of(3, &[24]), 0).expect("sent"), 1);
     drop((sender, own));
     expect_in_order(&mut receiver, 3, 1);
-    let error = receiver.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("closed");
+    let error = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).expect_err("closed");
     assert!(
         error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"),
         "{error}"
@@ -161,7 +164,7 @@ fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
     listener.waker().wake();
     assert!(listener.accept(None).expect("lives").is_none());
     let clients: Vec<_> =
-        (0..3).map(|_| connect(local, None, PATIENCE).expect("connected")).collect();
+        (0..3).map(|_| connect(local, None, ANSWER_TIME_MAX).expect("connected")).collect();
     for (number, (sender, _)) in (0..).zip(&clients) {
         assert_eq!(sender.send(&Peer::Stream, &batch_of(number, &[24]), 0).expect("sent"), 1);
         let (_, mut receiver) = accepted(&listener);
@@ -172,9 +175,9 @@ fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
 #[test]
 fn no_listener_and_no_such_interface_are_errors() {
     let free = listener().local().expect("bound");
-    let error = connect(free, None, PATIENCE).err().expect("no process listens");
+    let error = connect(free, None, ANSWER_TIME_MAX).err().expect("no process listens");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-    assert!(connect(free, Some("nosuch0"), PATIENCE).is_err());
+    assert!(connect(free, Some("nosuch0"), ANSWER_TIME_MAX).is_err());
     let ((sender, _own), _far_sender) = pair();
     assert!(sender.send(&Peer::Ethernet([1; 6]), &batch_of(0, &[24]), 0).is_err());
     let too_long = batch_of(0, &[PACKET_BYTES_MAX + 1]);

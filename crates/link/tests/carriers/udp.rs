@@ -10,8 +10,8 @@ use sawmill_link::carrier::{
 
 use crate::cable::{Cable, End};
 use crate::packets::{
-    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, number_of, packet, send_until_full,
-    wait_for_room,
+    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, number_of, packet,
+    send_until_full, wait_for_room,
 };
 
 fn open(local: &str, segmentation: bool) -> (UdpSender, UdpReceiver) {
@@ -19,7 +19,7 @@ fn open(local: &str, segmentation: bool) -> (UdpSender, UdpReceiver) {
     open_udp(&UdpOptions { segmentation, ..UdpOptions::on(local) }).expect("UDP")
 }
 
-fn place(sender: &UdpSender) -> Peer {
+fn peer_of(sender: &UdpSender) -> Peer {
     Peer::Udp(sender.local().expect("bound"))
 }
 
@@ -29,7 +29,7 @@ fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation()
     {
         let (sender, mut own) = open(local, segmentation);
         let (far_sender, mut receiver) = open(local, segmentation);
-        all_sizes_arrive(&sender, &place(&far_sender), &mut receiver, &mut own);
+        all_sizes_arrive(&sender, &peer_of(&far_sender), &mut receiver, &mut own);
         assert_eq!(sender.has_segmentation(), segmentation);
     }
 }
@@ -38,7 +38,7 @@ fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation()
 fn packets_of_all_sizes_arrive_over_a_cable_that_cuts_in_software_too() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
-    let to = place(&far_sender);
+    let to = peer_of(&far_sender);
     for software in [false, true] {
         if software {
             cable.link(End::A, &["gso_max_segs", "1"]);
@@ -55,13 +55,15 @@ fn packets_of_all_sizes_arrive_over_a_cable_that_cuts_in_software_too() {
 #[test]
 fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_families() {
     let (target, mut at_target) = open("[::]:0", true);
-    let Peer::Udp(bound) = place(&target) else { panic!("UDP") };
+    let Peer::Udp(bound) = peer_of(&target) else { panic!("UDP") };
     let to = Peer::Udp(SocketAddr::from(([127, 0, 0, 1], bound.port())));
     let (initiator, mut at_initiator) = open("127.0.0.1:0", true);
     assert_eq!(initiator.send(&to, &batch_of(1, &[24]), 0).expect("sent"), 1);
     let mut from = None;
-    at_target.receive(Some(PATIENCE), false, &mut |peer, _| from = Some(*peer)).expect("lives");
-    assert_eq!(from, Some(place(&initiator)));
+    at_target
+        .receive(Some(ANSWER_TIME_MAX), false, &mut |peer, _| from = Some(*peer))
+        .expect("lives");
+    assert_eq!(from, Some(peer_of(&initiator)));
     assert_eq!(target.send(&from.expect("it came"), &batch_of(2, &[1000]), 0).expect("sent"), 1);
     expect_in_order(&mut at_initiator, 2, 1);
 }
@@ -69,7 +71,7 @@ fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_fami
 #[test]
 fn invalid_lengths_are_counted_and_what_follows_a_packet_is_cut() {
     let (far_sender, mut receiver) = open("127.0.0.1:0", true);
-    let Peer::Udp(to) = place(&far_sender) else { panic!("UDP") };
+    let Peer::Udp(to) = peer_of(&far_sender) else { panic!("UDP") };
     let raw = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let mut too_long = packet(0, 100);
     too_long[4] = 101;
@@ -92,7 +94,7 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
             .expect("UDP on a shared port")
     };
     let (first, mut receiver) = shared("127.0.0.1:0".parse().expect("an address"));
-    let Peer::Udp(local) = place(&first) else { panic!("UDP") };
+    let Peer::Udp(local) = peer_of(&first) else { panic!("UDP") };
     let (_second, mut other) = shared(local);
     let senders: Vec<_> = (0..64).map(|_| open("127.0.0.1:0", true)).collect();
     for (number, (sender, _)) in (0..).zip(&senders) {
@@ -127,17 +129,17 @@ fn a_full_socket_takes_none_and_later_has_room() {
     }
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, mut own) = cable.at(End::A, || open("10.97.0.1:0", true));
-    let sent_count = send_until_full(&sender, &place(&far_sender), &batch_of(0, &[8972; 7]));
+    let sent_count = send_until_full(&sender, &peer_of(&far_sender), &batch_of(0, &[8972; 7]));
     assert!(sent_count > 50, "the kernel's buffer is larger than {sent_count} packets");
     wait_for_room(&mut own);
     cable.hurry(End::A);
     let mut packet_count = 0;
-    let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+    let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
         number_of(bytes);
         packet_count += 1;
     });
     assert!(woken.expect("lives").packets == packet_count && packet_count > 0);
-    assert!(sender.send(&place(&far_sender), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
+    assert!(sender.send(&peer_of(&far_sender), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn a_packet_that_does_not_fit_is_an_error_and_never_fragmented() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
-    let to = place(&far_sender);
+    let to = peer_of(&far_sender);
     let fits = cable.at(End::A, || sender.packet_bytes_max(&to));
     assert_eq!(fits, 1472);
     for sizes in [&[fits + 1][..], &[fits + 1; 3]] {
@@ -164,9 +166,9 @@ fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
     cable.link(End::A, &["down"]);
-    assert!(sender.send(&place(&far_sender), &batch_of(0, &[24]), 0).is_err());
+    assert!(sender.send(&peer_of(&far_sender), &batch_of(0, &[24]), 0).is_err());
     cable.link(End::A, &["up"]);
-    assert_eq!(sender.send(&place(&far_sender), &batch_of(5, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&peer_of(&far_sender), &batch_of(5, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 5, 1);
 }
 
@@ -184,9 +186,9 @@ fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_an_error() {
     };
     let (over_lo, _own) = tied("lo");
     let not_there = batch_of(0, &[24]);
-    let _ = over_lo.send(&place(&far_sender), &not_there, 0);
+    let _ = over_lo.send(&peer_of(&far_sender), &not_there, 0);
     let (over_cable, _own) = tied("cable");
-    assert_eq!(over_cable.send(&place(&far_sender), &batch_of(9, &[24]), 0).expect("sent"), 1);
+    assert_eq!(over_cable.send(&peer_of(&far_sender), &batch_of(9, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 9, 1);
 }
 

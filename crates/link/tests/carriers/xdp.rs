@@ -12,7 +12,7 @@ use sawmill_link::carrier::{
 use sawmill_testkit::skip;
 
 use crate::cable::{Cable, End};
-use crate::packets::{PATIENCE, all_sizes_arrive, batch_of, expect_in_order};
+use crate::packets::{ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order};
 
 fn try_open(
     cable: &Cable,
@@ -40,7 +40,7 @@ fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
     loop {
         match what() {
             Ok(done) => return done,
-            Err(reason) => assert!(begin.elapsed() < PATIENCE, "{reason}"),
+            Err(reason) => assert!(begin.elapsed() < ANSWER_TIME_MAX, "{reason}"),
         }
         std::thread::yield_now();
     }
@@ -91,7 +91,9 @@ fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
     let mut from = Vec::new();
     while from.len() < 2 {
         let on_packet = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
-        assert!(receiver.receive(Some(PATIENCE), false, on_packet).expect("lives").packets > 0);
+        assert!(
+            receiver.receive(Some(ANSWER_TIME_MAX), false, on_packet).expect("lives").packets > 0
+        );
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
     assert_eq!(far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent"), 1);
@@ -105,7 +107,7 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
     let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let udp = |end, address| cable.at(end, || UdpSocket::bind(address).expect("UDP"));
     let (a, b) = (udp(End::A, "10.97.0.1:9"), udp(End::B, "10.97.0.2:9"));
-    b.set_read_timeout(Some(PATIENCE)).expect("set");
+    b.set_read_timeout(Some(ANSWER_TIME_MAX)).expect("set");
     for bytes in [1, 1000, 8900] {
         assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[9000]), 0).expect("sent"), 1);
         a.send_to(&vec![7; bytes], "10.97.0.2:9").expect("sent");
@@ -188,8 +190,9 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     cable.link(End::A, &["down"]);
     let error = sender.send(&far_sender.own(), &batch_of(0, &[100]), 0).expect_err("down");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
-    let error =
-        own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("what was taken does not go");
+    let error = own
+        .receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ())
+        .expect_err("what was taken does not go");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
     cable.link(End::A, &["up"]);
     own.receive(Some(Duration::ZERO), false, &mut |_, _| ()).expect("it lives again");

@@ -16,7 +16,7 @@ use sawmill_link::initiator::{InitiatorOptions, OpenMode};
 use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Arrival, Target, TargetOptions};
 
-use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
+use crate::pair::{ANSWER_TIME_MAX, attach, free_addresses, key, listen, open};
 
 #[test]
 fn a_target_is_attached_again_and_again() {
@@ -26,7 +26,7 @@ fn a_target_is_attached_again_and_again() {
     for round in 0..100u8 {
         let attached = attach(&addresses, key(), InitiatorOptions::default());
         let answer = attached.initiator().request_open("disk", OpenMode::default());
-        let answer = answer.wait(PATIENCE / 10);
+        let answer = answer.wait(ANSWER_TIME_MAX / 10);
         let ends = (attached.initiator().status(), listener.target().status().len());
         assert!(answer.is_ok(), "round {round}: {answer:?} {ends:#?}");
         let device =
@@ -46,7 +46,7 @@ fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_go
         attach(&addresses, key(), InitiatorOptions::default()),
     );
     let ask = |attached: &sawmill_link::threads::InitiatorThreads, mode: OpenMode| {
-        let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE)?;
+        let answer = attached.initiator().request_open("disk", mode).wait(ANSWER_TIME_MAX)?;
         attached.initiator().opened("disk", mode, &answer)
     };
     let alone = OpenMode::default();
@@ -69,14 +69,16 @@ fn a_missing_export_and_another_key_are_reported() {
     let addresses = free_addresses(&["udp"]);
     let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());
-    let answer = attached.initiator().request_open("disc", OpenMode::default()).wait(PATIENCE);
+    let answer =
+        attached.initiator().request_open("disc", OpenMode::default()).wait(ANSWER_TIME_MAX);
     let error = answer.expect_err("no such export");
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("the target has: disk"), "{error}");
     let other = Security::Key(PreSharedKey::from_bytes([1; 32]));
     let options = InitiatorOptions { timeout_s: 1, ..InitiatorOptions::default() };
     let stranger = attach(&addresses, other, options);
-    let error = stranger.initiator().request_open("disk", OpenMode::default()).wait(PATIENCE);
+    let error =
+        stranger.initiator().request_open("disk", OpenMode::default()).wait(ANSWER_TIME_MAX);
     let error = error.expect_err("another key");
     assert_eq!(error.kind(), ErrorKind::Unreachable);
     assert!(error.to_string().contains("compare the key files"), "{error}");
@@ -155,7 +157,7 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
             let began = std::time::Instant::now();
             // Waits for some progress before the next end.
             while memory.read_at(0, 1).expect("memory reads")[0] == written
-                && began.elapsed() < PATIENCE
+                && began.elapsed() < ANSWER_TIME_MAX
             {
                 std::thread::yield_now();
             }
@@ -174,11 +176,12 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
 fn silent_streams_shut_no_client_out() {
     let addresses = free_addresses(&["tcp"]);
     let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
-    let LinkAddress::Tcp(place) = &addresses[0] else { panic!("it was asked for TCP") };
-    let to = place.resolve().expect("an address");
+    let LinkAddress::Tcp(host_port) = &addresses[0] else { panic!("it was asked for TCP") };
+    let to = host_port.resolve().expect("an address");
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(to).expect("it listens")).collect();
     // All are accepted, or queued before us.
     let attached = attach(&addresses, key(), InitiatorOptions::default());
-    let answer = attached.initiator().request_open("disk", OpenMode::default()).wait(PATIENCE / 12);
+    let answer =
+        attached.initiator().request_open("disk", OpenMode::default()).wait(ANSWER_TIME_MAX / 12);
     assert!(answer.is_ok(), "{} silent streams are in the way: {answer:?}", silent.len());
 }

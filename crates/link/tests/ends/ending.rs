@@ -14,7 +14,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::unguessable;
 use sawmill_link::target::{Arrival, Target, TargetOptions};
 
-use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
+use crate::pair::{ANSWER_TIME_MAX, attach, free_addresses, key, listen, open};
 
 /// One direction of a cable.
 #[derive(Default)]
@@ -128,7 +128,7 @@ fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests()
     write_of_ones(&remote);
     let began = std::time::Instant::now();
     while device.1.lock().expect("no thread panics with it").is_empty() {
-        assert!(began.elapsed() < PATIENCE, "the device never has the write");
+        assert!(began.elapsed() < ANSWER_TIME_MAX, "the device never has the write");
         std::thread::yield_now();
     }
     drop(listener);

@@ -9,7 +9,7 @@ use sawmill_link::PackedDevice;
 use sawmill_link::cache::{Cache, Options, Policy};
 use sawmill_link::initiator::InitiatorOptions;
 
-use crate::pair::{PATIENCE, Pair, attach, free_addresses, key, listen, open};
+use crate::pair::{ANSWER_TIME_MAX, Pair, attach, free_addresses, key, listen, open};
 
 const SIZE_BYTES: u64 = 64 << 20;
 
@@ -66,7 +66,9 @@ fn a_target_that_lost_its_memory_fails_a_flush_of_the_cache_and_then_shows_its_b
     cache.write_at(4096, b"lost").expect("taken");
     cache.tick(Instant::now());
     let began = Instant::now();
-    while cache.counters().dirty_bytes.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
+    while cache.counters().dirty_bytes.load(Ordering::Relaxed) > 0
+        && began.elapsed() < ANSWER_TIME_MAX
+    {
         std::thread::yield_now();
     }
     cache.write_at(8192, b"dirty").expect("taken");

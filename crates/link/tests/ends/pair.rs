@@ -15,7 +15,7 @@ use sawmill_link::threads::{InitiatorThreads, Listener};
 use sawmill_link::{PackedDevice, Unpacker};
 
 /// Longer than anything here takes, on any machine: only a hang reaches it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([9; 32]))
@@ -66,7 +66,8 @@ pub(crate) fn open(attached: &InitiatorThreads) -> RemoteDevice {
 }
 
 fn open_in(attached: &InitiatorThreads, mode: OpenMode) -> RemoteDevice {
-    let answer = attached.initiator().request_open("disk", mode).wait(PATIENCE).expect("an answer");
+    let answer =
+        attached.initiator().request_open("disk", mode).wait(ANSWER_TIME_MAX).expect("an answer");
     attached.initiator().opened("disk", mode, &answer).expect("a device")
 }
 

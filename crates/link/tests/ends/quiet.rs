@@ -15,7 +15,7 @@ use sawmill_device::{
 };
 use sawmill_sys::CountingAllocator;
 
-use crate::pair::{PATIENCE, Pair, key};
+use crate::pair::{ANSWER_TIME_MAX, Pair, key};
 
 const WARM: u64 = 2_000;
 const ALL: u64 = 20_000;
@@ -153,7 +153,7 @@ fn allocates_nothing(kinds: &[&str]) {
             Box::new(RepeatExchange { load: Arc::clone(&load), buffer, number, end_sender });
         load.submit(number, exchange);
     }
-    end.recv_timeout(PATIENCE).expect("all end").expect("all are done");
+    end.recv_timeout(ANSWER_TIME_MAX).expect("all end").expect("all are done");
     // The pair's threads must not be those that drop it.
     while Arc::strong_count(&load) > 1 {
         thread::yield_now();

@@ -6,14 +6,14 @@ use sawmill_link::initiator::OpenMode;
 
 use crate::network::Faults;
 use crate::story::{MS, Story};
-use crate::users::{SEATS, UserMix};
+use crate::users::{USERS_MAX, UserMix};
 
 /// Longer than a target waits for a silent initiator.
 const SILENCE_NS: u64 = 130_000 * MS;
 
 impl Story {
     pub(crate) fn choose_faults(&mut self) {
-        for link in 0..self.place.links * SEATS {
+        for link in 0..self.setting.links * USERS_MAX {
             let faults = Faults {
                 lose_permille: [0, 5, 100][self.dice.below(3) as usize],
                 double_permille: [0, 20, 200][self.dice.below(3) as usize],
@@ -21,14 +21,14 @@ impl Story {
                 full_permille: [0, 20, 300][self.dice.below(3) as usize],
                 delay_ns_max: [0, MS / 10, 30 * MS][self.dice.below(3) as usize],
             };
-            self.place.network.lock().expect("one thread").faults[link] = faults;
+            self.setting.network.lock().expect("one thread").faults[link] = faults;
         }
     }
 
     /// Causes a random fault.
     pub(crate) fn cause_fault(&mut self) {
         let who = self.dice.below(self.users.len() as u64) as usize;
-        let link = self.dice.below(self.place.links as u64) as usize;
+        let link = self.dice.below(self.setting.links as u64) as usize;
         let kinds = if self.user_mix == UserMix::Heirs { 18 } else { 13 };
         match self.dice.below(kinds) {
             0..3 => self.cut(who, link),
@@ -44,7 +44,7 @@ impl Story {
             11 => {
                 self.log("an eavesdropper replays packets");
                 let (now, packets) = (self.now_ns(), self.dice.below(60));
-                self.place.network.lock().expect("one thread").replay(now, packets);
+                self.setting.network.lock().expect("one thread").replay(now, packets);
             }
             12 => self.restart(true),
             _ => self.take_over(),
@@ -56,26 +56,26 @@ impl Story {
         let long = self.dice.below(3000 * MS);
         self.log(&format!("link {link} of {} is cut for {} ms", self.users[who].number, long / MS));
         let until = self.now_ns() + long;
-        let all = self.users[who].seat * self.place.links + link;
-        self.place.network.lock().expect("one thread").cut_until_ns[all] = until;
+        let all = self.users[who].seat * self.setting.links + link;
+        self.setting.network.lock().expect("one thread").cut_until_ns[all] = until;
     }
 
     fn kill_link(&mut self, who: usize, link: usize) {
         self.outcome.link_deaths += 1;
         self.log(&format!("link {link} of {} dies", self.users[who].number));
-        self.users[who].lose_path(&self.place, link);
+        self.users[who].lose_path(&self.setting, link);
         for _ in 0..self.dice.below(50) {
             self.step();
         }
         self.log("it comes back");
-        self.users[who].add_path(&self.place, link);
+        self.users[who].add_path(&self.setting, link);
     }
 
     fn silence(&mut self) {
         self.outcome.partitions += 1;
         self.log("no packet arrives for longer than a target waits");
         let until = self.now_ns() + SILENCE_NS;
-        self.place.network.lock().expect("one thread").cut_until_ns.fill(until);
+        self.setting.network.lock().expect("one thread").cut_until_ns.fill(until);
         while self.now_ns() < until {
             self.step();
         }
@@ -84,7 +84,7 @@ impl Story {
     /// Restarts the target's process, or after a power cut its machine, which loses its memory.
     fn restart(&mut self, power_cut: bool) {
         self.log(if power_cut { "the power fails" } else { "the target is killed" });
-        self.place.network.lock().expect("one thread").target_run += 1;
+        self.setting.network.lock().expect("one thread").target_run += 1;
         self.disks.iter().for_each(|disk| disk.forsaken());
         self.listen();
         self.outcome.restarts += 1;
@@ -100,7 +100,7 @@ impl Story {
         self.end_leavers();
         self.outcome.taken_over += 1;
         let used_seats: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
-        let seat = (0..SEATS).find(|seat| !used_seats.contains(seat)).expect("a seat is free");
+        let seat = (0..USERS_MAX).find(|seat| !used_seats.contains(seat)).expect("a seat is free");
         self.log("a user takes over");
         self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
     }

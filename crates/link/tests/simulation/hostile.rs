@@ -27,7 +27,7 @@ const USER: u8 = 1;
 /// A sender that receives nothing, and one that receives at any number of addresses.
 const SPOOFED: u8 = 100;
 const THIEF: u8 = 101;
-const PEACE_NS: u64 = 10 * SECOND;
+const OPEN_NS_MAX: u64 = 10 * SECOND;
 
 /// (to, from, by), in the order of their times.
 type PacketTimeline = Arc<Mutex<BTreeMap<(u64, u64), (Peer, Peer, Vec<u8>)>>>;
@@ -299,7 +299,7 @@ fn retry(hello: &[u8], cookie: &[u8]) -> Vec<u8> {
 fn a_hello_that_led_to_a_connection_is_not_answered_again() {
     scenes(|scene, _, scene_name| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
+        scene.open(OPEN_NS_MAX, |_| ()).expect("nothing is in the way");
         let hello =
             scene.user_packets_of(|kind| kind == PacketKind::Hello).pop().expect("it greeted");
         scene.stranger_packets.clear();
@@ -326,7 +326,7 @@ fn forged(sealed: &[u8], proof: &[u8]) -> Vec<u8> {
 fn forged_unknowns_at_any_rate_make_no_user_reconnect() {
     scenes(|scene, _, scene_name| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
+        scene.open(OPEN_NS_MAX, |_| ()).expect("nothing is in the way");
         let hello_count = scene.user_packets_of(|kind| kind == PacketKind::Hello).len();
         let (mut sent_count, mut answer_count) = (0, 0);
         for round in 0..2000 {
@@ -361,10 +361,10 @@ fn forged_unknowns_at_any_rate_make_no_user_reconnect() {
 fn a_restarted_target_is_believed_that_it_knows_no_connection() {
     scenes(|scene, trust, scene_name| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
+        scene.open(OPEN_NS_MAX, |_| ()).expect("nothing is in the way");
         let seed = scene.dice.next();
         scene.target = target_of(&scene.clock, trust(), seed);
-        let took = scene.open(PEACE_NS, |_| ()).expect("it is opened again");
+        let took = scene.open(OPEN_NS_MAX, |_| ()).expect("it is opened again");
         assert!(took < SECOND, "{scene_name}: {took} ns");
     });
 }

@@ -18,7 +18,7 @@ use crate::network::{Dice, Side, WorldClock};
 
 const SECOND: u64 = 1_000_000_000;
 const CARRIER_BYTES: usize = 8972;
-const PATIENCE_NS: u64 = 600 * SECOND;
+const ANSWER_NS_MAX: u64 = 600 * SECOND;
 
 type Wire = Arc<Mutex<VecDeque<(Side, Vec<u8>)>>>;
 
@@ -72,7 +72,7 @@ impl World {
     }
 
     fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
-        let end_ns = self.clock.now_ns() + PATIENCE_NS;
+        let end_ns = self.clock.now_ns() + ANSWER_NS_MAX;
         let back: Arc<dyn Sender> = Arc::new(End(Arc::clone(&self.wire), Side::Initiator));
         while !condition(self) {
             let now = self.clock.now_ns();

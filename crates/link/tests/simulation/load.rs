@@ -3,7 +3,7 @@
 //! Invariant: writes begin and end at cells, so that the judge can tell them apart. Not here: the
 //! judge (`oracle`), when they are submitted (`story`).
 
-use std::sync::mpsc::Sender as Tell;
+use std::sync::mpsc::Sender;
 
 use sawmill_device::{BlockDevice, Error, Exchange, Flags, Operation, Outcome, Request};
 use sawmill_format::packed_write;
@@ -69,7 +69,7 @@ struct PendingRequest {
     /// The address of a write, over all devices; `buffer`: the bytes of a packed write or a read.
     at: u64,
     buffer: Vec<u8>,
-    sender: Tell<Completion>,
+    sender: Sender<Completion>,
 }
 
 impl Exchange for PendingRequest {
@@ -146,7 +146,7 @@ pub(crate) fn submit(
     id: u64,
     drawn: &RandomRequest,
     request: LoadRequest,
-    sender: Tell<Completion>,
+    sender: Sender<Completion>,
 ) {
     let base = drawn.device as u64 * SIZE_BYTES;
     let (address, length) = drawn.ranges.first().copied().unwrap_or_default();

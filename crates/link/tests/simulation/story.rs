@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, Sender as Tell, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::ErrorKind;
@@ -19,18 +19,18 @@ use crate::disk::Disk;
 use crate::load::{Completion, Kind, LoadRequest, RandomRequest, SIZE_BYTES, draw, submit};
 use crate::network::{Dice, Network, Side, WorldClock};
 use crate::oracle::{CELL, Oracle};
-use crate::users::{Place, SEATS, User, UserMix, peer};
+use crate::users::{Setting, USERS_MAX, User, UserMix, peer};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const OPERATIONS: u64 = 400;
 /// The most requests in flight before some must be answered.
-const CROWD: usize = 40;
+const IN_FLIGHT_MAX: usize = 40;
 /// After this time, nothing is in flight any more.
-const CALM_NS: u64 = 20_000 * MS;
+const DRAIN_NS_MAX: u64 = 20_000 * MS;
 /// After this time, the target knows which users are gone, even if their close was lost.
 const LEFT_NS_MAX: u64 = 150_000 * MS;
 /// Everything must be answered within this time after the last fault.
-const PEACE_NS: u64 = 60_000 * MS;
+const SETTLE_NS_MAX: u64 = 60_000 * MS;
 /// And always within this time after its submission, not counting when all of its user's links were
 /// cut. With one credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
 const WAIT_NS_MAX: u64 = 60_000 * MS;
@@ -87,13 +87,13 @@ impl Outcome {
 pub(crate) struct Story {
     seed: u64,
     pub(crate) dice: Dice,
-    pub(crate) place: Place,
+    pub(crate) setting: Setting,
     pub(crate) user_mix: UserMix,
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) target: Arc<Target>,
     pub(crate) users: Vec<User>,
     pub(crate) oracles: Vec<Oracle>,
-    sender: Tell<Completion>,
+    sender: Sender<Completion>,
     receiver: Receiver<Completion>,
     /// The requests in flight, by number.
     under_way: BTreeMap<u64, LoadRequest>,
@@ -111,8 +111,8 @@ impl Story {
         let mut dice = Dice::new(seed);
         let clock = Arc::new(WorldClock::default());
         let links = 1 + dice.below(4) as usize;
-        let place = Place {
-            network: Arc::new(Mutex::new(Network::new(seed, links * SEATS))),
+        let setting = Setting {
+            network: Arc::new(Mutex::new(Network::new(seed, links * USERS_MAX))),
             clock: Arc::clone(&clock),
             links,
             packet_bytes: [1200, 1472, 8972, 60_000][dice.below(4) as usize],
@@ -130,12 +130,12 @@ impl Story {
         let mixes = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
         let user_mix = mixes[dice.below(4) as usize];
         let boot = 1;
-        let target = target_of(&place, &disks, boot, 256 << 10, dice.next());
+        let target = target_of(&setting, &disks, boot, 256 << 10, dice.next());
         let (sender, receiver) = channel();
         Story {
             seed,
             dice,
-            place,
+            setting,
             user_mix,
             disks,
             target,
@@ -153,7 +153,7 @@ impl Story {
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
-        self.place.clock.now_ns()
+        self.setting.clock.now_ns()
     }
 
     pub(crate) fn log(&self, text: &str) {
@@ -199,7 +199,7 @@ impl Story {
             for _ in 0..self.dice.below(6) {
                 self.step();
             }
-            while self.under_way.len() > CROWD {
+            while self.under_way.len() > IN_FLIGHT_MAX {
                 self.step();
             }
         }
@@ -207,7 +207,7 @@ impl Story {
 
     /// The outcome, counted up to here.
     pub(crate) fn outcome(mut self) -> Outcome {
-        let network = self.place.network.lock().expect("one thread");
+        let network = self.setting.network.lock().expect("one thread");
         let counts = &network.counts;
         self.outcome.packets = counts.sent;
         (self.outcome.lost, self.outcome.doubled) = (counts.lost, counts.doubled);
@@ -221,7 +221,7 @@ impl Story {
 
     /// A user takes a seat and opens all devices; with *take over*, their former users are cut off.
     pub(crate) fn enter(&mut self, seat: usize, mode: OpenMode) {
-        let user = User::new(&self.place, self.next_user, seat, mode, &mut self.dice);
+        let user = User::new(&self.setting, self.next_user, seat, mode, &mut self.dice);
         let initiator = Arc::clone(&user.initiator);
         self.next_user += 1;
         self.users.iter_mut().for_each(|other| other.leaves |= mode.take_over);
@@ -267,7 +267,7 @@ impl Story {
     pub(crate) fn step(&mut self) {
         let now = self.now_ns();
         let flying = {
-            let network = self.place.network.lock().expect("one thread");
+            let network = self.setting.network.lock().expect("one thread");
             network.flying.peek().map_or(u64::MAX, |Reverse(flying)| flying.at_ns)
         };
         let disk = self.disks.iter().filter_map(|disk| disk.next_ns()).min().unwrap_or(u64::MAX);
@@ -275,12 +275,12 @@ impl Story {
         let timers = timers.min().unwrap_or(u64::MAX).min(self.target.deadline_ns());
         let next = flying.min(disk).min(timers).max(now + 1_000);
         for user in &mut self.users {
-            let network = self.place.network.lock().expect("one thread");
-            if network.is_cut(now, user.links(&self.place)) {
+            let network = self.setting.network.lock().expect("one thread");
+            if network.is_cut(now, user.links(&self.setting)) {
                 user.cut_ns += next - now;
             }
         }
-        self.place.clock.set(next);
+        self.setting.clock.set(next);
         if flying <= next {
             self.deliver();
         }
@@ -303,7 +303,7 @@ impl Story {
         self.users.iter().for_each(|user| user.initiator.begin_batch());
         let mut touched = Vec::new();
         loop {
-            let mut network = self.place.network.lock().expect("one thread");
+            let mut network = self.setting.network.lock().expect("one thread");
             match network.flying.peek() {
                 Some(Reverse(flying)) if flying.at_ns <= now => {}
                 _ => break,
@@ -313,7 +313,7 @@ impl Story {
             drop(network);
             match flying.to {
                 Side::Initiator => {
-                    let seat = flying.link / self.place.links;
+                    let seat = flying.link / self.setting.links;
                     for user in self.users.iter().filter(|user| user.seat == seat) {
                         user.initiator.receive(&peer(), &mut flying.bytes);
                     }
@@ -324,7 +324,7 @@ impl Story {
                     {
                         touched.push(connection);
                     }
-                    let sender = self.place.sender(flying.link, Side::Initiator, Some(run));
+                    let sender = self.setting.sender(flying.link, Side::Initiator, Some(run));
                     let from = Arrival { sender: &sender, waker: None, peer: &peer() };
                     self.target.receive(from, &mut flying.bytes);
                 }
@@ -434,8 +434,8 @@ impl Story {
     /// Ends all faults, and waits until everything is answered.
     pub(crate) fn peace(&mut self) {
         self.log("peace");
-        self.place.network.lock().expect("one thread").calm();
-        let until = self.now_ns() + PEACE_NS;
+        self.setting.network.lock().expect("one thread").calm();
+        let until = self.now_ns() + SETTLE_NS_MAX;
         while !self.under_way.is_empty() {
             self.step();
             if self.now_ns() > until {
@@ -493,7 +493,7 @@ impl Story {
             self.submit(who, &RandomRequest { kind: Kind::Zeroes, device, ranges, fua: true });
             self.peace();
         }
-        let (until, most) = (self.now_ns() + CALM_NS, self.now_ns() + LEFT_NS_MAX);
+        let (until, most) = (self.now_ns() + DRAIN_NS_MAX, self.now_ns() + LEFT_NS_MAX);
         while self.now_ns() < until || self.target.status().len() != self.users.len() {
             self.step();
             if self.now_ns() > most {
@@ -503,7 +503,7 @@ impl Story {
         for (device, oracle) in self.oracles.iter_mut().enumerate() {
             *oracle = Oracle::new(device as u64 * SIZE_BYTES);
         }
-        self.place.network.lock().expect("one thread").forget();
+        self.setting.network.lock().expect("one thread").forget();
         (self.sender, self.receiver) = channel();
     }
 
@@ -511,7 +511,7 @@ impl Story {
         let grants = if self.grants_vary { [4096, 8192, 256 << 10] } else { [256 << 10; 3] };
         let slot_bytes_max = grants[self.dice.below(3) as usize];
         self.target =
-            target_of(&self.place, &self.disks, self.boot, slot_bytes_max, self.dice.next());
+            target_of(&self.setting, &self.disks, self.boot, slot_bytes_max, self.dice.next());
     }
 
     /// The power fails for disks and judges.
@@ -540,20 +540,20 @@ impl StandingStore for StoredStanding {
 }
 
 fn target_of(
-    place: &Place,
+    setting: &Setting,
     disks: &[Arc<Disk>],
     boot: u8,
     slot_bytes_max: u32,
     seed: u64,
 ) -> Arc<Target> {
     let mut dice = Dice::new(seed);
-    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
+    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&setting.clock);
     let random = Box::new(move || dice.next());
     let options = TargetOptions { slot_bytes_max, ..TargetOptions::default() };
-    let target = Target::new(options, place.security(), clock, random);
-    let run = place.network.lock().expect("one thread").target_run;
+    let target = Target::new(options, setting.security(), clock, random);
+    let run = setting.network.lock().expect("one thread").target_run;
     for (device, disk) in disks.iter().enumerate() {
-        let (standing, network) = (Arc::clone(&disk.standing), Arc::clone(&place.network));
+        let (standing, network) = (Arc::clone(&disk.standing), Arc::clone(&setting.network));
         let stored_standing = *standing.lock().expect("one thread");
         let keep = Box::new(StoredStanding { standing, network, run });
         let unpacker = Arc::new(Unpacker::new(Arc::clone(disk)));

@@ -15,7 +15,7 @@ use sawmill_link::session::{PreSharedKey, Security};
 use crate::network::{Dice, FalseSender, Network, Side, WorldClock};
 
 /// Users at a time.
-pub(crate) const SEATS: usize = 3;
+pub(crate) const USERS_MAX: usize = 3;
 
 /// The users besides the first writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum UserMix {
 }
 
 /// What all users share.
-pub(crate) struct Place {
+pub(crate) struct Setting {
     pub(crate) clock: Arc<WorldClock>,
     pub(crate) network: Arc<Mutex<Network>>,
     /// Links of a user.
@@ -43,7 +43,7 @@ pub(crate) struct Place {
     pub(crate) rekey_bytes: u64,
 }
 
-impl Place {
+impl Setting {
     pub(crate) fn security(&self) -> Security {
         if self.secure {
             Security::Key(PreSharedKey::from_bytes([7; 32]))
@@ -83,7 +83,7 @@ pub(crate) struct User {
 impl User {
     /// A user in this seat, with all links and no device yet.
     pub(crate) fn new(
-        place: &Place,
+        setting: &Setting,
         number: u64,
         seat: usize,
         mode: OpenMode,
@@ -92,34 +92,34 @@ impl User {
         let mut ids = Dice::new(dice.next());
         let options = InitiatorOptions {
             name: "story".into(),
-            slots: place.slots,
-            slot_bytes: place.slot_bytes,
+            slots: setting.slots,
+            slot_bytes: setting.slot_bytes,
             timeout_s: 0,
-            rekey_bytes: place.rekey_bytes,
+            rekey_bytes: setting.rekey_bytes,
         };
-        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
+        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&setting.clock);
         let random = Box::new(move || ids.next());
-        let initiator = Initiator::new(options, place.security(), place.links, world, random);
+        let initiator = Initiator::new(options, setting.security(), setting.links, world, random);
         let (devices, barred) = (Vec::new(), Vec::new());
         let user =
             User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
-        (0..place.links).for_each(|link| user.add_path(place, link));
+        (0..setting.links).for_each(|link| user.add_path(setting, link));
         user
     }
 
     /// Its links among all.
-    pub(crate) fn links(&self, place: &Place) -> Range<usize> {
-        self.seat * place.links..(self.seat + 1) * place.links
+    pub(crate) fn links(&self, setting: &Setting) -> Range<usize> {
+        self.seat * setting.links..(self.seat + 1) * setting.links
     }
 
-    pub(crate) fn add_path(&self, place: &Place, link: usize) {
-        let all = self.seat * place.links + link;
-        place.network.lock().expect("one thread").dead[all] = false;
-        self.initiator.add_path(link, place.sender(all, Side::Target, None), peer(), None);
+    pub(crate) fn add_path(&self, setting: &Setting, link: usize) {
+        let all = self.seat * setting.links + link;
+        setting.network.lock().expect("one thread").dead[all] = false;
+        self.initiator.add_path(link, setting.sender(all, Side::Target, None), peer(), None);
     }
 
-    pub(crate) fn lose_path(&self, place: &Place, link: usize) {
-        place.network.lock().expect("one thread").dead[self.seat * place.links + link] = true;
+    pub(crate) fn lose_path(&self, setting: &Setting, link: usize) {
+        setting.network.lock().expect("one thread").dead[self.seat * setting.links + link] = true;
         self.initiator.lose_path(link);
     }
 

@@ -13,7 +13,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
-use super::join::{KEEP_ALIVE_NS, LinkJoin};
+use super::join::{KEEP_ALIVE_EVERY_NS, LinkJoin};
 use super::{Control, ControlAction};
 use crate::carrier::Batch;
 use crate::clock::{MS, SECOND};
@@ -34,12 +34,12 @@ const COOKIE_EVERY_NS: u64 = 50 * MS;
 /// An unauthenticated *unknown* is believed after the connection was silent for this long. With a
 /// key, only targets of an older version need this wait. After one attempt it is ignored for as
 /// long again.
-const UNPROVED_SILENCE_NS: u64 = 3 * KEEP_ALIVE_NS;
+const UNPROVED_SILENCE_NS: u64 = 3 * KEEP_ALIVE_EVERY_NS;
 const CLEAR_SILENCE_NS: u64 = 200 * MS;
 const UNPROVED_EVERY_NS: u64 = SECOND;
 /// The longest use of a connection's keys, and the interval of checks whether new keys are due.
 const REKEY_NS: u64 = 24 * 3600 * SECOND;
-const REKEY_CHECK_NS: u64 = SECOND;
+const REKEY_CHECK_EVERY_NS: u64 = SECOND;
 const OVERDUE_FACTOR: u64 = 16;
 
 /// An attempt to connect.
@@ -163,7 +163,7 @@ impl Control {
             carried_bytes >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times
         };
         if !is_due(1) || !matches!(of.security, Security::Key(_)) {
-            self.rekey_check_at_ns = now + REKEY_CHECK_NS;
+            self.rekey_check_at_ns = now + REKEY_CHECK_EVERY_NS;
             return;
         }
         self.attempt.is_wanted |= of.pendings.count() == 0 || is_due(OVERDUE_FACTOR);

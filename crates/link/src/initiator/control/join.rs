@@ -24,7 +24,7 @@ const JOIN_NS_MAX: u64 = 250 * MS;
 const JOINS_PER_LENGTH_MAX: u32 = 3;
 /// Interval of probes on an idle link: the target keeps the connection, and a dead link is detected
 /// before it is used.
-pub(super) const KEEP_ALIVE_NS: u64 = 5 * SECOND;
+pub(super) const KEEP_ALIVE_EVERY_NS: u64 = 5 * SECOND;
 /// The most pings between attempts to join a link with longer packets: about five minutes.
 const LONGER_PINGS_MAX: u32 = 64;
 
@@ -142,7 +142,7 @@ impl Control {
                     (join.longer_in, join.longer_after) = (1, 1);
                 }
                 (join.is_joined, join.packet_bytes) = (true, packet_bytes);
-                join.next_ping_at_ns = now + KEEP_ALIVE_NS;
+                join.next_ping_at_ns = now + KEEP_ALIVE_EVERY_NS;
                 let Some(mut path) = join.path.clone() else { return };
                 if path.peer == BROADCAST {
                     // The broadcast reached all stations; this one proved the key.
@@ -166,7 +166,7 @@ impl Control {
         let join = &mut self.joins[index];
         if join.is_joined {
             if now >= join.next_ping_at_ns {
-                join.next_ping_at_ns = now + KEEP_ALIVE_NS;
+                join.next_ping_at_ns = now + KEEP_ALIVE_EVERY_NS;
                 live.connection.ping(index);
                 join.try_longer(now, || random.id());
             }
