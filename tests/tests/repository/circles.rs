@@ -2,7 +2,7 @@
 //! from paths in the code, through re-exports; what lies below a file (its child modules) may name
 //! it, and it them.
 //!
-//! Not here: arrows between crates (`tidy`), and what is called through a trait.
+//! Not here: arrows between crates (`arrows`), and what is called through a trait.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -10,6 +10,7 @@ mod line_counts;
 mod measured;
 mod names;
 mod nesting;
+mod promises;
 mod queues;
 mod rules;
 mod supply_chain;

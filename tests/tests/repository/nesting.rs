@@ -4,7 +4,7 @@
 //! not count: the arm of a match, a guard of an arm, the `else` of a `let` (it ends the path), and
 //! plain, `async` and `unsafe` blocks.
 //!
-//! Not here: how long a function is (`tidy`).
+//! Not here: how long a function is (`lengths`).
 
 use super::rules::production;
 use super::tidy::none;
