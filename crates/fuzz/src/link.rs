@@ -1,4 +1,4 @@
-//! Passes a peer's bytes to the link's decoders: packets and their parts, greetings, controls,
+//! Passes a peer's bytes to the link's decoders: packets and their statements, greetings, controls,
 //! packed writes; and a datagram or frame to what finds the packet in it.
 //!
 //! Invariant: accepted input is what the encoder writes, keeps its rules, and lies within its
@@ -12,7 +12,7 @@ use sawmill_format::link::control::{self, OpenAnswer, opened_at};
 use sawmill_format::link::greeting::{
     Cookie, Hello, NAME_BYTES_MAX, Seek, Welcome, hello_at, seek_at, welcome_at,
 };
-use sawmill_format::link::part::{Body, Data, Part, Parts, TEXT_BYTES_MAX};
+use sawmill_format::link::statement::{Body, Data, Statement, Statements, TEXT_BYTES_MAX};
 use sawmill_format::link::{
     GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION,
     packet_at,
@@ -66,36 +66,39 @@ fn body(bytes: &[u8]) {
     // Not zeroes, so that an encoder that leaves a byte unwritten is noticed.
     let mut again = vec![0xee; bytes.len()];
     let mut into = Body::new(&mut again);
-    let mut parts = Parts::new(bytes);
+    let mut statements = Statements::new(bytes);
     let mut readable = true;
-    for part in parts.by_ref() {
-        let Ok(part) = part else {
+    for statement in statements.by_ref() {
+        let Ok(statement) = statement else {
             readable = false;
             break;
         };
-        check(&part);
-        assert!(write(&part, &mut into), "what was read has room where it came from");
+        check(&statement);
+        assert!(write(&statement, &mut into), "what was read has room where it came from");
     }
-    assert!(parts.next().is_none(), "nothing comes after the end, or after what cannot be read");
+    assert!(
+        statements.next().is_none(),
+        "nothing comes after the end, or after what cannot be read"
+    );
     let used = into.used();
     assert_eq!(again[..used], bytes[..used], "there is one encoding for each value");
     assert!(
         !readable || bytes[used..].iter().all(|byte| *byte == 0),
-        "only zeroes follow the last part"
+        "only zeroes follow the last statement"
     );
 }
 
-fn check(part: &Part<'_>) {
-    match part {
-        Part::Command(command, inline) => {
+fn check(statement: &Statement<'_>) {
+    match statement {
+        Statement::Command(command, inline) => {
             let payload = if command.operation.sends_payload() { command.length } else { 0 };
             assert!(inline.len() as u64 <= payload);
         }
-        Part::Data(data) => {
+        Statement::Data(data) => {
             assert!((data.offset as usize).is_multiple_of(GRAIN_BYTES) && !data.bytes.is_empty())
         }
-        Part::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
-        Part::Ack(ack) => {
+        Statement::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
+        Statement::Ack(ack) => {
             let mut end = ack.largest + 1;
             assert_eq!(ack.runs().next().map(|run| run.1), Some(ack.largest));
             for (first, last) in ack.runs() {
@@ -103,28 +106,28 @@ fn check(part: &Part<'_>) {
                 end = first;
             }
         }
-        Part::Word(word) => assert!(usize::from(word.link) < LINKS_MAX),
-        Part::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
+        Statement::Word(word) => assert!(usize::from(word.link) < LINKS_MAX),
+        Statement::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
     }
 }
 
-fn write(part: &Part<'_>, into: &mut Body<'_>) -> bool {
-    match *part {
-        Part::Command(command, inline) => {
+fn write(statement: &Statement<'_>, into: &mut Body<'_>) -> bool {
+    match *statement {
+        Statement::Command(command, inline) => {
             into.command(&command, inline.len(), |place| place.copy_from_slice(inline))
         }
-        Part::Data(Data { slot, sequence, offset, bytes }) => {
+        Statement::Data(Data { slot, sequence, offset, bytes }) => {
             into.data(slot, sequence, offset, bytes.len(), |place| place.copy_from_slice(bytes))
         }
-        Part::Reply(reply, inline) => {
+        Statement::Reply(reply, inline) => {
             into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline))
         }
-        Part::Ack(ack) => {
+        Statement::Ack(ack) => {
             let runs: Vec<_> = ack.runs().collect();
             into.ack(ack.link, ack.delay_us, &runs)
         }
-        Part::Word(word) => into.word(&word),
-        Part::Close(status, text) => into.close(status, text),
+        Statement::Word(word) => into.word(&word),
+        Statement::Close(status, text) => into.close(status, text),
     }
 }
 

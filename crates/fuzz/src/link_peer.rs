@@ -15,7 +15,9 @@ use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation as Asks, Reques
 use sawmill_format::crc::crc32c;
 use sawmill_format::link::control::{OPEN_TAKE_OVER, OpenAnswer};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
-use sawmill_format::link::part::{Body, Command, Operation, Part, Parts, Reply, Word, WordKind};
+use sawmill_format::link::statement::{
+    Body, Command, Operation, Reply, Statement, Statements, Word, WordKind,
+};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 use sawmill_link::Unpacker;
 use sawmill_link::carrier::{Batch, Peer, Sender};
@@ -60,8 +62,8 @@ impl Wire {
                 let (covered, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
                 assert_eq!(tail[..4], crc32c(covered).to_le_bytes());
                 assert!(
-                    Parts::new(&covered[HEADER_BYTES..]).all(|part| part.is_ok()),
-                    "so can their parts"
+                    Statements::new(&covered[HEADER_BYTES..]).all(|statement| statement.is_ok()),
+                    "so can their statements"
                 );
             }
             (packet, bytes)
@@ -70,11 +72,11 @@ impl Wire {
     }
 }
 
-/// The parts of a packet that an end sent.
-fn parts(packet: &(Packet, Vec<u8>)) -> Vec<Part<'_>> {
+/// The statements of a packet that an end sent.
+fn statements(packet: &(Packet, Vec<u8>)) -> Vec<Statement<'_>> {
     let body = &packet.1[HEADER_BYTES..packet.1.len() - TAIL_BYTES];
     if packet.0.kind == PacketKind::Sealed {
-        Parts::new(body).flatten().collect()
+        Statements::new(body).flatten().collect()
     } else {
         Vec::new()
     }
@@ -240,12 +242,15 @@ impl TestTarget {
     /// The bytes of the reply to slot 0, use `sequence`.
     fn reply(&self, sequence: u64) -> Option<(u8, Vec<u8>)> {
         let packets = self.wire.take();
-        let mut replies = packets.iter().flat_map(parts).filter_map(|part| match part {
-            Part::Reply(reply, inline) if reply.slot == 0 && reply.sequence == sequence => {
-                Some((reply.status, inline.to_vec()))
-            }
-            _ => None,
-        });
+        let mut replies =
+            packets.iter().flat_map(statements).filter_map(|statement| match statement {
+                Statement::Reply(reply, inline)
+                    if reply.slot == 0 && reply.sequence == sequence =>
+                {
+                    Some((reply.status, inline.to_vec()))
+                }
+                _ => None,
+            });
         replies.next_back()
     }
 }
@@ -333,8 +338,8 @@ impl Asker {
         asker.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
         asker.initiator.tick();
         let packets = asker.wire.take();
-        let join = packets.iter().flat_map(parts).find_map(|part| match part {
-            Part::Word(word) if word.kind == WordKind::Join => Some(word),
+        let join = packets.iter().flat_map(statements).find_map(|statement| match statement {
+            Statement::Word(word) if word.kind == WordKind::Join => Some(word),
             _ => None,
         });
         let joined_word = Word { kind: WordKind::Joined, ..join.expect("it joins") };
@@ -350,8 +355,8 @@ impl Asker {
     fn open(&self, end: &mut RawEnd) -> RemoteDevice {
         let pending = self.initiator.request_open("disk", OpenMode::default());
         let packets = self.wire.take();
-        let open = packets.iter().flat_map(parts).find_map(|part| match part {
-            Part::Command(command, _) if command.operation == Operation::Open => Some(command),
+        let open = packets.iter().flat_map(statements).find_map(|statement| match statement {
+            Statement::Command(command, _) if command.operation == Operation::Open => Some(command),
             _ => None,
         });
         let open = open.expect("it asks");

@@ -1,4 +1,4 @@
-//! One connection as one end sees it: it opens packets, hands their parts to slots or handles them
+//! One connection as one end sees it: it opens packets, hands their statements to slots or handles them
 //! as words, and puts what is ready into packets of the least loaded link.
 //!
 //! Both ends use this; they differ in their [`SlotEnd`]: an initiator's slots or a target's. Any
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use sawmill_format::link::part::{Body, Part, Parts, RUNS_MAX, Word, WordKind};
+use sawmill_format::link::statement::{Body, RUNS_MAX, Statement, Statements, Word, WordKind};
 use sawmill_format::link::{
     HEADER_BYTES, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Packet, PacketKind, TAIL_BYTES,
 };
@@ -44,10 +44,10 @@ pub(crate) enum SlotFill {
     More,
 }
 
-/// How an end handles the parts that are about slots.
+/// How an end handles the statements that are about slots.
 pub(crate) trait SlotEnd: Send + Sync {
     /// A command, data or a reply arrived.
-    fn take(&self, part: &Part<'_>) -> Result<(), Violation>;
+    fn take(&self, statement: &Statement<'_>) -> Result<(), Violation>;
     /// Puts what `slot` has to send into a packet.
     fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill;
     /// A piece was lost. Returns whether it must be sent again.
@@ -103,14 +103,14 @@ pub(crate) struct ConnectionLink {
 /// The result of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketOutcome {
-    /// It belonged to the connection, and its parts were handled.
+    /// It belonged to the connection, and its statements were handled.
     Taken,
     /// It failed to open, or arrived twice.
     Dropped,
 }
 
-/// Parts that the connection itself does not handle: words about paths, and the end.
-pub(crate) enum ControlPart<'a> {
+/// Statements that the connection itself does not handle: words about paths, and the end.
+pub(crate) enum ControlStatement<'a> {
     /// A join, joined or leave.
     Word(Word),
     /// The peer ends the connection.
@@ -172,14 +172,14 @@ impl<E: SlotEnd> Connection<E> {
         self.last_received_at_ns.load(Ordering::Relaxed)
     }
 
-    /// Handles a packet of kind *sealed*. Calls `control_part` for parts that are not handled here,
+    /// Handles a packet of kind *sealed*. Calls `control_statement` for statements that are not handled here,
     /// after the packet was authenticated.
     pub(crate) fn receive(
         &self,
         header: &Packet,
         packet: &mut [u8],
         now: u64,
-        control_part: &mut dyn FnMut(ControlPart<'_>),
+        control_statement: &mut dyn FnMut(ControlStatement<'_>),
     ) -> Result<PacketOutcome, Violation> {
         let Some(link) = self.links.get(usize::from(header.link)) else {
             return Ok(PacketOutcome::Dropped);
@@ -194,14 +194,17 @@ impl<E: SlotEnd> Connection<E> {
             return Ok(PacketOutcome::Dropped);
         }
         let mut asks = false;
-        for part in Parts::new(body) {
-            match part.map_err(Violation::Undecodable)? {
-                Part::Ack(ack) => self.acknowledged(&ack, now)?,
-                Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
-                Part::Word(word) => control_part(ControlPart::Word(word)),
-                Part::Close(status, text) => control_part(ControlPart::Close(status, text)),
-                part @ (Part::Command(..) | Part::Data(_) | Part::Reply(..)) => {
-                    self.end.take(&part)?;
+        for statement in Statements::new(body) {
+            match statement.map_err(Violation::Undecodable)? {
+                Statement::Ack(ack) => self.acknowledged(&ack, now)?,
+                Statement::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
+                Statement::Word(word) => control_statement(ControlStatement::Word(word)),
+                Statement::Close(status, text) => {
+                    control_statement(ControlStatement::Close(status, text))
+                }
+                statement
+                @ (Statement::Command(..) | Statement::Data(_) | Statement::Reply(..)) => {
+                    self.end.take(&statement)?;
                     asks = true;
                 }
             }
@@ -215,7 +218,7 @@ impl<E: SlotEnd> Connection<E> {
 
     fn acknowledged(
         &self,
-        ack: &sawmill_format::link::part::Ack<'_>,
+        ack: &sawmill_format::link::statement::Ack<'_>,
         now: u64,
     ) -> Result<(), Violation> {
         let link = self

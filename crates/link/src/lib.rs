@@ -3,7 +3,7 @@
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
 //! handshake, sealed packets), `path` (one link: what is in flight, what was received),
-//! `connection` (puts packets on the least loaded link), `unsent_parts` (what a slot has to send),
+//! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a slot has to send),
 //! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed_device` (many ranges as
 //! one request).
@@ -32,7 +32,7 @@ mod status;
 mod streams;
 pub mod target;
 pub mod threads;
-mod unsent_parts;
+mod unsent_pieces;
 mod violation;
 
 use std::borrow::Cow;

@@ -9,17 +9,17 @@ use sawmill_format::FormatError;
 /// Why the peer can no longer be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
-    /// A part that breaks this rule.
+    /// A statement that breaks this rule.
     #[error("{0}")]
     Rule(&'static str),
-    /// Bytes that are no part.
-    #[error("a part cannot be decoded: {0}")]
+    /// Bytes that are no statement.
+    #[error("a statement cannot be decoded: {0}")]
     Undecodable(#[source] FormatError),
 }
 
 #[cfg(test)]
 mod tests {
-    use sawmill_format::link::part::{Body, Part};
+    use sawmill_format::link::statement::{Body, Statement};
     use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 
     use super::*;
@@ -30,7 +30,7 @@ mod tests {
     struct NoSlots;
 
     impl SlotEnd for NoSlots {
-        fn take(&self, _: &Part<'_>) -> Result<(), Violation> {
+        fn take(&self, _: &Statement<'_>) -> Result<(), Violation> {
             Ok(())
         }
 
@@ -44,13 +44,13 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_cannot_be_decoded_is_reported_with_what_is_wrong_in_it() {
-        const NO_PART: u8 = 0xff;
+    fn a_statement_that_cannot_be_decoded_is_reported_with_what_is_wrong_in_it() {
+        const NO_STATEMENT: u8 = 0xff;
         let (near, far) = ([1; 32], [2; 32]);
         let peer = Seals::new(&near, &far).expect("keys");
         let seals = Seals::new(&far, &near).expect("keys");
         let length = HEADER_BYTES + 8 + TAIL_BYTES;
-        let mut packet = vec![NO_PART; length];
+        let mut packet = vec![NO_STATEMENT; length];
         let header = Packet {
             kind: PacketKind::Sealed,
             length: length as u32,
@@ -61,8 +61,9 @@ mod tests {
         header.encode(&mut packet);
         peer.seal(&mut packet).expect("sealed");
         let connection = Connection::new(7, seals, 1, 1, NoSlots, 0);
-        let violation =
-            connection.receive(&header, &mut packet, 0, &mut |_| ()).expect_err("no such part");
+        let violation = connection
+            .receive(&header, &mut packet, 0, &mut |_| ())
+            .expect_err("no such statement");
         assert!(matches!(violation, Violation::Undecodable(_)), "{violation}");
         assert!(violation.to_string().contains("kind"), "{violation}");
     }

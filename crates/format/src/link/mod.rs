@@ -1,7 +1,7 @@
-//! The protocol between the two ends of a link: packets, the parts in them, and the messages of the
+//! The protocol between the two ends of a link: packets, the statements in them, and the messages of the
 //! handshake.
 //!
-//! Modules: this file is the packet's header; [`part`] the content of a sealed packet; [`greeting`]
+//! Modules: this file is the packet's header; [`statement`] the content of a sealed packet; [`greeting`]
 //! the payloads of the handshake and of discovery; [`control`] requests to a target other than
 //! reads and writes.
 //!
@@ -14,7 +14,7 @@
 
 pub mod control;
 pub mod greeting;
-pub mod part;
+pub mod statement;
 
 use crate::error::check_field;
 use crate::layout::{Field, layout};
@@ -63,7 +63,7 @@ pub enum PacketKind {
     Welcome,
     /// A target's refusal of a hello. Not sealed: a hint, never a proof.
     Refused,
-    /// Parts, sealed with the connection's keys.
+    /// Statements, sealed with the connection's keys.
     Sealed,
     /// A target's answer to a packet of a connection that it does not know. Its proof shows that
     /// the sender has the key; without a proof the answer is a hint.

@@ -6,7 +6,7 @@ use sawmill_format::export_state::{self, ExportState};
 use sawmill_format::layout::Table;
 use sawmill_format::link::control::{self, Exports, OpenAnswer};
 use sawmill_format::link::greeting::{self, Cookie, Hello, Seek, Welcome};
-use sawmill_format::link::part::*;
+use sawmill_format::link::statement::*;
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet, PacketKind, TAIL_BYTES};
 
 use crate::samples::Case;
@@ -52,7 +52,7 @@ pub(crate) fn pushed(fits: bool) {
     assert!(fits, "the room was made for it");
 }
 
-fn every_part() -> Vec<u8> {
+fn every_statement() -> Vec<u8> {
     body_of(1160, |body| {
         pushed(body.ack(1, 250, &RUNS));
         pushed(body.command(&COMMAND, 128, |into| into.fill(0xab)));
@@ -73,9 +73,9 @@ fn padded_join() -> Vec<u8> {
     })
 }
 
-/// All parts of a body, or why one of them cannot be read.
-pub(crate) fn parts(body: &[u8]) -> Result<Vec<Part<'_>>, FormatError> {
-    Parts::new(body).collect()
+/// All statements of a body, or why one of them cannot be read.
+pub(crate) fn statements(body: &[u8]) -> Result<Vec<Statement<'_>>, FormatError> {
+    Statements::new(body).collect()
 }
 
 fn packet_case(name: &'static str, link: u8, body: &[u8]) -> Case {
@@ -83,7 +83,7 @@ fn packet_case(name: &'static str, link: u8, body: &[u8]) -> Case {
     let (header, expected) = (Packet::decode(&bytes).unwrap(), body.to_vec());
     Case {
         name,
-        value: format!("{header:#?}\n{:#?}", parts(body).unwrap()),
+        value: format!("{header:#?}\n{:#?}", statements(body).unwrap()),
         bytes,
         table: link::packet_at::TABLE,
         decode: Box::new(move |bytes| {
@@ -91,7 +91,10 @@ fn packet_case(name: &'static str, link: u8, body: &[u8]) -> Case {
             let (rest, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
             let sealed = tail[..4] == crc32c(rest).to_le_bytes() && tail[4..] == [0; 12];
             let body = &rest[HEADER_BYTES..];
-            Ok(found == header && sealed && body == expected && parts(body)? == parts(&expected)?)
+            Ok(found == header
+                && sealed
+                && body == expected
+                && statements(body)? == statements(&expected)?)
         }),
     }
 }
@@ -181,7 +184,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let seek_at = greeting::seek_at::TABLE;
     vec![
         export_state(),
-        packet_case("link_packet/v1-every-part", 1, &every_part()),
+        packet_case("link_packet/v1-every-statement", 1, &every_statement()),
         packet_case("link_packet/v1-padded-join", 1, &padded_join()),
         case(
             "link_greeting/v1-hello",
@@ -296,7 +299,7 @@ fn export_state() -> Case {
 }
 
 fn refused_field(body: &[u8]) -> &'static str {
-    match parts(body).unwrap_err() {
+    match statements(body).unwrap_err() {
         FormatError::Field { field, .. } => field,
         FormatError::Reserved { .. } => "reserved",
         FormatError::Truncated { .. } => "truncated",
@@ -305,7 +308,7 @@ fn refused_field(body: &[u8]) -> &'static str {
 }
 
 #[test]
-fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
+fn each_rule_of_a_statement_is_refused_by_the_name_of_its_field() {
     let command = |change: fn(&mut Command), inline: usize| {
         let mut command = COMMAND;
         change(&mut command);
@@ -313,8 +316,8 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
     };
     assert_eq!(refused_field(&command(|_| (), 131)), "bytes", "more than the payload");
     assert_eq!(refused_field(&command(|_| (), 127)), "bytes", "neither a grain nor all");
-    assert!(parts(&command(|_| (), 130)).is_ok());
-    assert!(parts(&command(|_| (), 0)).is_ok());
+    assert!(statements(&command(|_| (), 130)).is_ok());
+    assert!(statements(&command(|_| (), 0)).is_ok());
     assert_eq!(
         refused_field(&command(|command| command.operation = Operation::Read, 128)),
         "bytes"
@@ -324,7 +327,7 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
         let command = Command { operation: Operation::Open, flags, ..COMMAND };
         body_of(400, |body| pushed(body.command(&command, 130, |into| into.fill(b'x'))))
     };
-    assert!(parts(&open(7)).is_ok());
+    assert!(statements(&open(7)).is_ok());
     assert_eq!(refused_field(&open(8)), "flags");
     assert_eq!(refused_field(&[1, 9]), "truncated");
     assert_eq!(refused_field(&[10]), "kind");
@@ -336,7 +339,7 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
     assert_eq!(refused_field(&data(128, 0)), "bytes");
     assert_eq!(refused_field(&data(128, 20)[..39]), "truncated");
     let word = |link| body_of(400, |body| pushed(body.word(&Word { link, ..JOIN })));
-    assert!(parts(&word(7)).is_ok());
+    assert!(statements(&word(7)).is_ok());
     assert_eq!(refused_field(&word(8)), "link");
     assert_eq!(refused_field(&[&[9, 0, 145, 1][..], &[b'x'; 401]].concat()), "text_bytes");
     assert_eq!(refused_field(&[9, 0, 1, 0, 0xff]), "text");
@@ -352,16 +355,16 @@ fn each_rule_of_an_acknowledgement_is_refused_by_the_name_of_its_field() {
         );
         bytes
     };
-    assert!(parts(&ack(7, 9, &[(0, 3), (2, 5)])).is_ok(), "down to number 0");
+    assert!(statements(&ack(7, 9, &[(0, 3), (2, 5)])).is_ok(), "down to number 0");
     assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (2, 6)])), "runs", "below zero");
     assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (8, 1)])), "runs", "a gap below zero");
     assert_eq!(refused_field(&ack(7, 9, &[(0, 3), (2, 0)])), "runs", "an empty one");
     assert_eq!(refused_field(&ack(7, 9, &[])), "runs");
     assert_eq!(refused_field(&ack(7, 9999, &[(0, 1); 33])), "runs");
-    assert!(parts(&ack(7, 9999, &[(0, 1); 32])).is_ok());
+    assert!(statements(&ack(7, 9999, &[(0, 1); 32])).is_ok());
     assert_eq!(refused_field(&ack(7, 9, &[(1, 3)])), "missing", "the newest was not named");
     assert_eq!(refused_field(&ack(8, 9, &[(0, 3)])), "link");
-    assert!(parts(&ack(0, NUMBER_END - 1, &[(0, 3)])).is_ok());
+    assert!(statements(&ack(0, NUMBER_END - 1, &[(0, 3)])).is_ok());
     assert_eq!(refused_field(&ack(0, NUMBER_END, &[(0, 3)])), "largest");
     assert_eq!(refused_field(&ack(0, u64::MAX, &[(0, 3)])), "largest");
 }
@@ -370,7 +373,9 @@ fn each_rule_of_an_acknowledgement_is_refused_by_the_name_of_its_field() {
 fn a_run_longer_than_its_field_ends_the_acknowledgement() {
     let decoded_runs = |runs: &[(u64, u64)]| {
         let body = body_of(200, |body| pushed(body.ack(0, 0, runs)));
-        let Part::Ack(ack) = parts(&body).unwrap()[0] else { panic!("an acknowledgement") };
+        let Statement::Ack(ack) = statements(&body).unwrap()[0] else {
+            panic!("an acknowledgement")
+        };
         ack.runs().collect::<Vec<_>>()
     };
     // Cut to 16 bits, these would be runs of 0 and 1 packets.

@@ -5,30 +5,32 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use sawmill_format::link::control::{self, OpenAnswer};
 use sawmill_format::link::greeting::{Hello, Seek, Welcome};
-use sawmill_format::link::part::{self, *};
+use sawmill_format::link::statement::{self, *};
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet};
 
-use crate::link::{JOIN, body_of, encode_runs, list, parts, pushed};
+use crate::link::{JOIN, body_of, encode_runs, list, pushed, statements};
 
-/// Writes parts again, one after the other.
-fn encode_parts(parts: &[Part<'_>], room: usize) -> Vec<u8> {
+/// Writes statements again, one after the other.
+fn encode_statements(statements: &[Statement<'_>], room: usize) -> Vec<u8> {
     body_of(room, |body| {
-        for part in parts {
-            pushed(match *part {
-                Part::Command(command, inline) => {
+        for statement in statements {
+            pushed(match *statement {
+                Statement::Command(command, inline) => {
                     body.command(&command, inline.len(), |into| into.copy_from_slice(inline))
                 }
-                Part::Data(Data { slot, sequence, offset, bytes }) => {
+                Statement::Data(Data { slot, sequence, offset, bytes }) => {
                     body.data(slot, sequence, offset, bytes.len(), |into| {
                         into.copy_from_slice(bytes)
                     })
                 }
-                Part::Reply(reply, inline) => {
+                Statement::Reply(reply, inline) => {
                     body.reply(&reply, inline.len(), |into| into.copy_from_slice(inline))
                 }
-                Part::Ack(ack) => body.ack(ack.link, ack.delay_us, &ack.runs().collect::<Vec<_>>()),
-                Part::Word(word) => body.word(&word),
-                Part::Close(status, text) => body.close(status, text),
+                Statement::Ack(ack) => {
+                    body.ack(ack.link, ack.delay_us, &ack.runs().collect::<Vec<_>>())
+                }
+                Statement::Word(word) => body.word(&word),
+                Statement::Close(status, text) => body.close(status, text),
             });
         }
     })
@@ -46,27 +48,29 @@ fn check_ack(ack: &Ack<'_>) {
     assert_eq!(newest, Some(ack.largest));
 }
 
-/// The parts read from a body encode to the same bytes again, and lie within it.
+/// The statements read from a body encode to the same bytes again, and lie within it.
 fn check_body(body: &[u8]) {
     let mut good = Vec::new();
-    for part in Parts::new(body) {
-        let Ok(part) = part else { break };
-        match part {
-            Part::Ack(ack) => check_ack(&ack),
-            Part::Command(command, inline) => assert!(inline.len() as u64 <= command.length),
-            Part::Data(data) => assert!((data.offset as usize).is_multiple_of(link::GRAIN_BYTES)),
-            Part::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
-            Part::Word(word) => assert!(usize::from(word.link) < link::LINKS_MAX),
-            Part::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
+    for statement in Statements::new(body) {
+        let Ok(statement) = statement else { break };
+        match statement {
+            Statement::Ack(ack) => check_ack(&ack),
+            Statement::Command(command, inline) => assert!(inline.len() as u64 <= command.length),
+            Statement::Data(data) => {
+                assert!((data.offset as usize).is_multiple_of(link::GRAIN_BYTES))
+            }
+            Statement::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
+            Statement::Word(word) => assert!(usize::from(word.link) < link::LINKS_MAX),
+            Statement::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
         }
-        good.push(part);
+        good.push(statement);
     }
-    let again = encode_parts(&good, body.len());
+    let again = encode_statements(&good, body.len());
     assert_eq!(again, body[..again.len()]);
-    if parts(body).is_ok() {
+    if statements(body).is_ok() {
         assert!(
             body[again.len()..].iter().all(|byte| *byte == 0),
-            "only zeroes follow the last part"
+            "only zeroes follow the last statement"
         );
     }
 }
@@ -122,9 +126,9 @@ fn operations() -> impl Strategy<Value = Operation> {
     ])
 }
 
-/// A part that an end may send.
+/// A statement that an end may send.
 #[derive(Clone, Debug)]
-enum PacketPart {
+enum SentStatement {
     Command(Command, usize),
     Data(u16, u64, u32, usize),
     Reply(Reply, usize),
@@ -163,31 +167,36 @@ prop_compose! {
     }
 }
 
-fn sent() -> impl Strategy<Value = PacketPart> {
+fn sent() -> impl Strategy<Value = SentStatement> {
     use WordKind::*;
     let kinds = prop::sample::select(vec![Ping, Join, Joined, Leave]);
     let word = (kinds, 0u8..8, any::<u32>(), any::<u64>()).prop_map(
         |(kind, link, packet_bytes, token)| {
-            PacketPart::Word(Word { kind, link, packet_bytes, token })
+            SentStatement::Word(Word { kind, link, packet_bytes, token })
         },
     );
     let reply = (any::<u16>(), any::<u64>(), any::<u8>(), 0usize..600);
     prop_oneof![
-        commands().prop_map(|(command, payload)| PacketPart::Command(command, payload)),
+        commands().prop_map(|(command, payload)| SentStatement::Command(command, payload)),
         (any::<u16>(), any::<u64>(), 0u32..1000, 1usize..600).prop_map(
-            |(slot, sequence, grain, bytes)| PacketPart::Data(slot, sequence, grain * 128, bytes)
+            |(slot, sequence, grain, bytes)| SentStatement::Data(
+                slot,
+                sequence,
+                grain * 128,
+                bytes
+            )
         ),
         reply.prop_map(|(slot, sequence, status, payload)| {
-            PacketPart::Reply(Reply { slot, sequence, status, length: payload as u32 }, payload)
+            SentStatement::Reply(Reply { slot, sequence, status, length: payload as u32 }, payload)
         }),
         (0u8..8, any::<u32>(), runs_of_acks())
-            .prop_map(|(link, delay, runs)| PacketPart::Ack(link, delay, runs)),
+            .prop_map(|(link, delay, runs)| SentStatement::Ack(link, delay, runs)),
         word,
-        (any::<u8>(), ".{0,500}").prop_map(|(status, text)| PacketPart::Close(status, text)),
+        (any::<u8>(), ".{0,500}").prop_map(|(status, text)| SentStatement::Close(status, text)),
     ]
 }
 
-/// The runs read from an acknowledgement are a front part of those wanted.
+/// The runs read from an acknowledgement are the front of those wanted.
 fn is_front_of(all_runs: &[(u64, u64)], read: &[(u64, u64)]) -> bool {
     let (Some((last, before)), true) = (read.split_last(), read.len() <= all_runs.len()) else {
         return false;
@@ -209,12 +218,12 @@ proptest! {
         for one in sent {
             let before = body.used();
             let (fits, whole) = match &one {
-                PacketPart::Command(command, payload) => {
+                SentStatement::Command(command, payload) => {
                     let inline = body.payload_room(command_at::SIZE, *payload);
-                    prop_assert!(part::check_piece(0, inline, *payload as u64).is_ok());
+                    prop_assert!(statement::check_piece(0, inline, *payload as u64).is_ok());
                     (body.command(command, inline, |into| into.fill(3)), command_at::SIZE)
                 }
-                PacketPart::Data(slot, sequence, offset, want) => {
+                SentStatement::Data(slot, sequence, offset, want) => {
                     let some = body.payload_room(data_at::SIZE, *want);
                     prop_assert!(some <= *want && (some == *want || some.is_multiple_of(128)));
                     let fits =
@@ -222,15 +231,15 @@ proptest! {
                             && body.data(*slot, *sequence, *offset, some, |into| into.fill(4));
                     (fits, if some == 0 { usize::MAX } else { data_at::SIZE + some })
                 }
-                PacketPart::Reply(reply, payload) => {
+                SentStatement::Reply(reply, payload) => {
                     let inline = body.payload_room(reply_at::SIZE, *payload);
                     (body.reply(reply, inline, |into| into.fill(5)), reply_at::SIZE)
                 }
-                PacketPart::Ack(link, delay_us, runs) => {
+                SentStatement::Ack(link, delay_us, runs) => {
                     (body.ack(*link, *delay_us, runs), ack_at::SIZE + run_at::SIZE)
                 }
-                PacketPart::Word(word) => (body.word(word), word_at::SIZE),
-                PacketPart::Close(status, text) => (body.close(*status, text), close_at::SIZE),
+                SentStatement::Word(word) => (body.word(word), word_at::SIZE),
+                SentStatement::Close(status, text) => (body.close(*status, text), close_at::SIZE),
             };
             prop_assert_eq!(fits, whole <= room - before, "{:?}", one);
             prop_assert!(fits || body.used() == before, "what does not fit changes nothing");
@@ -239,26 +248,26 @@ proptest! {
             }
         }
         body.pad();
-        let parts = parts(&bytes).unwrap();
-        prop_assert_eq!(parts.len(), kept.len());
-        for (part, one) in parts.iter().zip(&kept) {
-            let same = match (part, one) {
-                (Part::Command(read, _), PacketPart::Command(command, _)) => read == command,
-                (Part::Data(read), PacketPart::Data(slot, sequence, offset, _)) => {
+        let statements = statements(&bytes).unwrap();
+        prop_assert_eq!(statements.len(), kept.len());
+        for (statement, one) in statements.iter().zip(&kept) {
+            let same = match (statement, one) {
+                (Statement::Command(read, _), SentStatement::Command(command, _)) => read == command,
+                (Statement::Data(read), SentStatement::Data(slot, sequence, offset, _)) => {
                     (read.slot, read.sequence, read.offset) == (*slot, *sequence, *offset)
                 }
-                (Part::Reply(read, _), PacketPart::Reply(reply, _)) => read == reply,
-                (Part::Ack(read), PacketPart::Ack(link, delay_us, runs)) => {
+                (Statement::Reply(read, _), SentStatement::Reply(reply, _)) => read == reply,
+                (Statement::Ack(read), SentStatement::Ack(link, delay_us, runs)) => {
                     (read.link, read.delay_us) == (*link, *delay_us)
                         && is_front_of(runs, &read.runs().collect::<Vec<_>>())
                 }
-                (Part::Word(read), PacketPart::Word(word)) => read == word,
-                (Part::Close(read, text), PacketPart::Close(status, whole)) => {
+                (Statement::Word(read), SentStatement::Word(word)) => read == word,
+                (Statement::Close(read, text), SentStatement::Close(status, whole)) => {
                     read == status && whole.starts_with(text)
                 }
                 _ => false,
             };
-            prop_assert!(same, "{:?} came as {:?}", one, part);
+            prop_assert!(same, "{:?} came as {:?}", one, statement);
         }
         check_body(&bytes);
     }
@@ -268,9 +277,9 @@ proptest! {
         runs in runs_of_acks(), room in 0usize..200,
     ) {
         let body = body_of(room, |body| { body.ack(0, 0, &runs); });
-        match parts(&body).unwrap()[..] {
+        match statements(&body).unwrap()[..] {
             [] => prop_assert!(room < ack_at::SIZE + run_at::SIZE),
-            [Part::Ack(ack)] => {
+            [Statement::Ack(ack)] => {
                 check_ack(&ack);
                 prop_assert!(is_front_of(&runs, &ack.runs().collect::<Vec<_>>()));
             }
@@ -344,11 +353,11 @@ proptest! {
         let mut body = Body::new(&mut bytes);
         pushed(body.word(&JOIN));
         body.pad();
-        prop_assert_eq!(parts(&bytes).unwrap(), vec![Part::Word(JOIN)]);
+        prop_assert_eq!(statements(&bytes).unwrap(), vec![Statement::Word(JOIN)]);
         let at = at.index(bytes.len());
         if at > 16 {
             bytes[at] = 1;
-            prop_assert!(parts(&bytes).is_err());
+            prop_assert!(statements(&bytes).is_err());
         }
     }
 }

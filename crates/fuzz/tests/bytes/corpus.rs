@@ -9,7 +9,7 @@ use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
-use sawmill_format::link::part::{Body, Command, Operation, Reply, Word, WordKind};
+use sawmill_format::link::statement::{Body, Command, Operation, Reply, Word, WordKind};
 use sawmill_format::packed_write;
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
@@ -37,7 +37,7 @@ fn write_corpus() {
     super::foreign::write_all();
 }
 
-/// A packet of a link's peer: its parts, in the pieces of `link_peer`.
+/// A packet of a link's peer: its statements, in the pieces of `link_peer`.
 fn link_piece(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
     let mut room = [0; 1000];
     let mut body = Body::new(&mut room);

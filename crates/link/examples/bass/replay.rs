@@ -78,8 +78,8 @@ pub(crate) fn replay(stack: &mut dyn Stack, file: &Path) -> Result {
 fn summary(durations: &mut [Duration]) -> String {
     durations.sort();
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
-    let at = |part: f64| {
-        let index = (durations.len() as f64 * part) as usize;
+    let at = |share: f64| {
+        let index = (durations.len() as f64 * share) as usize;
         durations.get(index.min(durations.len().saturating_sub(1))).copied().map_or(0.0, us)
     };
     let sum = us(durations.iter().sum());

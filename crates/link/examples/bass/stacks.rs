@@ -222,7 +222,7 @@ impl Stack for Pages {
     }
 }
 
-/// The parts of a range, one per page: the page, the place in the page, the place in the range.
+/// What a range covers of each page: the page, the range in the page, the range in the whole.
 fn pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
     let end = address + length as u64;
     (address / PAGE..end.div_ceil(PAGE)).map(move |page| {

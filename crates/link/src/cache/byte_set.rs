@@ -53,7 +53,7 @@ impl ByteSet {
         self.alternate(0..PAGE_BYTES, true)
     }
 
-    /// The parts of a range that are not in the set, in order.
+    /// The runs of a range that are not in the set, in order.
     pub(super) fn gaps(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         self.alternate(range, false)
     }
@@ -176,7 +176,7 @@ impl ByteSet {
         }
     }
 
-    /// The parts of a range that are in the set (or are not), in order.
+    /// The runs of a range that are in the set (or are not), in order.
     fn alternate(
         &self,
         range: Range<usize>,

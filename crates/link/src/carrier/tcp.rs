@@ -1,6 +1,6 @@
 //! TCP: for networks that block datagrams or lose too many.
 //!
-//! Invariants: the stream holds whole packets only. The part of a packet that the kernel did not
+//! Invariants: the stream holds whole packets only. The rest of a packet that the kernel did not
 //! accept stays with the sender and is sent first; a waiting receiver sends it even if nothing else
 //! is sent. An invalid length ends the stream, because the start of the next packet is unknown
 //! then. Both halves share one connection; it closes when both are dropped. Not here: reconnecting.
@@ -224,7 +224,7 @@ impl StreamState {
 
 impl StreamSender {
     /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in
-    /// part. Its missing part becomes the rest.
+    /// part. What is missing of it becomes the rest.
     fn taken(&self, rest: &mut UnsentBytes, batch: &Batch, from: usize, written: usize) -> usize {
         let (mut at, mut covered) = (from, 0);
         while covered < written {

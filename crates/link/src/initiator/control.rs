@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind, Request};
 use sawmill_format::link::Packet;
-use sawmill_format::link::part::Word;
+use sawmill_format::link::statement::Word;
 
 use super::device::Answer;
 use super::pending::Chunk;

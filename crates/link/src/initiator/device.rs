@@ -17,7 +17,7 @@ use sawmill_device::{
 };
 use sawmill_format::FormatError;
 use sawmill_format::link::control::{self, OpenAnswer};
-use sawmill_format::link::part::{Command, Operation};
+use sawmill_format::link::statement::{Command, Operation};
 
 use super::pending::{ControlExchange, Terms, operation_of, template};
 use super::{Initiator, OpenExport};

@@ -24,14 +24,14 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::{Error, ErrorKind};
-use sawmill_format::link::part::Operation;
+use sawmill_format::link::statement::Operation;
 use sawmill_format::link::{HEADER_BYTES, LINKS_MAX, Packet, PacketKind};
 
 pub use device::{Answer, OpenMode, RemoteDevice};
 
 use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Connection, ControlPart, PacketOutcome, Path};
+use crate::connection::{Connection, ControlStatement, PacketOutcome, Path};
 use crate::session::proof::Proofs;
 use crate::session::{Security, instance};
 pub(crate) use control::PROLOGUE;
@@ -257,14 +257,15 @@ impl Initiator {
         let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
         let local = live.local;
         let (mut words, mut close) = ([None; 4], None);
-        let outcome = live.connection.receive(header, packet, now, &mut |part| match part {
-            ControlPart::Word(word) => {
-                if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
-                    *place = Some(word);
+        let outcome =
+            live.connection.receive(header, packet, now, &mut |statement| match statement {
+                ControlStatement::Word(word) => {
+                    if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
+                        *place = Some(word);
+                    }
                 }
-            }
-            ControlPart::Close(status, text) => close = Some((status, text.to_owned())),
-        });
+                ControlStatement::Close(status, text) => close = Some((status, text.to_owned())),
+            });
         match outcome {
             Err(violation) => {
                 self.step(Event::Drop { local, why: &violation.to_string() }, now);

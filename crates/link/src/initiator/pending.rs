@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request};
-use sawmill_format::link::part::{self, Command, Operation};
+use sawmill_format::link::statement::{self, Command, Operation};
 
 /// The most requests in flight; more of them wait.
 pub(crate) const PLACES_MAX: usize = 4096;
 
-/// The part of a request that one slot carries.
+/// The range of a request that one slot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) place: u16,
@@ -106,8 +106,8 @@ pub(crate) fn operation_of(asks: Asks) -> Operation {
 
 /// The command for a request; slot and sequence are set later.
 pub(crate) fn template(request: &Request, operation: Operation, export: u8) -> Command {
-    let fua = if request.flags.fua { part::FUA } else { 0 };
-    let no_unmap = if request.flags.no_unmap { part::NO_UNMAP } else { 0 };
+    let fua = if request.flags.fua { statement::FUA } else { 0 };
+    let no_unmap = if request.flags.no_unmap { statement::NO_UNMAP } else { 0 };
     Command {
         operation,
         slot: 0,

@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind};
-use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply};
-use sawmill_format::link::{GRAIN_BYTES, part};
+use sawmill_format::link::statement::{Body, Command, Data, Operation, Reply, Statement};
+use sawmill_format::link::{GRAIN_BYTES, statement};
 
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
 use crate::connection::{SlotEnd, SlotFill};
 use crate::grains::{GrainSet, grains_of};
 use crate::path::{SentPiece, SentPieces};
 use crate::status::error_of;
-use crate::unsent_parts::{Head, UnsentParts};
+use crate::unsent_pieces::{Head, UnsentPieces};
 use crate::violation::Violation;
 
 struct Slot {
@@ -28,7 +28,7 @@ struct Slot {
     /// The initiator's own number of the export; the command has the target's.
     export: u8,
     chunk: Chunk,
-    unsent: UnsentParts,
+    unsent: UnsentPieces,
     reply: Option<Reply>,
     come: GrainSet,
     /// The text of a failure.
@@ -66,7 +66,7 @@ impl Slots {
                 command: Command { slot, ..command },
                 export: 0,
                 chunk: Chunk { place: 0, offset: 0, length: 0 },
-                unsent: UnsentParts::new(slot_bytes as usize),
+                unsent: UnsentPieces::new(slot_bytes as usize),
                 reply: None,
                 come: GrainSet::new(slot_bytes as usize),
                 failure: None,
@@ -186,7 +186,7 @@ impl Slots {
 
     fn place(&self, slot: &mut Slot, offset: u32, bytes: &[u8]) -> Result<(), Violation> {
         let most = slot.answer_bytes_max(self.slot_bytes);
-        if part::check_piece(offset.into(), bytes.len(), most).is_err()
+        if statement::check_piece(offset.into(), bytes.len(), most).is_err()
             && !(offset as u64 + bytes.len() as u64 <= most
                 && slot.command.operation != Operation::Read)
         {
@@ -225,7 +225,7 @@ impl Slot {
     fn changes_in_memory(&self) -> bool {
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(self.command.operation, Write | WritePacked | Discard | WriteZeroes);
-        changes && self.command.flags & part::FUA == 0
+        changes && self.command.flags & statement::FUA == 0
     }
 
     /// Whether an answer may have this many bytes.
@@ -247,10 +247,10 @@ impl Slot {
 }
 
 impl SlotEnd for Slots {
-    fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
-        match part {
-            Part::Reply(reply, inline) => self.reply(reply, inline),
-            Part::Data(data) => self.data(data),
+    fn take(&self, statement: &Statement<'_>) -> Result<(), Violation> {
+        match statement {
+            Statement::Reply(reply, inline) => self.reply(reply, inline),
+            Statement::Data(data) => self.data(data),
             _ => Err(Violation::Rule("a target sends no commands")),
         }
     }

@@ -11,11 +11,11 @@
 //! its bytes leave the window; an acknowledgement of a packet that was never sent is a violation.
 //!
 //! Not here: what was received (`receiving`), which link a packet takes (`connection`), sending
-//! lost pieces again (`unsent_parts`).
+//! lost pieces again (`unsent_pieces`).
 
 use crate::clock::{MS, US};
 use crate::violation::Violation;
-use sawmill_format::link::part::Ack;
+use sawmill_format::link::statement::Ack;
 
 /// The most packets in flight on one link.
 const FLIGHTS_MAX: usize = 2048;
@@ -46,7 +46,7 @@ const PROBE_NS_MAX: u64 = 250 * MS;
 /// After this many timeouts in a row the link is silent, and its packets use other links.
 const PROBES_SILENT_MAX: u32 = 3;
 
-/// The part of a packet that must arrive.
+/// What a piece is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PieceKind {
     /// A command or a reply, with bytes of the payload from 0 on.
@@ -55,7 +55,7 @@ pub(crate) enum PieceKind {
     Body,
 }
 
-/// One part of a packet.
+/// What must arrive of a packet: a command or a reply with its inline bytes, or data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SentPiece {
     pub(crate) kind: PieceKind,

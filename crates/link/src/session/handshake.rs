@@ -160,7 +160,7 @@ pub fn answer(
     }
 }
 
-/// The part of a greeting that distinguishes it from all others. It is not authenticated.
+/// What distinguishes a greeting from all others. It is not authenticated.
 pub(crate) fn token_of(message: &[u8]) -> &[u8] {
     message.get(HEAD_BYTES..HEAD_BYTES + TOKEN_BYTES).unwrap_or_default()
 }

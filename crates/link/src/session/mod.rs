@@ -35,7 +35,7 @@ pub enum Security {
 /// dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketRefusal {
-    /// Fewer bytes than the fixed parts have.
+    /// Fewer bytes than header and tail have.
     #[error("{bytes} bytes are too few: a packet has at least {least}")]
     Short {
         /// The number of bytes.

@@ -62,17 +62,17 @@ impl Rights {
     /// Parses `disk1,logs:ro`.
     ///
     /// # Errors
-    /// `Invalid`: a part that names no export, or one that is there twice.
+    /// `Invalid`: an entry that names no export, or one that is there twice.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |text: String| Error::new(ErrorKind::Invalid, text);
         let mut rights = Rights::default();
-        for part in text.split(',') {
-            let (name, access) = match part.strip_suffix(":ro") {
+        for entry in text.split(',') {
+            let (name, access) = match entry.strip_suffix(":ro") {
                 Some(name) => (name, Access::Read),
-                None => (part, Access::Write),
+                None => (entry, Access::Write),
             };
             if name.is_empty() || name.len() > EXPORT_BYTES_MAX {
-                return Err(invalid(format!("'{part}' is not EXPORT, EXPORT:ro, * or *:ro")));
+                return Err(invalid(format!("'{entry}' is not EXPORT, EXPORT:ro, * or *:ro")));
             }
             let before = match name {
                 "*" => rights.others.replace(access),

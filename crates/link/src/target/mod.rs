@@ -3,7 +3,7 @@
 //! Modules: `handshakes` (hellos, and the connections that they lead to), `half_open` (unfinished
 //! handshakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
 //! exports, and who has them open), `standing` (what persists of that), `served` (a connection),
-//! `slots` (a command from its first part to the receipt of its answer).
+//! `slots` (a command from its first statement to the receipt of its answer).
 //!
 //! Invariants: until its first sealed packet opens, a hello costs only an entry of a bounded table.
 //! A new connection of an initiator replaces its old one, and starts only when no device has a
@@ -27,13 +27,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::Result;
 use sawmill_format::link::greeting::Seek;
-use sawmill_format::link::part::{Word, WordKind};
+use sawmill_format::link::statement::{Word, WordKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
 use crate::carrier::{Batch, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Connection, ControlPart, PacketOutcome, Path};
+use crate::connection::{Connection, ControlStatement, PacketOutcome, Path};
 use crate::session::{Security, instance};
 use exports::Exports;
 use handshakes::Handshakes;
@@ -280,14 +280,15 @@ impl Target {
             ConnectionLookup::Nobody => return self.send_unknown(sender, peer, header),
         };
         let (mut words, mut is_closed) = ([None; 4], false);
-        let outcome = served.connection.receive(header, packet, now, &mut |part| match part {
-            ControlPart::Word(word) => {
-                if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
-                    *place = Some(word);
+        let outcome =
+            served.connection.receive(header, packet, now, &mut |statement| match statement {
+                ControlStatement::Word(word) => {
+                    if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
+                        *place = Some(word);
+                    }
                 }
-            }
-            ControlPart::Close(..) => is_closed = true,
-        });
+                ControlStatement::Close(..) => is_closed = true,
+            });
         match outcome {
             Err(violation) => {
                 tracing::warn!("link: disconnecting {}: {violation}", served.name);

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::RwLock;
 use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply, Request, Result};
-use sawmill_format::link::part::{self, Body, Command, Operation, Part};
+use sawmill_format::link::statement::{self, Body, Command, Operation, Statement};
 
 use super::exports::{Effects, Export, Exports, OpenRequest};
 use super::keys::Holder;
@@ -29,7 +29,7 @@ pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
 /// The most open exports of one connection.
 const OPEN_EXPORTS_MAX: usize = 200;
 
-/// The target's part in a connection.
+/// The target's end of a connection.
 pub(super) struct TargetEnd {
     slots: Slots,
     connection: OnceLock<Weak<TargetConnection>>,
@@ -232,7 +232,7 @@ impl TargetConnection {
         };
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(command.operation, Write | WritePacked | Discard | WriteZeroes);
-        let syncs = command.operation == Operation::Flush || command.flags & part::FUA != 0;
+        let syncs = command.operation == Operation::Flush || command.flags & statement::FUA != 0;
         match export.begin(self.local, Effects { changes, syncs }) {
             Ok(work) => exchange.work = Some(work),
             Err(error) => return self.answered(exchange, Err(error)),
@@ -248,8 +248,8 @@ impl TargetConnection {
             Operation::Open | Operation::Close | Operation::List => return,
         };
         let flags = Flags {
-            fua: command.flags & part::FUA != 0,
-            no_unmap: command.flags & part::NO_UNMAP != 0,
+            fua: command.flags & statement::FUA != 0,
+            no_unmap: command.flags & statement::NO_UNMAP != 0,
         };
         let request = Request::new(asks, command.address, command.length, flags, exchange);
         match command.operation {
@@ -307,8 +307,8 @@ impl TargetConnection {
 }
 
 impl SlotEnd for TargetEnd {
-    fn take(&self, part: &Part<'_>) -> Result<(), Violation> {
-        if let Some(whole) = self.slots.take(part)?
+    fn take(&self, statement: &Statement<'_>) -> Result<(), Violation> {
+        if let Some(whole) = self.slots.take(statement)?
             && let Some(served) = self.connection.get().and_then(Weak::upgrade)
         {
             served.carry_out(whole);

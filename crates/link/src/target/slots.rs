@@ -1,7 +1,7 @@
-//! The target's slots: a command is gathered from its parts, executed by the device, and answered.
+//! The target's slots: a command is gathered from its statements, executed by the device, and answered.
 //! The answer stays until the initiator reuses the slot, which is its receipt.
 //!
-//! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use
+//! Invariants: a command is executed once, however often its statements arrive: a statement of an earlier use
 //! of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the
 //! buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the buffer
 //! and the exchange of a slot are reused.
@@ -11,23 +11,25 @@
 use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{Exchange, Outcome, Reply as Answer};
 use sawmill_format::link::GRAIN_BYTES;
-use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, TEXT_BYTES_MAX};
-use sawmill_format::link::{control, part};
+use sawmill_format::link::statement::{
+    Body, Command, Data, Operation, Reply, Statement, TEXT_BYTES_MAX,
+};
+use sawmill_format::link::{control, statement};
 
 use super::exports::RequestGuard;
 use crate::connection::SlotFill;
 use crate::grains::{GrainSet, grains_of};
 use crate::path::{SentPiece, SentPieces};
 use crate::status::status_of;
-use crate::unsent_parts::{Head, UnsentParts};
+use crate::unsent_pieces::{Head, UnsentPieces};
 use crate::violation::Violation;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No part of this use has arrived.
+    /// No statement of this use has arrived.
     Idle,
-    /// Parts are arriving.
+    /// Statements are arriving.
     Gathering,
     /// At the device.
     Working,
@@ -42,7 +44,7 @@ struct Slot {
     come: GrainSet,
     /// Present unless the device has it.
     exchange: Option<Box<SlotExchange>>,
-    unsent: UnsentParts,
+    unsent: UnsentPieces,
     status: u8,
     answer_bytes: u32,
 }
@@ -91,7 +93,7 @@ impl Slots {
                     served: None,
                     work: None,
                 })),
-                unsent: UnsentParts::new(slot_bytes as usize),
+                unsent: UnsentPieces::new(slot_bytes as usize),
                 status: 0,
                 answer_bytes: 0,
             })
@@ -106,16 +108,19 @@ impl Slots {
         (self.slots.len(), self.slots.iter().filter(busy).count())
     }
 
-    /// Handles a part. Returns the command if it is complete now.
-    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<WholeCommand>, Violation> {
-        match part {
-            Part::Command(command, inline) => self.command(command, inline),
-            Part::Data(data) => self.data(data),
+    /// Handles a statement. Returns the command if it is complete now.
+    pub(super) fn take(
+        &self,
+        statement: &Statement<'_>,
+    ) -> Result<Option<WholeCommand>, Violation> {
+        match statement {
+            Statement::Command(command, inline) => self.command(command, inline),
+            Statement::Data(data) => self.data(data),
             _ => Err(Violation::Rule("an initiator sends no replies")),
         }
     }
 
-    /// The slot, ready for parts of use `sequence`; none if they are late or duplicates.
+    /// The slot, ready for statements of use `sequence`; none if they are late or duplicates.
     fn gathering(
         &self,
         index: u16,
@@ -157,7 +162,8 @@ impl Slots {
     }
 
     fn data(&self, data: &Data<'_>) -> Result<Option<WholeCommand>, Violation> {
-        if part::check_piece(data.offset.into(), data.bytes.len(), self.slot_bytes.into()).is_err()
+        if statement::check_piece(data.offset.into(), data.bytes.len(), self.slot_bytes.into())
+            .is_err()
             && data.offset as usize + data.bytes.len() > self.slot_bytes as usize
         {
             return Err(Violation::Rule("bytes outside the slot"));

@@ -20,7 +20,7 @@ const NO_FLAGS: Flags = Flags { fua: false, no_unmap: false };
 
 type TestCache = Cache<Arc<LowerDevice>>;
 
-/// A part of the device that one thread owns: stripes of `stripe` bytes, every `every` bytes.
+/// What one thread owns of the device: stripes of `stripe` bytes, every `every` bytes.
 struct Owner<'a> {
     cache: &'a TestCache,
     below: &'a LowerDevice,

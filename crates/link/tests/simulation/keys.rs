@@ -181,13 +181,13 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
     for round in 0..20u8 {
         let all: Vec<_> = (0..16)
-            .map(|part| ask(&device, Operation::Write, part * 4096, vec![round + part as u8; 4096]))
+            .map(|page| ask(&device, Operation::Write, page * 4096, vec![round + page as u8; 4096]))
             .collect();
         // A check whether new keys are due falls into this time.
         world.run(SECOND / 2);
         all.iter().for_each(|outcome_cell| drop(world.answer(outcome_cell).expect("written")));
-        for part in 0..16 {
-            assert_eq!(content(&disk1, part * 4096, 4096), vec![round + part as u8; 4096]);
+        for page in 0..16 {
+            assert_eq!(content(&disk1, page * 4096, 4096), vec![round + page as u8; 4096]);
         }
     }
     assert!(hellos(&world, 1) >= 5, "{} connections", hellos(&world, 1));
@@ -208,14 +208,14 @@ fn a_connection_that_is_never_idle_gets_new_keys_after_sixteen_times_its_bytes()
     let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
     let mut writes = vec![ask(&device, Operation::Write, STUCK, vec![9; 4096])];
-    for part in 0..8 * REKEY_BYTES / 4096 {
-        world.write(&device, part * 4096 % STUCK, vec![1; 4096]).expect("written");
+    for page in 0..8 * REKEY_BYTES / 4096 {
+        world.write(&device, page * 4096 % STUCK, vec![1; 4096]).expect("written");
     }
     // A check whether new keys are due falls into this time.
     world.run(2 * SECOND);
     assert_eq!(hellos(&world, 1), 1, "it waits for an idle moment");
-    for part in 0..8 * REKEY_BYTES / 4096 {
-        writes.push(ask(&device, Operation::Write, part * 4096 % STUCK, vec![2; 4096]));
+    for page in 0..8 * REKEY_BYTES / 4096 {
+        writes.push(ask(&device, Operation::Write, page * 4096 % STUCK, vec![2; 4096]));
         world.run(10 * MS);
     }
     world.run(2 * SECOND);
@@ -254,8 +254,8 @@ fn an_initiator_that_has_an_export_alone_keeps_it_while_its_keys_change() {
     let device = world.open(&db1, "disk1", ALONE).expect("free");
     let backup = initiator(&mut world, 2);
     for round in 0..3u8 {
-        for part in 0..16 {
-            world.write(&device, part * 4096, vec![round; 4096]).expect("it is its own");
+        for page in 0..16 {
+            world.write(&device, page * 4096, vec![round; 4096]).expect("it is its own");
         }
         no_reader_gets_between(&mut world, &backup, 1100 * MS);
     }

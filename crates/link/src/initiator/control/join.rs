@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use sawmill_format::link::PACKET_BYTES_MIN;
-use sawmill_format::link::part::{Word, WordKind};
+use sawmill_format::link::statement::{Word, WordKind};
 
 use super::{Control, ControlAction};
 use crate::carrier::{BROADCAST, Peer};

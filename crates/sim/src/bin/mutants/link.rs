@@ -24,7 +24,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
     ),
     mutant(
-        "a part of an earlier use of a slot counts for the newer one",
+        "a statement of an earlier use of a slot counts for the newer one",
         "link/src/target/slots.rs",
         "if sequence < slot.sequence || (sequence",
         "if (sequence",
@@ -60,7 +60,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "what was lost of an answer is not sent again",
-        "link/src/unsent_parts.rs",
+        "link/src/unsent_pieces.rs",
         "        self.head |= piece.kind == PieceKind::Head;\n",
         "        self.head |= false;\n",
     ),

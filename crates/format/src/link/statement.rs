@@ -1,10 +1,10 @@
-//! The parts of a sealed packet: commands, data, replies, acknowledgements, link messages.
+//! The statements of a sealed packet: commands, data, replies, acknowledgements, link messages.
 //!
-//! Invariants: the parts of a packet follow each other without gaps; a part of kind 0, or the end
-//! of the body, ends them, and only zeroes follow. Every part is self-contained: it names its slot
-//! and sequence, so that parts may come in any order, twice, or never.
+//! Invariants: the statements of a packet follow each other without gaps; a statement of kind 0, or the end
+//! of the body, ends them, and only zeroes follow. Every statement is self-contained: it names its slot
+//! and sequence, so that statements may come in any order, twice, or never.
 //!
-//! Not here: the state of a slot, and the effect of a part (`crates/link`).
+//! Not here: the state of a slot, and the effect of a statement (`crates/link`).
 
 use super::{GRAIN_BYTES, LINKS_MAX, check_length, check_reserved, control, text};
 use crate::error::check_field;
@@ -84,7 +84,7 @@ layout! {
     TEXT_BYTES: 2, 2, "text_bytes";
 }
 
-const WHAT: &str = "link part";
+const WHAT: &str = "link statement";
 const COMMAND: u8 = 1;
 const DATA: u8 = 2;
 const REPLY: u8 = 3;
@@ -116,7 +116,7 @@ pub enum Operation {
     WriteZeroes = 6,
     /// The range will be read.
     Prefetch = 7,
-    /// Which parts hold data.
+    /// Which ranges hold data.
     Allocation = 8,
     /// Open an export: its name is the payload.
     Open = 16,
@@ -267,9 +267,9 @@ impl Ack<'_> {
     }
 }
 
-/// A part.
+/// A statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum Statement<'a> {
     /// A command with the first bytes of its payload.
     Command(Command, &'a [u8]),
     /// More bytes.
@@ -284,14 +284,14 @@ pub enum Part<'a> {
     Close(u8, &'a str),
 }
 
-/// Reads the parts of a body one after the other.
-pub struct Parts<'a>(&'a [u8]);
+/// Reads the statements of a body one after the other.
+pub struct Statements<'a>(&'a [u8]);
 
-impl<'a> Parts<'a> {
-    /// The parts of an opened body.
+impl<'a> Statements<'a> {
+    /// The statements of an opened body.
     #[must_use]
     pub fn new(body: &'a [u8]) -> Self {
-        Parts(body)
+        Statements(body)
     }
 
     fn take(&mut self, bytes: usize) -> Result<&'a [u8]> {
@@ -301,7 +301,7 @@ impl<'a> Parts<'a> {
         Ok(front)
     }
 
-    fn command(&mut self) -> Result<Part<'a>> {
+    fn command(&mut self) -> Result<Statement<'a>> {
         let at = self.take(command_at::SIZE)?;
         let operation = Operation::from_code(command_at::OPERATION.u8(at));
         let why = "no such operation";
@@ -320,10 +320,10 @@ impl<'a> Parts<'a> {
         let inline = self.take(command_at::INLINE_BYTES.u16(at).into())?;
         let fits = if operation.sends_payload() { command.length } else { 0 };
         check_piece(0, inline.len(), fits)?;
-        Ok(Part::Command(command, inline))
+        Ok(Statement::Command(command, inline))
     }
 
-    fn data(&mut self) -> Result<Part<'a>> {
+    fn data(&mut self) -> Result<Statement<'a>> {
         let at = self.take(data_at::SIZE)?;
         check_reserved(WHAT, data_at::RESERVED, at)?;
         let offset = data_at::OFFSET.u32(at);
@@ -331,7 +331,7 @@ impl<'a> Parts<'a> {
         check_field(WHAT, "offset", "not a multiple of the grain", on_grain)?;
         let bytes = self.take(data_at::BYTES.u32(at) as usize)?;
         check_field(WHAT, "bytes", "none", !bytes.is_empty())?;
-        Ok(Part::Data(Data {
+        Ok(Statement::Data(Data {
             slot: data_at::SLOT.u16(at),
             sequence: data_at::SEQUENCE.u64(at),
             offset,
@@ -339,7 +339,7 @@ impl<'a> Parts<'a> {
         }))
     }
 
-    fn reply(&mut self) -> Result<Part<'a>> {
+    fn reply(&mut self) -> Result<Statement<'a>> {
         let at = self.take(reply_at::SIZE)?;
         check_reserved(WHAT, reply_at::RESERVED, at)?;
         let reply = Reply {
@@ -350,10 +350,10 @@ impl<'a> Parts<'a> {
         };
         let inline = self.take(reply_at::INLINE_BYTES.u16(at).into())?;
         check_piece(0, inline.len(), reply.length.into())?;
-        Ok(Part::Reply(reply, inline))
+        Ok(Statement::Reply(reply, inline))
     }
 
-    fn ack(&mut self) -> Result<Part<'a>> {
+    fn ack(&mut self) -> Result<Statement<'a>> {
         let at = self.take(ack_at::SIZE)?;
         check_reserved(WHAT, ack_at::RESERVED, at)?;
         let (link, count) = (ack_at::LINK.u8(at), usize::from(ack_at::RUNS.u8(at)));
@@ -372,10 +372,10 @@ impl<'a> Parts<'a> {
         let each = runs.chunks_exact(run_at::SIZE).all(|run| run_at::RECEIVED.u16(run) > 0);
         let whole = each && ack.runs().count() == count;
         check_field(WHAT, "runs", "an empty one, or one that goes below zero", whole)?;
-        Ok(Part::Ack(ack))
+        Ok(Statement::Ack(ack))
     }
 
-    fn word(&mut self) -> Result<Part<'a>> {
+    fn word(&mut self) -> Result<Statement<'a>> {
         let at = self.take(word_at::SIZE)?;
         check_reserved(WHAT, word_at::RESERVED, at)?;
         use WordKind::*;
@@ -384,15 +384,15 @@ impl<'a> Parts<'a> {
         let link = word_at::LINK.u8(at);
         check_field(WHAT, "link", "no such link", usize::from(link) < LINKS_MAX)?;
         let (packet_bytes, token) = (word_at::PACKET_BYTES.u32(at), word_at::TOKEN.u64(at));
-        Ok(Part::Word(Word { kind, link, packet_bytes, token }))
+        Ok(Statement::Word(Word { kind, link, packet_bytes, token }))
     }
 
-    fn close(&mut self) -> Result<Part<'a>> {
+    fn close(&mut self) -> Result<Statement<'a>> {
         let at = self.take(close_at::SIZE)?;
         let bytes = usize::from(close_at::TEXT_BYTES.u16(at));
         check_field(WHAT, "text_bytes", "too many", bytes <= TEXT_BYTES_MAX)?;
         let bytes = self.take(bytes)?;
-        Ok(Part::Close(close_at::STATUS.u8(at), text(WHAT, bytes, bytes.len())?))
+        Ok(Statement::Close(close_at::STATUS.u8(at), text(WHAT, bytes, bytes.len())?))
     }
 }
 
@@ -405,12 +405,12 @@ pub fn check_piece(offset: u64, bytes: usize, length: u64) -> Result<()> {
     check_field(WHAT, "bytes", "neither on the grain nor at the end", on_grain)
 }
 
-impl<'a> Iterator for Parts<'a> {
-    type Item = Result<Part<'a>>;
+impl<'a> Iterator for Statements<'a> {
+    type Item = Result<Statement<'a>>;
 
-    /// The next part, or why the rest cannot be read: an error is the last item.
+    /// The next statement, or why the rest cannot be read: an error is the last item.
     fn next(&mut self) -> Option<Self::Item> {
-        let part = match *self.0.first()? {
+        let statement = match *self.0.first()? {
             0 => {
                 let rest = std::mem::take(&mut self.0);
                 let is_zero = rest.iter().fold(0, |all, byte| all | byte) == 0;
@@ -422,12 +422,12 @@ impl<'a> Iterator for Parts<'a> {
             ACK => self.ack(),
             WORD_FIRST..CLOSE => self.word(),
             CLOSE => self.close(),
-            _ => Err(FormatError::Field { what: WHAT, field: "kind", why: "no such part" }),
+            _ => Err(FormatError::Field { what: WHAT, field: "kind", why: "no such statement" }),
         };
-        if part.is_err() {
+        if statement.is_err() {
             self.0 = &[];
         }
-        Some(part)
+        Some(statement)
     }
 }
 
@@ -442,7 +442,7 @@ fn runs_that_fit(runs: &[(u64, u64)]) -> usize {
     runs.len().min(1 + runs.windows(2).take_while(|pair| follows(pair)).count())
 }
 
-/// Writes parts one after the other into the room of a packet's body.
+/// Writes statements one after the other into the room of a packet's body.
 pub struct Body<'a> {
     room: &'a mut [u8],
     used: usize,

@@ -1,19 +1,19 @@
 //! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they
 //! need.
 //!
-//! Invariants: a part that is in a packet is in no other one until it counts as lost. The text of a
+//! Invariants: a piece that is in a packet is in no other one until it counts as lost. The text of a
 //! failure is sent whole. No allocation after `new`.
 //!
 //! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
 
 use sawmill_format::link::GRAIN_BYTES;
-use sawmill_format::link::part::{Body, Command, Reply, command_at, data_at, reply_at};
+use sawmill_format::link::statement::{Body, Command, Reply, command_at, data_at, reply_at};
 
 use crate::connection::SlotFill;
 use crate::grains::{GrainSet, grains_of};
 use crate::path::{PieceKind, SentPiece, SentPieces};
 
-/// The part that is sent first, although it may arrive last.
+/// The statement that is sent first, although it may arrive last.
 pub(crate) enum Head {
     Command(Command),
     Reply(Reply),
@@ -48,16 +48,16 @@ impl Head {
     }
 }
 
-/// The parts of a use of a slot that are in no packet.
-pub(crate) struct UnsentParts {
+/// The pieces of a use of a slot that are in no packet.
+pub(crate) struct UnsentPieces {
     head: bool,
     rest: GrainSet,
 }
 
-impl UnsentParts {
+impl UnsentPieces {
     /// Nothing to send, for a slot of this many bytes.
     pub(crate) fn new(slot_bytes: usize) -> Self {
-        UnsentParts { head: false, rest: GrainSet::new(slot_bytes) }
+        UnsentPieces { head: false, rest: GrainSet::new(slot_bytes) }
     }
 
     /// Starts to send a head and this many bytes.
