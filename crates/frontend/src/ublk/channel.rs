@@ -22,9 +22,7 @@ use super::progress::Progress;
 pub(super) struct QueueChannel {
     pub(super) char_device: Arc<CharDevice>,
     pub(super) queue: u16,
-    /// Whether we move the bytes of requests; otherwise the kernel copies them from and to a buffer
-    /// per tag.
-    pub(super) user_copy: bool,
+    pub(super) copy_mode: CopyMode,
     pub(super) inbox: Arc<Inbox>,
     pub(super) counters: Counters,
     pub(super) progress: Arc<Progress>,
@@ -35,12 +33,12 @@ impl QueueChannel {
     pub(super) fn new(
         char_device: Arc<CharDevice>,
         queue: u16,
-        user_copy: bool,
+        copy_mode: CopyMode,
         inbox: Arc<Inbox>,
         progress: Arc<Progress>,
     ) -> Self {
         let (counters, slot) = (Counters::default(), AtomicU32::new(u32::MAX));
-        QueueChannel { char_device, queue, user_copy, inbox, counters, progress, slot }
+        QueueChannel { char_device, queue, copy_mode, inbox, counters, progress, slot }
     }
 
     /// The number of the queue on the ring of its thread.
@@ -56,6 +54,15 @@ impl QueueChannel {
     pub(super) fn answer(&self, tag: u16, result: i32, body: Body, buffer: Vec<u8>) {
         self.inbox.done(Completion { slot: self.slot(), tag, result, body, buffer });
     }
+}
+
+/// Who moves the bytes of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyMode {
+    /// The kernel copies them from and to a buffer per tag.
+    Kernel,
+    /// We do, when the device asks for them.
+    User,
 }
 
 /// The data of a request.

@@ -8,7 +8,7 @@ use sawmill_device::Operation::{Read, Write};
 use sawmill_sys::ublk::IoDescriptor;
 
 use super::protocol::BlockRequest;
-use super::registry::Facts;
+use super::registry::DeviceFacts;
 
 const BYTES_MAX: u32 = 1 << 20;
 
@@ -25,15 +25,15 @@ pub(crate) fn request(descriptor: &IoDescriptor, geometry: &Geometry) {
 /// Parses a text as the file about a device in the run folder, and uses it as names in such a file;
 /// panics if a name is changed, or could add a variable where udev imports the file.
 pub(crate) fn facts(text: &str) {
-    let read = Facts::parse(text);
-    let named = Facts {
+    let read = DeviceFacts::parse(text);
+    let named = DeviceFacts {
         volume: text.to_owned(),
         symlink: Some(text.to_owned()),
-        recovering: text.len() > 9,
+        is_recovering: text.len() > 9,
     };
     for facts in read.into_iter().chain([named]) {
         let text = facts.text();
-        assert_eq!(Facts::parse(&text), Some(facts), "what is written is read as the same");
+        assert_eq!(DeviceFacts::parse(&text), Some(facts), "what is written is read as the same");
         let is_plain = |line: &str| {
             let value = line.split_once("=\"").and_then(|(_, rest)| rest.strip_suffix('"'));
             value.is_some_and(|value| {

@@ -15,9 +15,9 @@ use sawmill_sys::ublk::{Control, DeviceState, feature};
 
 use super::limits::CHECK_EVERY;
 use super::options::UblkOptions;
-use super::registry::{self, DeviceLock, Facts, failed};
+use super::registry::{self, DeviceFacts, DeviceLock, failed};
 use super::server::{UblkDoor, UblkState, facts, features_of, open_char_device};
-use super::serving::{ServiceState, Source};
+use super::serving::{ServedDevice, ServiceState};
 use crate::DoorPiece;
 
 impl UblkDoor {
@@ -41,7 +41,7 @@ impl UblkDoor {
         let device_info = registry::device(&mut control, &options.run_folder, id)?;
         let refuse =
             |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
-        if !device_info.ours {
+        if !device_info.is_ours {
             return refuse("belongs to another program and was not changed".into());
         }
         if !device_info.is_for(&options.volume) {
@@ -64,8 +64,9 @@ impl UblkDoor {
             ));
         }
         let device_lock = DeviceLock::wait(&options.run_folder, id)?;
-        let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
-        if half_taken && features & feature::QUIESCE == 0 {
+        let is_half_taken =
+            DeviceFacts::read(&options.run_folder, id).is_some_and(|facts| facts.is_recovering);
+        if is_half_taken && features & feature::QUIESCE == 0 {
             // The kernel would fail on the queues that have no server yet.
             return Err(lost(id));
         }
@@ -74,19 +75,19 @@ impl UblkDoor {
             control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
         // Before any queue has a server: if this process dies in the middle, the next one must know
         // it.
-        device_lock.write(&facts(&options, true))?;
+        device_lock.write(&DeviceFacts { is_recovering: true, ..facts(&options) })?;
         let mut serving = ServiceState::new(device_lock);
         let outcome = open_char_device(id).and_then(|char_device| {
             let (info, options, device) = (&info, &options, &device);
             let char_device = Arc::new(char_device);
-            let source = Source { info, options, device, char_device };
-            serving.serve_all(&mut control, &source)
+            let served_device = ServedDevice { info, options, device, char_device };
+            serving.serve_all(&mut control, &served_device)
         });
         let outcome = outcome.and_then(|()| {
             // Last: from here on the kernel sends requests, and every queue needs a thread by then.
             let ended = control.end_recovery(id, std::process::id());
             ended.map_err(|error| failed(&format!("cannot take over device {id}"), error))?;
-            serving.device_lock.write(&facts(&options, false))
+            serving.device_lock.write(&facts(&options))
         });
         if let Err(error) = outcome {
             // Its users continue to wait: the next attempt may succeed.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::ublk::{Descriptors, QueueRing};
 
-use super::channel::{Body, Completion, NewQueue, QueueChannel};
+use super::channel::{Body, Completion, CopyMode, NewQueue, QueueChannel};
 use super::limits::SPARE_BYTES_MAX;
 use super::protocol::{BlockRequest, Refusal};
 use super::ticket::Ticket;
@@ -39,10 +39,10 @@ pub(super) struct QueueState {
     /// Whether it accepts nothing.
     is_quiet: bool,
     /// The door waits, in this round, until nothing is in flight.
-    to_tell: Option<u64>,
+    quiet_round: Option<u64>,
     /// Tags whose command the kernel has returned for good.
     returned_tags: u16,
-    pub(super) released: bool,
+    pub(super) is_released: bool,
 }
 
 impl Queue {
@@ -54,7 +54,9 @@ impl Queue {
 
     /// Requests the first request of every tag.
     pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
-        let buffer = || (!self.channel.user_copy).then(|| vec![0; self.bytes_max as usize]);
+        let buffer = || {
+            (self.channel.copy_mode == CopyMode::Kernel).then(|| vec![0; self.bytes_max as usize])
+        };
         (0..self.tags)
             .try_for_each(|tag| ring.fetch(self.channel.slot(), self.channel.queue, tag, buffer()))
     }
@@ -95,7 +97,8 @@ impl Queue {
         };
         // With user copy, the device itself fetches the bytes of a write, straight into their place
         // (decision 0018): only a read needs a buffer.
-        let needs_buffer = self.channel.user_copy && block_request.operation == Operation::Read;
+        let needs_buffer =
+            self.channel.copy_mode == CopyMode::User && block_request.operation == Operation::Read;
         let buffer = if needs_buffer { spares.take(block_request.length as usize) } else { buffer };
         let ticket = Ticket { channel: self.channel.clone(), tag, body, buffer };
         let BlockRequest { operation, address, length, flags } = block_request;
@@ -114,7 +117,7 @@ impl Queue {
         let Completion { slot, tag, result, body, buffer } = done;
         let read_bytes = if matches!(body, Body::Read(_)) { result.max(0) as u64 } else { 0 };
         self.channel.counters.answered(result, read_bytes);
-        let lent_buffer = if self.channel.user_copy {
+        let lent_buffer = if self.channel.copy_mode == CopyMode::User {
             spares.keep(buffer);
             None
         } else {
@@ -147,13 +150,13 @@ impl Queue {
     /// Holds back requests from now on, and notifies the door when nothing is in flight.
     pub(super) fn quiesce(&mut self, round: u64) {
         self.state.is_quiet = true;
-        self.state.to_tell = Some(round);
+        self.state.quiet_round = Some(round);
     }
 
     /// Accepts the held requests, and new ones.
     pub(super) fn resume(&mut self, spares: &mut Spares) {
         self.state.is_quiet = false;
-        self.state.to_tell = None;
+        self.state.quiet_round = None;
         for (tag, buffer) in std::mem::take(&mut self.state.held) {
             self.take(tag, buffer, spares);
         }
@@ -161,13 +164,13 @@ impl Queue {
 
     /// Whether the door waits until nothing is in flight.
     pub(super) fn is_quieting(&self) -> bool {
-        self.state.to_tell.is_some()
+        self.state.quiet_round.is_some()
     }
 
     /// Call this when the kernel has all answers so far.
     pub(super) fn notify_progress(&mut self) {
         if self.state.in_flight == 0
-            && let Some(round) = self.state.to_tell.take()
+            && let Some(round) = self.state.quiet_round.take()
         {
             self.channel.progress.quiet(round);
         }

@@ -33,9 +33,9 @@ pub struct DeviceInfo {
     /// Its current or last server process.
     pub server_pid: Option<u32>,
     /// Whether a living process serves it.
-    pub alive: bool,
+    pub is_alive: bool,
     /// Whether this program made it; other devices are shown, and not touched.
-    pub ours: bool,
+    pub is_ours: bool,
     /// The identity of the volume it was made for, if the run folder has it.
     pub volume: Option<String>,
     /// The name of its symbolic link, if the run folder has it.
@@ -57,7 +57,7 @@ impl DeviceInfo {
     /// one.
     #[must_use]
     pub fn is_orphan(&self) -> bool {
-        self.ours && !self.alive
+        self.is_ours && !self.is_alive
     }
 
     /// The block device.
@@ -132,18 +132,17 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
     })?;
     // The file may be left from an older device with the same number; the signature in the
     // driver is certain.
-    let facts = Facts::read(run_folder, id)
+    let facts = DeviceFacts::read(run_folder, id)
         .filter(|facts| signature(&facts.volume) == info.server_signature);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
     let server_pid = u32::try_from(info.server_pid).ok().filter(|pid| *pid > 0);
-    let lives = server_pid.is_some_and(lives);
-    let alive = is_alive(info.state(), lives, is_locked(&facts_path(run_folder, id)));
+    let is_alive = is_alive(info.state(), server_pid, is_locked(&facts_path(run_folder, id)));
     Ok(DeviceInfo {
         id,
         state: info.state(),
         server_pid,
-        alive,
-        ours: is_ours(info.server_signature),
+        is_alive,
+        is_ours: is_ours(info.server_signature),
         volume: facts.as_ref().map(|facts| facts.volume.clone()),
         symlink: facts.and_then(|facts| facts.symlink),
         size_bytes,
@@ -155,16 +154,20 @@ fn lives(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Whether a living process has a device. `lives`: a process with the driver's process id exists.
-/// `locked`: whether the device's file is locked, if it exists.
-pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) -> bool {
-    match locked {
+/// Whether a living process has a device. `server_pid`: the process that the driver names.
+/// `is_locked`: whether the device's file is locked, if it exists.
+pub(super) fn is_alive(
+    state: DeviceState,
+    server_pid: Option<u32>,
+    is_locked: Option<bool>,
+) -> bool {
+    match is_locked {
         // Another process may have this process id by now. The lock is more reliable.
         Some(true) => true,
         // Except for a device that was added just now: it has no lock yet, and the file
         // belongs to an older one. For a stopped device, the driver forgets the process.
-        Some(false) => state == DeviceState::Dead && lives,
-        None => state != DeviceState::Quiesced && lives,
+        Some(false) => state == DeviceState::Dead && server_pid.is_some_and(lives),
+        None => state != DeviceState::Quiesced && server_pid.is_some_and(lives),
     }
 }
 
@@ -175,7 +178,7 @@ pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) ->
 pub fn delete(run_folder: &Path, symlink_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
     let device_info = device(&mut control, run_folder, id)?;
-    if !device_info.ours {
+    if !device_info.is_ours {
         let text = format!("ublk: device {id} belongs to another program and was not changed");
         return Err(Error::new(ErrorKind::Refused, text));
     }
@@ -188,7 +191,7 @@ pub fn delete(run_folder: &Path, symlink_folder: &Path, id: u32) -> Result<()> {
             format!("ublk: device {id} is served by {server}; stop that server first"),
         )
     };
-    if device_info.alive {
+    if device_info.is_alive {
         return Err(in_use());
     }
     // With the lock, no process takes the device over during the removal.
@@ -198,9 +201,9 @@ pub fn delete(run_folder: &Path, symlink_folder: &Path, id: u32) -> Result<()> {
     })?;
     // Before the lock, it may have been replaced by another device that has no lock yet.
     let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
-    let has_process = u32::try_from(info.server_pid).is_ok_and(lives);
+    let server_pid = u32::try_from(info.server_pid).ok();
     if info.server_signature != device_info.signature
-        || is_alive(info.state(), has_process, Some(false))
+        || is_alive(info.state(), server_pid, Some(false))
     {
         return Err(in_use());
     }
@@ -218,14 +221,14 @@ pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
 
 /// The facts of a device in the run folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct DeviceFacts {
     pub(super) volume: String,
     pub(super) symlink: Option<String>,
     /// A server has started to take the device over and has not finished.
-    pub(super) recovering: bool,
+    pub(super) is_recovering: bool,
 }
 
-impl Facts {
+impl DeviceFacts {
     pub(super) fn read(run_folder: &Path, id: u32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(facts_path(run_folder, id)).ok()?)
     }
@@ -236,14 +239,18 @@ impl Facts {
                 text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("=\""))?;
             plain(line.strip_suffix('"')?)
         };
-        let recovering = value("SAWMILL_RECOVERING").is_some();
-        Some(Facts { volume: value("SAWMILL_VOLUME")?, symlink: value("SAWMILL_LINK"), recovering })
+        let is_recovering = value("SAWMILL_RECOVERING").is_some();
+        Some(DeviceFacts {
+            volume: value("SAWMILL_VOLUME")?,
+            symlink: value("SAWMILL_LINK"),
+            is_recovering,
+        })
     }
 
     pub(super) fn text(&self) -> String {
         let symlink =
             self.symlink.as_ref().map(|name| format!("SAWMILL_LINK=\"{}\"\n", quoted(name)));
-        let recovering = if self.recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
+        let recovering = if self.is_recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
         format!(
             "SAWMILL_VOLUME=\"{}\"\n{}{recovering}",
             quoted(&self.volume),
@@ -339,7 +346,7 @@ impl DeviceLock {
     }
 
     /// Writes the facts of the device.
-    pub(super) fn write(&self, facts: &Facts) -> Result<()> {
+    pub(super) fn write(&self, facts: &DeviceFacts) -> Result<()> {
         // In place, and not by a rename: the lock is on this file.
         std::fs::write(&self.path, facts.text())
             .map_err(|error| failed(&format!("cannot write {}", self.path.display()), error))

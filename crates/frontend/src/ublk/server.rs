@@ -18,8 +18,8 @@ use super::channel::{Message, QueueChannel};
 use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
 use super::options::UblkOptions;
 use super::protocol;
-use super::registry::{self, DeviceLock, Facts, failed};
-use super::serving::{ServiceState, Source};
+use super::registry::{self, DeviceFacts, DeviceLock, failed};
+use super::serving::{ServedDevice, ServiceState};
 use crate::DoorCounts;
 
 /// The features of all our devices.
@@ -183,7 +183,7 @@ fn start_added(
 ) -> Result<ServiceState> {
     let id = info.id;
     let device_lock = DeviceLock::wait(&options.run_folder, id)?;
-    device_lock.write(&facts(options, false))?;
+    device_lock.write(&facts(options))?;
     // Only the owner of the node may command an unprivileged device.
     let char_device = Arc::new(open_char_device(id)?);
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
@@ -192,12 +192,12 @@ fn start_added(
         .set_parameters(id, &parameters)
         .map_err(|error| step("the kernel refused its parameters", error))?;
     let mut serving = ServiceState::new(device_lock);
-    let source = Source { info, options, device, char_device };
-    let outcome = serving.serve_all(control, &source).and_then(|()| {
+    let served_device = ServedDevice { info, options, device, char_device };
+    let outcome = serving.serve_all(control, &served_device).and_then(|()| {
         let started = control.start(id, std::process::id());
         started.map_err(|error| step("cannot start it", error))
     });
-    drop(source);
+    drop(served_device);
     match outcome {
         Ok(()) => Ok(serving),
         Err(error) => {
@@ -207,8 +207,13 @@ fn start_added(
     }
 }
 
-pub(super) fn facts(options: &UblkOptions, recovering: bool) -> Facts {
-    Facts { volume: options.volume.clone(), symlink: options.symlink.clone(), recovering }
+/// What is noted of a device that has all its queues served.
+pub(super) fn facts(options: &UblkOptions) -> DeviceFacts {
+    DeviceFacts {
+        volume: options.volume.clone(),
+        symlink: options.symlink.clone(),
+        is_recovering: false,
+    }
 }
 
 /// Makes the kernel use one tag less than it has, so that one command always waits there. Through

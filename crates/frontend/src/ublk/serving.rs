@@ -12,14 +12,14 @@ use std::thread::JoinHandle;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
 
-use super::channel::{Inbox, Message, NewQueue, QueueChannel};
+use super::channel::{CopyMode, Inbox, Message, NewQueue, QueueChannel};
 use super::options::UblkOptions;
 use super::progress::Progress;
 use super::registry::{DeviceLock, failed};
 use super::worker::Worker;
 
-/// What the queues of a device are served from.
-pub(super) struct Source<'a> {
+/// A device to serve: what the kernel and the caller say of it.
+pub(super) struct ServedDevice<'a> {
     pub(super) info: &'a KernelInfo,
     pub(super) options: &'a UblkOptions,
     pub(super) device: &'a Arc<dyn BlockDevice>,
@@ -49,10 +49,14 @@ impl ServiceState {
     }
     /// Assigns all queues of the device to threads. Returns when the kernel has all their commands.
     /// After an error, some may be served.
-    pub(super) fn serve_all(&mut self, control: &mut Control, source: &Source<'_>) -> Result<()> {
-        for queue in 0..source.info.queues {
-            let inbox = self.inbox_for(control, source, queue)?;
-            self.serve_queue(source, queue, inbox)?;
+    pub(super) fn serve_all(
+        &mut self,
+        control: &mut Control,
+        served: &ServedDevice<'_>,
+    ) -> Result<()> {
+        for queue in 0..served.info.queues {
+            let inbox = self.inbox_for(control, served, queue)?;
+            self.serve_queue(served, queue, inbox)?;
         }
         Ok(())
     }
@@ -61,10 +65,10 @@ impl ServiceState {
     fn inbox_for(
         &mut self,
         control: &mut Control,
-        source: &Source<'_>,
+        served: &ServedDevice<'_>,
         queue: u16,
     ) -> Result<Arc<Inbox>> {
-        let (id, options) = (source.info.id, source.options);
+        let (id, options) = (served.info.id, served.options);
         if let Some(workers) = &options.workers {
             return workers.choose();
         }
@@ -78,19 +82,27 @@ impl ServiceState {
         Ok(inbox)
     }
 
-    fn serve_queue(&mut self, source: &Source<'_>, queue: u16, inbox: Arc<Inbox>) -> Result<()> {
-        let Source { info, char_device, device, .. } = source;
+    fn serve_queue(
+        &mut self,
+        served: &ServedDevice<'_>,
+        queue: u16,
+        inbox: Arc<Inbox>,
+    ) -> Result<()> {
+        let ServedDevice { info, char_device, device, .. } = served;
         let id = info.id;
         let descriptors = char_device.descriptors(queue, info.queue_depth);
         let descriptors = descriptors.map_err(|error| {
             failed(&format!("device {id}: cannot map the requests of queue {queue}"), error)
         })?;
-        let user_copy = info.flags & feature::USER_COPY != 0;
+        let copy_mode = match info.flags & feature::USER_COPY {
+            0 => CopyMode::Kernel,
+            _ => CopyMode::User,
+        };
         let progress = self.progress.clone();
         let channel = Arc::new(QueueChannel::new(
             char_device.clone(),
             queue,
-            user_copy,
+            copy_mode,
             inbox.clone(),
             progress,
         ));

@@ -119,14 +119,15 @@ proptest! {
 
     #[test]
     fn facts_come_back_as_they_were_written(
-        volume in "\\PC*|[\\x00-\\x7f]*", symlink in proptest::option::of("[a-z]+"), recovering: bool,
+        volume in "\\PC*|[\\x00-\\x7f]*", symlink in proptest::option::of("[a-z]+"),
+        is_recovering: bool,
     ) {
-        let facts = super::registry::Facts { volume, symlink, recovering };
+        let facts = super::registry::DeviceFacts { volume, symlink, is_recovering };
         let folder = tempfile::tempdir().unwrap();
         super::registry::DeviceLock::take(folder.path(), 7).unwrap().write(&facts).unwrap();
         let text = std::fs::read_to_string(folder.path().join("7")).unwrap();
         prop_assert!(text.is_ascii() && text.lines().count() <= 3, "{}", text);
-        prop_assert_eq!(super::registry::Facts::read(folder.path(), 7), Some(facts));
+        prop_assert_eq!(super::registry::DeviceFacts::read(folder.path(), 7), Some(facts));
     }
 }
 
@@ -230,25 +231,26 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
 fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
     use registry::is_alive;
     let (locked, stale, none) = (Some(true), Some(false), None);
+    let (living, gone) = (Some(std::process::id()), None);
     // A server has the lock for as long as it serves, whatever the driver knows.
     for state in [DeviceState::Dead, DeviceState::Live, DeviceState::Quiesced] {
-        assert!(is_alive(state, true, locked) && is_alive(state, false, locked));
+        assert!(is_alive(state, living, locked) && is_alive(state, gone, locked));
     }
     // A device just added, with the file of an older device of that number, or with no file.
-    assert!(is_alive(DeviceState::Dead, true, stale) && is_alive(DeviceState::Dead, true, none));
-    // The remains of a device whose server died before it began to serve.
     assert!(
-        !is_alive(DeviceState::Dead, false, stale) && !is_alive(DeviceState::Dead, false, none)
+        is_alive(DeviceState::Dead, living, stale) && is_alive(DeviceState::Dead, living, none)
     );
+    // The remains of a device whose server died before it began to serve.
+    assert!(!is_alive(DeviceState::Dead, gone, stale) && !is_alive(DeviceState::Dead, gone, none));
     // A server that died; another process may have its process id by now.
-    for lives in [true, false] {
+    for server_pid in [living, gone] {
         assert!(
-            !is_alive(DeviceState::Live, lives, stale)
-                && !is_alive(DeviceState::Quiesced, lives, stale)
+            !is_alive(DeviceState::Live, server_pid, stale)
+                && !is_alive(DeviceState::Quiesced, server_pid, stale)
         );
-        assert!(!is_alive(DeviceState::Quiesced, lives, none));
+        assert!(!is_alive(DeviceState::Quiesced, server_pid, none));
     }
-    assert!(is_alive(DeviceState::Live, true, none), "its file was removed");
+    assert!(is_alive(DeviceState::Live, living, none), "its file was removed");
 }
 
 #[test]

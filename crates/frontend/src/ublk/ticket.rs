@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use sawmill_device::{Exchange, Outcome, Reply};
 
-use super::channel::{Body, QueueChannel};
+use super::channel::{Body, CopyMode, QueueChannel};
 use super::protocol::errno;
 
 /// One request in flight.
@@ -36,7 +36,7 @@ fn copied(channel: &QueueChannel, tag: u16, bytes: &[u8]) -> i32 {
 
 impl Exchange for Ticket {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        if !self.channel.user_copy {
+        if self.channel.copy_mode == CopyMode::Kernel {
             let start = offset as usize;
             into.copy_from_slice(&self.buffer[start..start + into.len()]);
             return;
@@ -65,7 +65,9 @@ impl Exchange for Ticket {
         let result = match (outcome, body) {
             (Ok(Reply::Done), Body::Empty) => 0,
             (Ok(Reply::Done), Body::Write(length)) => length as i32,
-            (Ok(Reply::Done), Body::Read(length)) if !channel.user_copy => length as i32,
+            (Ok(Reply::Done), Body::Read(length)) if channel.copy_mode == CopyMode::Kernel => {
+                length as i32
+            }
             // The bytes go before the answer, which ends the request: the kernel takes no data for
             // it afterward.
             (Ok(Reply::Done), Body::Read(length)) => {

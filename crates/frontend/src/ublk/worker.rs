@@ -211,29 +211,29 @@ impl Loop {
         let (mut events, mut done, mut messages) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             self.ring.events(&mut events)?;
-            let idle = events.is_empty();
+            let is_idle = events.is_empty();
             for event in events.drain(..) {
                 self.handle_event(event);
             }
             self.queues.inbox.take(&mut done, &mut messages);
-            let idle = idle && done.is_empty() && messages.is_empty();
+            let is_idle = is_idle && done.is_empty() && messages.is_empty();
             for done in done.drain(..) {
                 self.answer(done)?;
             }
             for message in messages.drain(..) {
                 self.follow(message)?;
             }
-            if idle {
+            if is_idle {
                 self.spares.give_back();
             }
             if self.is_over() {
                 // What was answered goes to the kernel before the end.
                 return self.ring.submit();
             }
-            let sleep = self.queues.inbox.nothing_waits();
+            let may_sleep = self.queues.inbox.nothing_waits();
             let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME_MAX);
             // Without sleeping, there is more to answer first: one call takes it all.
-            if sleep {
+            if may_sleep {
                 if self.is_quieting {
                     self.notify_progress()?;
                 }
@@ -288,7 +288,7 @@ impl Loop {
             }
             Message::LetGo(channel) => {
                 if let Some(queue) = self.queues.queue_of(&channel) {
-                    queue.state.released = true;
+                    queue.state.is_released = true;
                 }
             }
             Message::Stop => self.is_stopping = true,
@@ -361,7 +361,7 @@ impl Loop {
     fn is_over(&self) -> bool {
         let mut queues = self.queues.queues.iter().flatten().peekable();
         // A thread without queues waits for the next device unless it is told to stop.
-        let is_released = queues.peek().is_some() && queues.all(|queue| queue.state.released);
+        let is_released = queues.peek().is_some() && queues.all(|queue| queue.state.is_released);
         is_released || (self.is_stopping && self.queues.queues.iter().all(Option::is_none))
     }
 }

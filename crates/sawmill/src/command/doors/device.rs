@@ -64,8 +64,8 @@ struct Row {
 impl Row {
     fn new(device: &DeviceInfo) -> Self {
         let state = match device.state {
-            _ if !device.ours => "foreign",
-            _ if device.alive => "live",
+            _ if !device.is_ours => "foreign",
+            _ if device.is_alive => "live",
             ublk::DeviceState::Dead => "stopped",
             _ => "waiting",
         };
@@ -74,7 +74,7 @@ impl Row {
             node: device.node().display().to_string(),
             state,
             size_bytes: device.size_bytes,
-            server_pid: device.server_pid.filter(|_| device.alive),
+            server_pid: device.server_pid.filter(|_| device.is_alive),
             name: device.symlink.clone(),
             volume: device.volume.clone(),
         }
