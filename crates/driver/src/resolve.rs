@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use crate::batch::chunk::Record;
+use crate::batch::chunk::ChunkEntry;
 
 const SHARDS: usize = 64;
 
@@ -21,7 +21,7 @@ const SHARDS: usize = 64;
 struct AppliedWrite {
     start: u64,
     end: u64,
-    sequence: u64,
+    write_number: u64,
     /// The horizon of its chunk.
     horizon: u64,
 }
@@ -59,14 +59,14 @@ impl Resolver {
         Resolver { area_bytes, shards, history: Mutex::default() }
     }
 
-    /// Applies the records of a chunk with these bounds of order, and forgets what is no longer
+    /// Applies the entries of a chunk with these bounds of order, and forgets what is no longer
     /// needed. `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
-    /// The first error of `write`; that record and those after it count as not applied.
+    /// The first error of `write`; that entry and those after it count as not applied.
     pub fn apply_chunk<'a, E>(
         &self,
-        records: impl Iterator<Item = (Record, &'a [u8])>,
+        entries: impl Iterator<Item = (ChunkEntry, &'a [u8])>,
         bounds: OrderBounds,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -75,58 +75,58 @@ impl Resolver {
         self.forget_below(floor);
         let mut areas = Vec::new();
         let mut outcome = Ok(());
-        for (record, data) in records {
-            areas.push(record.address / self.area_bytes);
-            outcome = self.apply_until(&record, data, horizon, &mut write);
+        for (entry, data) in entries {
+            areas.push(entry.address / self.area_bytes);
+            outcome = self.apply_until(&entry, data, horizon, &mut write);
             if outcome.is_err() {
                 break;
             }
         }
-        // Also after a failure: the records before it were applied and are remembered.
+        // Also after a failure: the entries before it were applied and are remembered.
         self.history.lock().areas.entry(horizon).or_default().append(&mut areas);
         outcome
     }
 
-    /// Applies those parts of a record that nothing newer has written, and remembers it without a
+    /// Applies those parts of an entry that nothing newer has written, and remembers it without a
     /// time limit.
     ///
     /// # Errors
-    /// The error of `write`; the record counts as not applied.
+    /// The error of `write`; the entry counts as not applied.
     pub fn apply<E>(
         &self,
-        record: &Record,
+        entry: &ChunkEntry,
         data: &[u8],
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.apply_until(record, data, u64::MAX, &mut write)
+        self.apply_until(entry, data, u64::MAX, &mut write)
     }
 
     fn apply_until<E>(
         &self,
-        record: &Record,
+        entry: &ChunkEntry,
         data: &[u8],
         horizon: u64,
         write: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let area = record.address / self.area_bytes;
+        let area = entry.address / self.area_bytes;
         // Held while the pieces are written: of two writes to one area, the second must find the
         // first in the list.
         let mut shard = self.shard(area).lock();
         let applied = shard.entry(area).or_default();
-        let end = record.address + record.length;
-        let mut free: Vec<Range<u64>> = std::iter::once(record.address..end).collect();
-        for newer in applied.iter().filter(|applied| applied.sequence > record.sequence) {
+        let end = entry.address + entry.length;
+        let mut free: Vec<Range<u64>> = std::iter::once(entry.address..end).collect();
+        for newer in applied.iter().filter(|applied| applied.write_number > entry.write_number) {
             free =
                 free.into_iter().flat_map(|part| without(part, newer.start..newer.end)).collect();
         }
         for Range { start, end } in free {
-            let at = (start - record.address) as usize;
+            let at = (start - entry.address) as usize;
             write(start, &data[at..at + (end - start) as usize])?;
         }
         applied.push(AppliedWrite {
-            start: record.address,
+            start: entry.address,
             end,
-            sequence: record.sequence,
+            write_number: entry.write_number,
             horizon,
         });
         Ok(())
@@ -189,16 +189,16 @@ mod tests {
             World { resolver: Resolver::new(4096), disk: [0; 8192] }
         }
 
-        /// Applies a chunk of one record of `length` bytes of `value`.
-        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, bounds: OrderBounds) {
-            let record = Record { address: place.0, length: place.1, sequence };
+        /// Applies a chunk of one entry of `length` bytes of `value`.
+        fn chunk(&mut self, place: (u64, u64), write_number: u64, value: u8, bounds: OrderBounds) {
+            let entry = ChunkEntry { address: place.0, length: place.1, write_number };
             let data = vec![value; place.1 as usize];
             let disk = &mut self.disk;
             let write = |at: u64, data: &[u8]| -> Result<(), ()> {
                 disk[at as usize..at as usize + data.len()].copy_from_slice(data);
                 Ok(())
             };
-            self.resolver.apply_chunk([(record, &data[..])].into_iter(), bounds, write).unwrap();
+            self.resolver.apply_chunk([(entry, &data[..])].into_iter(), bounds, write).unwrap();
         }
     }
 
@@ -246,9 +246,9 @@ mod tests {
     #[test]
     fn a_write_that_failed_does_not_hide_an_older_one() {
         let resolver = Resolver::new(4096);
-        let record = |sequence| Record { address: 0, length: 512, sequence };
+        let entry = |write_number| ChunkEntry { address: 0, length: 512, write_number };
         let fails = |_: u64, _: &[u8]| Err(());
-        let chunk = |sequence| [(record(sequence), &[1u8; 512][..])].into_iter();
+        let chunk = |write_number| [(entry(write_number), &[1u8; 512][..])].into_iter();
         assert!(resolver.apply_chunk(chunk(2), bounds(2, 1), fails).is_err());
         let mut written = 0;
         let write = |_: u64, data: &[u8]| {

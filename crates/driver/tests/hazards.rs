@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
-use sawmill_driver::batch::chunk::records;
+use sawmill_driver::batch::chunk::entries;
 use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeCommand, Read};
 use sawmill_driver::resolve::Resolver;
 use sawmill_testkit::Dice;
@@ -62,7 +62,7 @@ impl Exchange for TestExchange {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Driver {
     Right,
-    IgnoresSequences,
+    IgnoresWriteNumbers,
 }
 
 struct World {
@@ -318,13 +318,13 @@ impl World {
         self.receive_outcomes();
     }
 
-    fn apply(&mut self, chunk: &Chunk, records_max: usize) {
+    fn apply(&mut self, chunk: &Chunk, entries_max: usize) {
         let metadata_bytes = self.batch.options().metadata_bytes() as usize;
         let bytes = chunk.bytes();
-        let parsed = records(&bytes, metadata_bytes, chunk.records().len());
-        for (wire, expected) in parsed.zip(chunk.records()).take(records_max) {
-            let (record, data) = wire.expect("a sound record");
-            assert_eq!(record, *expected);
+        let parsed = entries(&bytes, metadata_bytes, chunk.entries().len());
+        for (wire, expected) in parsed.zip(chunk.entries()).take(entries_max) {
+            let (entry, data) = wire.expect("a sound entry");
+            assert_eq!(entry, *expected);
             let disk = &mut self.disk;
             let mut write = |address: u64, data: &[u8]| -> Result<(), ()> {
                 for (at, block) in data.chunks(BLOCK as usize).enumerate() {
@@ -334,18 +334,18 @@ impl World {
                 Ok(())
             };
             match self.driver {
-                Driver::Right => self.resolver.apply(&record, data, write),
-                Driver::IgnoresSequences => write(record.address, data),
+                Driver::Right => self.resolver.apply(&entry, data, write),
+                Driver::IgnoresWriteNumbers => write(entry.address, data),
             }
             .expect("memory takes everything");
         }
     }
 
-    /// Applies some records of a chunk without an acknowledgment: a crash may follow.
+    /// Applies some entries of a chunk without an acknowledgment: a crash may follow.
     fn apply_half(&mut self) {
         if let Some((queue, chunk)) = self.chunks.pop() {
-            let records_max = self.dice.below(chunk.records().len() as u64 + 1) as usize;
-            self.apply(&chunk, records_max);
+            let entries_max = self.dice.below(chunk.entries().len() as u64 + 1) as usize;
+            self.apply(&chunk, entries_max);
             self.chunks.push((queue, chunk));
         }
     }
@@ -417,9 +417,9 @@ fn each_read_flush_and_final_byte_agrees_with_the_model_in_any_order() {
 }
 
 #[test]
-fn a_driver_that_ignores_sequence_numbers_is_caught() {
+fn a_driver_that_ignores_write_numbers_is_caught() {
     let caught = (1..=50).filter(|seed| {
-        std::panic::catch_unwind(|| story(*seed, 3000, Driver::IgnoresSequences)).is_err()
+        std::panic::catch_unwind(|| story(*seed, 3000, Driver::IgnoresWriteNumbers)).is_err()
     });
     assert!(caught.count() > 25, "late writes do harm in most stories");
 }

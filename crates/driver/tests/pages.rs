@@ -1,10 +1,10 @@
 //! The pages of the protocol match the code: kinds, sizes, options with their defaults, the bytes
-//! of a record.
+//! of an entry.
 
 use std::collections::BTreeMap;
 
 use sawmill_driver::DeviceOptions;
-use sawmill_driver::batch::chunk::{RECORD_BYTES, Record};
+use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES};
 use sawmill_driver::protocol::{
     ANSWER_BYTES, COMMAND_BYTES, CommandKind, Control, ControlKind, Facts,
 };
@@ -75,16 +75,19 @@ fn every_option_is_on_the_page_with_its_default() {
 }
 
 #[test]
-fn a_record_has_its_documented_bytes() {
-    let record = Record { address: 0x1_0200, length: 1024, sequence: 0x0304 };
-    let mut bytes = [0; RECORD_BYTES];
+fn an_entry_has_its_documented_bytes() {
+    let entry = ChunkEntry { address: 0x1_0200, length: 1024, write_number: 0x0304 };
+    let mut bytes = [0; ENTRY_BYTES];
     (bytes[0], bytes[8], bytes[16], bytes[17], bytes[24]) = (0x81, 2, 4, 3, 1);
-    assert_eq!(record.encode(), bytes);
-    assert_eq!(Record::decode(&bytes), Some(record));
+    assert_eq!(entry.encode(), bytes);
+    assert_eq!(ChunkEntry::decode(&bytes), Some(entry));
     let page = page("write_chunk.md");
-    for row in
-        ["| 0 | 8 | sector |", "| 8 | 8 | sectors |", "| 16 | 8 | sequence |", "| 24 | 8 | flag |"]
-    {
+    for row in [
+        "| 0 | 8 | sector |",
+        "| 8 | 8 | sectors |",
+        "| 16 | 8 | write_number |",
+        "| 24 | 8 | flag |",
+    ] {
         assert!(page.contains(row), "no row {row}");
     }
 }

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Sender, channel};
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 use sawmill_driver::State;
-use sawmill_driver::batch::chunk::records;
+use sawmill_driver::batch::chunk::entries;
 use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeCommand, Read};
 use sawmill_driver::resolve::Resolver;
 use sawmill_testkit::Dice;
@@ -191,7 +191,7 @@ impl Life<'_> {
         }
         for work in &hand {
             if let Work::Chunk(_, chunk) = work {
-                self.apply(chunk, dice.below(chunk.records().len() as u64 + 1) as usize);
+                self.apply(chunk, dice.below(chunk.entries().len() as u64 + 1) as usize);
                 self.world.count("half applied");
             }
         }
@@ -271,8 +271,8 @@ impl Life<'_> {
     fn apply(&self, chunk: &Chunk, most: usize) {
         let bytes = chunk.bytes();
         let metadata_bytes = self.world.batch.options().metadata_bytes() as usize;
-        for parsed in records(&bytes, metadata_bytes, chunk.records().len()).take(most) {
-            let (record, data) = parsed.expect("a sound record");
+        for parsed in entries(&bytes, metadata_bytes, chunk.entries().len()).take(most) {
+            let (entry, data) = parsed.expect("a sound entry");
             let mut written = 0;
             let write = |address: u64, data: &[u8]| -> Result<(), ()> {
                 written += data.len();
@@ -281,7 +281,7 @@ impl Life<'_> {
                 }
                 Ok(())
             };
-            self.resolver.apply(&record, data, write).expect("memory takes everything");
+            self.resolver.apply(&entry, data, write).expect("memory takes everything");
             if written < data.len() {
                 self.world.count("late");
             }

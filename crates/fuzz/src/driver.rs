@@ -2,14 +2,14 @@
 //!
 //! Invariants: a decoded packet is the same after it is encoded again, and a packet of several
 //! commands is decoded as a whole or refused. Accepted options are read again as the same. The data
-//! of a chunk's records lie one after the other behind the records.
+//! of a chunk's entries lie one after the other behind the entries.
 //!
 //! Not here: what a host does with a packet (`driver_host`).
 
 use std::collections::BTreeSet;
 
 use sawmill_driver::DeviceOptions;
-use sawmill_driver::batch::chunk::{FLAG_WRITE, RECORD_BYTES, Record, SECTOR_BYTES, records};
+use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES, FLAG_WRITE, SECTOR_BYTES, entries};
 use sawmill_driver::protocol::{Answer, Command, Control, Facts};
 
 /// The same bytes as each kind of packet.
@@ -46,18 +46,18 @@ fn options(facts: &Facts) {
     declared.agrees(facts, &none).expect("a driver may repeat its options");
 }
 
-/// A chunk: the first byte is the number of records, and as many records as fit are metadata.
+/// A chunk: the first byte is the number of entries, and as many entries as fit are metadata.
 pub(crate) fn chunk(bytes: &[u8]) {
     let Some((count, chunk)) = bytes.split_first() else { return };
     let count = usize::from(*count);
-    let metadata_bytes = (count * RECORD_BYTES).min(chunk.len());
+    let metadata_bytes = (count * ENTRY_BYTES).min(chunk.len());
     check_chunk(chunk, metadata_bytes, count);
-    // Flags and lengths such that several records have data.
+    // Flags and lengths such that several entries have data.
     let mut mended = chunk.to_vec();
-    for record in mended[..metadata_bytes].as_chunks_mut::<RECORD_BYTES>().0 {
-        let sectors = u64::from(record[8] % 3);
-        record[8..16].copy_from_slice(&sectors.to_le_bytes());
-        record[24..].copy_from_slice(&FLAG_WRITE.to_le_bytes());
+    for entry in mended[..metadata_bytes].as_chunks_mut::<ENTRY_BYTES>().0 {
+        let sectors = u64::from(entry[8] % 3);
+        entry[8..16].copy_from_slice(&sectors.to_le_bytes());
+        entry[24..].copy_from_slice(&FLAG_WRITE.to_le_bytes());
     }
     check_chunk(&mended, metadata_bytes, count);
 }
@@ -65,18 +65,18 @@ pub(crate) fn chunk(bytes: &[u8]) {
 fn check_chunk(chunk: &[u8], metadata_bytes: usize, count: usize) {
     let mut data_at = metadata_bytes;
     let mut has_ended = false;
-    for (index, found) in records(chunk, metadata_bytes, count).enumerate() {
-        assert!(!has_ended, "an invalid record is the last");
-        let Some((record, data)) = found else {
+    for (index, found) in entries(chunk, metadata_bytes, count).enumerate() {
+        assert!(!has_ended, "an invalid entry is the last");
+        let Some((entry, data)) = found else {
             has_ended = true;
             continue;
         };
-        let at = index * RECORD_BYTES;
-        assert!(at + RECORD_BYTES <= metadata_bytes, "a record is no data");
-        assert_eq!(record.encode(), chunk[at..at + RECORD_BYTES], "one encoding for each record");
-        assert_eq!(Record::decode(&record.encode()), Some(record));
-        assert!(record.address.is_multiple_of(SECTOR_BYTES));
-        assert_eq!(data, &chunk[data_at..data_at + record.length as usize]);
+        let at = index * ENTRY_BYTES;
+        assert!(at + ENTRY_BYTES <= metadata_bytes, "an entry is no data");
+        assert_eq!(entry.encode(), chunk[at..at + ENTRY_BYTES], "one encoding for each entry");
+        assert_eq!(ChunkEntry::decode(&entry.encode()), Some(entry));
+        assert!(entry.address.is_multiple_of(SECTOR_BYTES));
+        assert_eq!(data, &chunk[data_at..data_at + entry.length as usize]);
         data_at += data.len();
     }
 }

@@ -29,10 +29,10 @@ struct sawmill_device;
 
 /* A write chunk: docs/format/write_chunk.md. */
 struct sawmill_chunk {
-    const void *bytes;     /* 0: records; from metadata_bytes on their data, without gaps */
+    const void *bytes;     /* 0: entries; from metadata_bytes on their data, without gaps */
     size_t length;         /* 8: bytes in use */
     size_t metadata_bytes; /* 16 */
-    uint64_t records;      /* 24: their number */
+    uint64_t entries;      /* 24: their number */
     uint64_t horizon;      /* 32 */
     uint64_t floor;        /* 40 */
     uint32_t queue;        /* 48: on which it arrived */
@@ -40,10 +40,10 @@ struct sawmill_chunk {
 };
 
 /* One write of a chunk. */
-struct sawmill_record {
+struct sawmill_chunk_entry {
     uint64_t sector;   /* first byte on the device / 512 */
     uint64_t sectors;  /* bytes / 512 */
-    uint64_t sequence; /* of two that overlap, the higher is newer */
+    uint64_t write_number; /* of two that overlap, the higher is newer */
     uint64_t flag;     /* 1: a write */
 };
 

@@ -59,17 +59,17 @@ static_assert(sizeof(struct sawmill_driver) == 88, "");
 AT(sawmill_chunk, bytes, 0);
 AT(sawmill_chunk, length, 8);
 AT(sawmill_chunk, metadata_bytes, 16);
-AT(sawmill_chunk, records, 24);
+AT(sawmill_chunk, entries, 24);
 AT(sawmill_chunk, horizon, 32);
 AT(sawmill_chunk, floor, 40);
 AT(sawmill_chunk, queue, 48);
 AT(sawmill_chunk, again, 52);
 static_assert(sizeof(struct sawmill_chunk) == 56, "");
-AT(sawmill_record, sector, 0);
-AT(sawmill_record, sectors, 8);
-AT(sawmill_record, sequence, 16);
-AT(sawmill_record, flag, 24);
-static_assert(sizeof(struct sawmill_record) == 32, "");
+AT(sawmill_chunk_entry, sector, 0);
+AT(sawmill_chunk_entry, sectors, 8);
+AT(sawmill_chunk_entry, write_number, 16);
+AT(sawmill_chunk_entry, flag, 24);
+static_assert(sizeof(struct sawmill_chunk_entry) == 32, "");
 
 int main(void)
 {

@@ -24,7 +24,7 @@ type BuseReadWriter interface {
 	// BuseRead fills chunk with length blocks, starting at block sector; blocks have
 	// Options.BlockSize bytes.
 	BuseRead(sector, length int64, chunk []byte) error
-	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: records of 32 bytes
+	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: entries of 32 bytes
 	// each (docs/format/write_chunk.md), then, from WriteChunkSize/BlockSize*32 on, the data. The
 	// callback may change it.
 	BuseWrite(writes int64, chunk []byte) error
@@ -103,7 +103,7 @@ func (b *Buse) do(_ context.Context, command driver.Command) error {
 		block := b.Options.BlockSize
 		return b.ReadWriter.BuseRead(command.Address/block, command.Length/block, command.Data)
 	case driver.WriteChunk:
-		return b.ReadWriter.BuseWrite(command.Records, command.Data)
+		return b.ReadWriter.BuseWrite(command.Entries, command.Data)
 	case driver.Flush:
 		return nil // the chunks before it are done; without Durable there are no flushes
 	}

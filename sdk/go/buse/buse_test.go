@@ -130,7 +130,7 @@ func Test_callbacks_get_blocks_and_whole_chunks_between_pre_run_and_post_remove(
 	driver.Memory[1][4096] = 1
 	driver.Memory[1][5000] = 1
 	driver.Command(0, mockhost.Command{
-		Kind: mockhost.Chunk, Number: 1, Offset: 65536, Length: 9000, Records: 2,
+		Kind: mockhost.Chunk, Number: 1, Offset: 65536, Length: 9000, Entries: 2,
 	})
 	driver.Command(1, mockhost.Command{
 		Kind: mockhost.Read, Number: 2, Address: 3 * 4096, Length: 8192, Offset: 4096,

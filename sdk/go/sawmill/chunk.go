@@ -9,13 +9,13 @@ import (
 	"sawmill/internal/driver"
 )
 
-const recordBytes, sectorBytes = 32, 512
+const entryBytes, sectorBytes = 32, 512
 
 // Chunk is a piece of shared memory full of writes (docs/format/write_chunk.md).
 type Chunk struct {
-	Bytes         []byte // write_chunk_size of them: records, then their data in the same order
+	Bytes         []byte // write_chunk_size of them: entries, then their data in the same order
 	MetadataBytes int    // where the data begins
-	Count         int    // records
+	Count         int    // entries
 	Used          int64  // bytes in use
 	Queue         int
 	Again         bool // a former driver had it
@@ -24,21 +24,21 @@ type Chunk struct {
 	Horizon, Floor uint64
 }
 
-// Record is one write of a chunk. Address and Length are bytes; of two records that overlap the one
-// with the higher Sequence is newer.
-type Record struct {
+// ChunkEntry is one write of a chunk. Address and Length are bytes; of two entries that overlap
+// the one with the higher WriteNumber is newer.
+type ChunkEntry struct {
 	Address, Length int64
-	Sequence        uint64
+	WriteNumber     uint64
 }
 
-// Records iterates over the writes with their data.
-func (c Chunk) Records() iter.Seq2[Record, []byte] {
-	return func(yield func(Record, []byte) bool) {
+// Entries iterates over the writes with their data.
+func (c Chunk) Entries() iter.Seq2[ChunkEntry, []byte] {
+	return func(yield func(ChunkEntry, []byte) bool) {
 		data := c.MetadataBytes
 		for n := range c.Count {
-			record, _ := c.record(n)
-			end := data + int(record.Length)
-			if !yield(record, c.Bytes[data:end:end]) {
+			entry, _ := c.entry(n)
+			end := data + int(entry.Length)
+			if !yield(entry, c.Bytes[data:end:end]) {
 				return
 			}
 			data = end
@@ -46,35 +46,35 @@ func (c Chunk) Records() iter.Seq2[Record, []byte] {
 	}
 }
 
-func (c Chunk) record(n int) (Record, error) {
-	bytes := c.Bytes[n*recordBytes : (n+1)*recordBytes]
+func (c Chunk) entry(n int) (ChunkEntry, error) {
+	bytes := c.Bytes[n*entryBytes : (n+1)*entryBytes]
 	word := func(at int) uint64 { return binary.LittleEndian.Uint64(bytes[at:]) }
 	sector, sectors, flag := word(0), word(8), word(24)
 	const most = 1 << 54 // sectors of 2^63 bytes
 	if flag != 1 || sector >= most || sectors >= most {
-		return Record{}, fmt.Errorf("record %d of a chunk: sector %d, sectors %d, flag %d",
+		return ChunkEntry{}, fmt.Errorf("entry %d of a chunk: sector %d, sectors %d, flag %d",
 			n, sector, sectors, flag)
 	}
-	return Record{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, word(16)}, nil
+	return ChunkEntry{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, word(16)}, nil
 }
 
-// check verifies that all records lie in the chunk, so that Records can iterate over them.
+// check verifies that all entries lie in the chunk, so that Entries can iterate over them.
 func (c Chunk) check() error {
-	if c.MetadataBytes > len(c.Bytes) || c.Count > c.MetadataBytes/recordBytes {
-		return fmt.Errorf("a chunk of %d bytes with %d records in %d",
+	if c.MetadataBytes > len(c.Bytes) || c.Count > c.MetadataBytes/entryBytes {
+		return fmt.Errorf("a chunk of %d bytes with %d entries in %d",
 			len(c.Bytes), c.Count, c.MetadataBytes)
 	}
 	left := int64(len(c.Bytes) - c.MetadataBytes)
 	for n := range c.Count {
-		record, err := c.record(n)
+		entry, err := c.entry(n)
 		if err != nil {
 			return err
 		}
-		if record.Length > left {
-			return fmt.Errorf("record %d of a chunk is %d bytes long, and %d are left",
-				n, record.Length, left)
+		if entry.Length > left {
+			return fmt.Errorf("entry %d of a chunk is %d bytes long, and %d are left",
+				n, entry.Length, left)
 		}
-		left -= record.Length
+		left -= entry.Length
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func performChunks(
 			return device.ReadAt(ctx, command.Data, command.Address)
 		case driver.WriteChunk:
 			chunk := Chunk{
-				Bytes: command.Data, MetadataBytes: int(metadataBytes), Count: int(command.Records),
+				Bytes: command.Data, MetadataBytes: int(metadataBytes), Count: int(command.Entries),
 				Used: command.Length, Queue: command.Queue, Again: command.Flags&driver.Again != 0,
 				Horizon: command.Horizon, Floor: command.Floor,
 			}

@@ -14,18 +14,18 @@ import (
 	"sawmill/internal/mockhost"
 )
 
-// chunkOf lays out records and their data; all bytes of a record have the same value.
-func chunkOf(metadata, size int, records []Record, values []byte) Chunk {
-	chunk := Chunk{Bytes: make([]byte, size), MetadataBytes: metadata, Count: len(records)}
+// chunkOf lays out entries and their data; all bytes of an entry have the same value.
+func chunkOf(metadata, size int, entries []ChunkEntry, values []byte) Chunk {
+	chunk := Chunk{Bytes: make([]byte, size), MetadataBytes: metadata, Count: len(entries)}
 	data := metadata
-	for n, record := range records {
-		address, length := uint64(record.Address/512), uint64(record.Length/512)
-		words := []uint64{address, length, record.Sequence, 1}
+	for n, entry := range entries {
+		address, length := uint64(entry.Address/512), uint64(entry.Length/512)
+		words := []uint64{address, length, entry.WriteNumber, 1}
 		for i, word := range words {
 			binary.LittleEndian.PutUint64(chunk.Bytes[n*32+8*i:], word)
 		}
-		copy(chunk.Bytes[data:], bytes.Repeat(values[n:n+1], int(record.Length)))
-		data += int(record.Length)
+		copy(chunk.Bytes[data:], bytes.Repeat(values[n:n+1], int(entry.Length)))
+		data += int(entry.Length)
 	}
 	return chunk
 }
@@ -73,17 +73,17 @@ func shuffled(seed, areaBytes int64) (got, expected []byte) {
 		chunks := make([]Chunk, window)
 		last := floor + window - 1
 		for n := range chunks {
-			var records []Record
+			var entries []ChunkEntry
 			var values []byte
 			for range 1 + chance.Intn(8) {
 				address := chance.Int63n(size/512) * 512
 				length := min(512*(1+chance.Int63n(6)), areaBytes-address%areaBytes)
 				numbers[address/areaBytes]++
-				records = append(records, Record{address, length, numbers[address/areaBytes]})
+				entries = append(entries, ChunkEntry{address, length, numbers[address/areaBytes]})
 				values = append(values, byte(1+chance.Intn(255)))
 				copy(expected[address:], bytes.Repeat(values[len(values)-1:], int(length)))
 			}
-			chunks[n] = chunkOf(512, 64<<10, records, values)
+			chunks[n] = chunkOf(512, 64<<10, entries, values)
 			chunks[n].Horizon, chunks[n].Floor = last, floor
 		}
 		chance.Shuffle(window, func(i, j int) { chunks[i], chunks[j] = chunks[j], chunks[i] })
@@ -107,8 +107,8 @@ func Test_what_nothing_older_can_come_for_is_forgotten(t *testing.T) {
 	resolver := NewResolver(4096)
 	write := func([]byte, int64) error { return nil }
 	for ordinal := uint64(1); ordinal <= 1000; ordinal++ {
-		record := Record{int64(ordinal%64) * 4096, 512, ordinal}
-		chunk := chunkOf(512, 4096, []Record{record}, []byte{1})
+		entry := ChunkEntry{int64(ordinal%64) * 4096, 512, ordinal}
+		chunk := chunkOf(512, 4096, []ChunkEntry{entry}, []byte{1})
 		chunk.Horizon, chunk.Floor = ordinal, ordinal-1
 		if err := resolver.Apply(chunk, write); err != nil {
 			t.Fatal(err)
@@ -119,14 +119,14 @@ func Test_what_nothing_older_can_come_for_is_forgotten(t *testing.T) {
 	}
 }
 
-func Test_a_record_that_failed_counts_as_not_applied(t *testing.T) {
+func Test_an_entry_that_failed_counts_as_not_applied(t *testing.T) {
 	resolver := NewResolver(4096)
 	disk := make([]byte, 4096)
-	newer := chunkOf(512, 4096, []Record{{0, 512, 2}}, []byte{2})
+	newer := chunkOf(512, 4096, []ChunkEntry{{0, 512, 2}}, []byte{2})
 	if resolver.Apply(newer, func([]byte, int64) error { return errors.New("no") }) == nil {
 		t.Fatal("the error is lost")
 	}
-	older := chunkOf(512, 4096, []Record{{0, 512, 1}}, []byte{1})
+	older := chunkOf(512, 4096, []ChunkEntry{{0, 512, 1}}, []byte{1})
 	_ = resolver.Apply(older, func(p []byte, off int64) error { copy(disk[off:], p); return nil })
 	if disk[0] != 1 {
 		t.Fatal("the older write was ignored for one that never came to be")
@@ -134,14 +134,14 @@ func Test_a_record_that_failed_counts_as_not_applied(t *testing.T) {
 }
 
 func Test_a_chunk_that_makes_no_sense_is_refused(t *testing.T) {
-	long := chunkOf(512, 2048, []Record{{0, 1024, 1}}, []byte{1})
+	long := chunkOf(512, 2048, []ChunkEntry{{0, 1024, 1}}, []byte{1})
 	binary.LittleEndian.PutUint64(long.Bytes[8:], 5)
-	flagged := chunkOf(512, 2048, []Record{{0, 512, 1}}, []byte{1})
+	flagged := chunkOf(512, 2048, []ChunkEntry{{0, 512, 1}}, []byte{1})
 	flagged.Bytes[24] = 9
 	many := chunkOf(512, 2048, nil, nil)
 	many.Count = 17
 	for expected, chunk := range map[string]Chunk{
-		"2560 bytes long": long, "flag 9": flagged, "17 records": many,
+		"2560 bytes long": long, "flag 9": flagged, "17 entries": many,
 	} {
 		if err := chunk.check(); err == nil || !strings.Contains(err.Error(), expected) {
 			t.Errorf("%v, expected %q", err, expected)
@@ -151,14 +151,14 @@ func Test_a_chunk_that_makes_no_sense_is_refused(t *testing.T) {
 
 func Test_a_write_chunk_is_the_golden_one(t *testing.T) {
 	const metadata, size, border = 256, 4096, 0x10203040000 // between two collision areas
-	records := []Record{
+	entries := []ChunkEntry{
 		{border - 512, 512, 0x0102030405060708},
 		{border, 1024, 0x1112131415161718},
 		{border + 512, 512, 0x111213141516171a},
 	}
 	values := []byte{0xa1, 0xb2, 0xc3}
-	chunk := chunkOf(metadata, size, records, values)
-	rests := [][]byte{chunk.Bytes[3*recordBytes : metadata], chunk.Bytes[metadata+2048:]}
+	chunk := chunkOf(metadata, size, entries, values)
+	rests := [][]byte{chunk.Bytes[3*entryBytes : metadata], chunk.Bytes[metadata+2048:]}
 	for _, rest := range rests {
 		copy(rest, bytes.Repeat([]byte{0xee}, len(rest)))
 	}
@@ -171,15 +171,15 @@ func Test_a_write_chunk_is_the_golden_one(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for record, data := range chunk.Records() {
-		expected := bytes.Repeat(values[n:n+1], int(records[n].Length))
-		if record != records[n] || !bytes.Equal(data, expected) {
-			t.Errorf("record %d is %+v with %x", n, record, data)
+	for entry, data := range chunk.Entries() {
+		expected := bytes.Repeat(values[n:n+1], int(entries[n].Length))
+		if entry != entries[n] || !bytes.Equal(data, expected) {
+			t.Errorf("entry %d is %+v with %x", n, entry, data)
 		}
 		n++
 	}
-	if n != len(records) {
-		t.Errorf("%d records", n)
+	if n != len(entries) {
+		t.Errorf("%d entries", n)
 	}
 }
 
@@ -202,12 +202,12 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	}
 	driver, handle, _ := attached(t, device, Options{},
 		"mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=4096\ncollision_area_size=4096\n")
-	newer := chunkOf(4096, 65536, []Record{{512, 512, 2}}, []byte{2})
-	older := chunkOf(4096, 65536, []Record{{0, 2048, 1}}, []byte{1})
+	newer := chunkOf(4096, 65536, []ChunkEntry{{512, 512, 2}}, []byte{2})
+	older := chunkOf(4096, 65536, []ChunkEntry{{0, 2048, 1}}, []byte{1})
 	copy(driver.Memory[0], newer.Bytes)
 	copy(driver.Memory[0][65536:], older.Bytes)
 	command := mockhost.Command{
-		Kind: mockhost.Chunk, Number: 1, Length: 4608, Records: 1, Horizon: 2, Floor: 1,
+		Kind: mockhost.Chunk, Number: 1, Length: 4608, Entries: 1, Horizon: 2, Floor: 1,
 	}
 	driver.Command(0, command)
 	expect(t, driver, 0, 1, 0)

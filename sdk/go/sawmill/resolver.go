@@ -2,7 +2,7 @@ package sawmill
 
 import "sync"
 
-// Resolver applies the records of chunks so that every byte ends with what was written last, in
+// Resolver applies the entries of chunks so that every byte ends with what was written last, in
 // whatever order chunks arrive: late writes are ignored (docs/format/write_chunk.md).
 //
 // Two writes of one collision area are never applied at the same time. Applied writes are
@@ -23,8 +23,8 @@ type area struct {
 }
 
 type applied struct {
-	start, end        int64
-	sequence, horizon uint64
+	start, end           int64
+	writeNumber, horizon uint64
 }
 
 // passed is a chunk that was applied, with the areas that remember it.
@@ -39,41 +39,41 @@ func NewResolver(areaBytes int64) *Resolver {
 }
 
 // Apply calls write for the bytes of a chunk that nothing newer has written. If write fails, its
-// record counts as not applied, and the rest of the chunk is skipped.
+// entry counts as not applied, and the rest of the chunk is skipped.
 func (r *Resolver) Apply(chunk Chunk, write func(p []byte, off int64) error) error {
 	r.forget(chunk.Floor)
 	done := passed{horizon: chunk.Horizon}
 	defer func() { r.remember(done) }()
-	for record, data := range chunk.Records() {
-		number := record.Address / r.areaBytes
+	for entry, data := range chunk.Entries() {
+		number := entry.Address / r.areaBytes
 		done.areas = append(done.areas, number)
-		if err := r.apply(number, record, data, chunk.Horizon, write); err != nil {
+		if err := r.apply(number, entry, data, chunk.Horizon, write); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Resolver) apply(number int64, record Record, data []byte, horizon uint64,
+func (r *Resolver) apply(number int64, entry ChunkEntry, data []byte, horizon uint64,
 	write func(p []byte, off int64) error) error {
 	area := r.take(number)
 	defer r.put(number, area)
 	area.mu.Lock()
 	defer area.mu.Unlock()
-	free := []span{{record.Address, record.Address + record.Length}}
+	free := []span{{entry.Address, entry.Address + entry.Length}}
 	for _, other := range area.applied {
-		if other.sequence > record.Sequence {
+		if other.writeNumber > entry.WriteNumber {
 			free = without(free, span{other.start, other.end})
 		}
 	}
 	for _, part := range free {
-		bytes := data[part.start-record.Address : part.end-record.Address]
+		bytes := data[part.start-entry.Address : part.end-entry.Address]
 		if err := write(bytes, part.start); err != nil {
 			return err
 		}
 	}
-	end := record.Address + record.Length
-	area.applied = append(area.applied, applied{record.Address, end, record.Sequence, horizon})
+	end := entry.Address + entry.Length
+	area.applied = append(area.applied, applied{entry.Address, end, entry.WriteNumber, horizon})
 	return nil
 }
 

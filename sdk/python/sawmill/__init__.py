@@ -19,7 +19,7 @@ as /dev/ublkbN, over NBD, as a file, to virtual machines.
 docs/guide/driver-python.md is the guide.
 """
 
-from .chunk import Chunk, Record
+from .chunk import Chunk, ChunkEntry
 from .device import Device
 from .errors import HostGone, NoHost, ProtocolError, Refused, SawmillError
 from .front import rerun, serve, serve_async, start
@@ -31,6 +31,7 @@ from .threads import Handle
 __version__ = "0.1.0"
 __all__ = [
     "Chunk",
+    "ChunkEntry",
     "Device",
     "Door",
     "Effective",
@@ -39,7 +40,6 @@ __all__ = [
     "NoHost",
     "Options",
     "ProtocolError",
-    "Record",
     "Refused",
     "Resolver",
     "SawmillError",

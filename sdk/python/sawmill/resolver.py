@@ -24,7 +24,7 @@ class Resolver:
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(SHARDS)]
-        # The remembered writes of each area: sequence -> (start, end).
+        # The remembered writes of each area: write_number -> (start, end).
         self._areas: list[dict[int, dict[int, Range]]] = [{} for _ in range(SHARDS)]
         self._lock = threading.Lock()
         self._floor = 0
@@ -38,14 +38,14 @@ class Resolver:
         counts as not applied."""
         written: list[tuple[int, int]] = []
         try:
-            for address, length, sequence, data in chunk.records():
+            for address, length, write_number, data in chunk.entries():
                 area = address // chunk.area_bytes
                 with self._locks[area % SHARDS]:
                     applied = self._areas[area % SHARDS].setdefault(area, {})
-                    for start, end in free(applied, address, address + length, sequence):
+                    for start, end in free(applied, address, address + length, write_number):
                         write(start, data[start - address : end - address])
-                    remember(applied, address, address + length, sequence)
-                written.append((area, sequence))
+                    remember(applied, address, address + length, write_number)
+                written.append((area, write_number))
         finally:
             self._forget(chunk, written)
 
@@ -61,28 +61,28 @@ class Resolver:
             self._floor = max(self._floor, chunk.floor)
             while self._chunks and self._chunks[0][0] < self._floor:
                 old.append(heapq.heappop(self._chunks)[2])
-        for area, sequence in (pair for pairs in old for pair in pairs):
+        for area, write_number in (pair for pairs in old for pair in pairs):
             with self._locks[area % SHARDS]:
                 areas = self._areas[area % SHARDS]
                 applied = areas.get(area, {})
-                applied.pop(sequence, None)
+                applied.pop(write_number, None)
                 if not applied:
                     areas.pop(area, None)
 
 
-def free(applied: dict[int, Range], start: int, end: int, sequence: int) -> list[Range]:
+def free(applied: dict[int, Range], start: int, end: int, write_number: int) -> list[Range]:
     """The parts of a range that no newer write has written."""
     left = [(start, end)]
     for other, (from_, to) in applied.items():
-        if other > sequence and from_ < end and start < to:
+        if other > write_number and from_ < end and start < to:
             parts = (part for s, e in left for part in ((s, min(e, from_)), (max(s, to), e)))
             left = [(s, e) for s, e in parts if s < e]
     return left
 
 
-def remember(applied: dict[int, Range], start: int, end: int, sequence: int) -> None:
+def remember(applied: dict[int, Range], start: int, end: int, write_number: int) -> None:
     """Remembers a write, and drops older ones inside it, which no longer matter."""
-    inside = [n for n, (s, e) in applied.items() if n < sequence and start <= s and e <= end]
+    inside = [n for n, (s, e) in applied.items() if n < write_number and start <= s and e <= end]
     for number in inside:
         del applied[number]
-    applied[sequence] = (start, end)
+    applied[write_number] = (start, end)

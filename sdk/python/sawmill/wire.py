@@ -65,7 +65,7 @@ class Command(NamedTuple):
     address: int
     length: int
     offset: int
-    records: int
+    entries: int
     horizon: int
     floor: int
 

@@ -80,7 +80,7 @@ class Queue:
         length=0,
         flags=0,
         offset=0,
-        records=0,
+        entries=0,
         horizon=0,
         floor=0,
         number=None,
@@ -89,7 +89,7 @@ class Queue:
         if number is None:
             self._number += 1
             number = self._number
-        command = (kind, flags, number, address, length, offset, records, horizon, floor)
+        command = (kind, flags, number, address, length, offset, entries, horizon, floor)
         self.socket.send(COMMAND.pack(*command))
         return number
 

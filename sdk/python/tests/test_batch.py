@@ -9,7 +9,7 @@ import unittest.mock
 import sawmill
 from mock_host import DEFAULTS
 from sawmill import wire
-from sawmill.chunk import FLAG_WRITE, RECORD, Chunk
+from sawmill.chunk import ENTRY, FLAG_WRITE, Chunk
 from sawmill.options import Effective
 from sawmill.wire import Kind, Command
 from test_plain import Case, Ram
@@ -20,18 +20,18 @@ SECTOR = 512
 
 
 def chunk_of(writes, flag=FLAG_WRITE):
-    """The bytes of a chunk: (address, sequence, data)."""
-    records = b"".join(
-        RECORD.pack(at // SECTOR, len(data) // SECTOR, number, flag) for at, number, data in writes
+    """The bytes of a chunk: (address, write_number, data)."""
+    entries = b"".join(
+        ENTRY.pack(at // SECTOR, len(data) // SECTOR, number, flag) for at, number, data in writes
     )
-    # What follows the last record is not zeroed.
-    return records.ljust(METADATA_BYTES, b"\xee") + b"".join(data for _, _, data in writes)
+    # What follows the last entry is not zeroed.
+    return entries.ljust(METADATA_BYTES, b"\xee") + b"".join(data for _, _, data in writes)
 
 
 def hand_out(queue, writes, offset=0, flag=FLAG_WRITE, **more):
     raw = chunk_of(writes, flag)
     queue.memory[offset : offset + len(raw)] = raw
-    return queue.send(Kind.CHUNK, 0, len(raw), offset=offset, **{"records": len(writes), **more})
+    return queue.send(Kind.CHUNK, 0, len(raw), offset=offset, **{"entries": len(writes), **more})
 
 
 class Chunked:
@@ -46,7 +46,7 @@ class Chunked:
         buffer[:] = offset.to_bytes(8, "little") * (len(buffer) // 8)
 
     def write_chunk(self, chunk):
-        self.received += [(*record[:3], bytes(record.data)) for record in chunk.records()]
+        self.received += [(*entry[:3], bytes(entry.data)) for entry in chunk.entries()]
         self.raw, self.metadata_bytes = bytes(chunk.raw), chunk.metadata_bytes
 
     def flush(self):
@@ -54,7 +54,7 @@ class Chunked:
 
 
 class Chunks(Case):
-    def test_a_device_gets_the_records_of_a_chunk_and_its_bytes(self):
+    def test_a_device_gets_the_entries_of_a_chunk_and_its_bytes(self):
         device = Chunked()
         handle, host = self.start(device)
         self.assertEqual(host.hello["mode"], "batch")
@@ -113,12 +113,12 @@ class Chunks(Case):
             (
                 "CHUNK 1 of .* more than it has room for",
                 good,
-                {"records": METADATA_BYTES // 32 + 1},
+                {"entries": METADATA_BYTES // 32 + 1},
             ),
-            ("more than it has room for", good, {"records": 1 << 63}),
+            ("more than it has room for", good, {"entries": 1 << 63}),
             ("outside of the queue's memory", good, {"offset": (1 << 20) - METADATA_BYTES}),
             ("flag 3", good, {"flag": 3}),
-            ("invalid record: sector 0, sectors 0", [(0, 1, b"")], {}),
+            ("invalid entry: sector 0, sectors 0", [(0, 1, b"")], {}),
             ("sector 2048", [(1 << 20, 1, b"a" * 512)], {}),
             ("sector 7, sectors 2", [(3584, 1, b"a" * 1024)], {}),
             ("sector 1, sectors 1", good + [(512, 2, b"")], {"broken": True}),
@@ -128,11 +128,11 @@ class Chunks(Case):
             offset = more.pop("offset", 0)
             if broken:
                 raw = bytearray(chunk_of(good))
-                raw[32:64] = RECORD.pack(1, 1, 2, FLAG_WRITE)
+                raw[32:64] = ENTRY.pack(1, 1, 2, FLAG_WRITE)
                 queue.memory[: len(raw)] = bytes(raw)
-                queue.send(Kind.CHUNK, 0, len(raw), records=2)
+                queue.send(Kind.CHUNK, 0, len(raw), entries=2)
             elif offset:
-                queue.send(Kind.CHUNK, 0, METADATA_BYTES + 512, offset=offset, records=1)
+                queue.send(Kind.CHUNK, 0, METADATA_BYTES + 512, offset=offset, entries=1)
             else:
                 hand_out(queue, writes, **more)
             with self.assertRaisesRegex(sawmill.ProtocolError, text):

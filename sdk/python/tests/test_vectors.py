@@ -5,7 +5,7 @@ import unittest
 from pathlib import Path
 
 from sawmill import wire
-from sawmill.chunk import FLAG_WRITE, RECORD, SECTOR_BYTES, Chunk
+from sawmill.chunk import ENTRY, FLAG_WRITE, SECTOR_BYTES, Chunk
 from sawmill.options import Effective
 from sawmill.wire import AGAIN, ANSWER, COMMAND, FUA, NO_UNMAP, Command, Control, Facts, Kind
 
@@ -71,7 +71,7 @@ CHUNK = Command(
     address=0,
     length=2304,
     offset=0x2000,
-    records=3,
+    entries=3,
     horizon=0x5152535455565758,
     floor=0x6162636465666768,
 )
@@ -95,8 +95,8 @@ ANSWERS = {
 }
 
 BORDER = 0x10203040000  # between two collision areas
-# Address, length, sequence, and the byte that the data repeat.
-RECORDS = [
+# Address, length, write_number, and the byte that the data repeat.
+ENTRIES = [
     (BORDER - 512, 512, 0x0102030405060708, b"\xa1"),
     (BORDER, 1024, 0x1112131415161718, b"\xb2"),
     (BORDER + 512, 512, 0x111213141516171A, b"\xc3"),
@@ -143,16 +143,16 @@ class Golden(unittest.TestCase):
         (packet,) = self.packets("write_chunk", ["v1-overlap"]).values()
         options = Effective.of(lines(WELCOME))
         heads, data = b"", b""
-        for address, length, sequence, byte in RECORDS:
+        for address, length, write_number, byte in ENTRIES:
             sectors = (address // SECTOR_BYTES, length // SECTOR_BYTES)
-            heads += RECORD.pack(*sectors, sequence, FLAG_WRITE)
+            heads += ENTRY.pack(*sectors, write_number, FLAG_WRITE)
             data += byte * length
         metadata = heads.ljust(options.metadata_bytes, b"\xee")
         self.assertEqual((metadata + data).ljust(options.chunk_bytes, b"\xee"), packet)
         self.assertEqual(CHUNK.length, len(metadata + data))
         chunk = Chunk(memoryview(packet), CHUNK, options)
-        found = [(*record[:3], bytes(record.data)) for record in chunk.records()]
-        expected = [(*record[:3], record[3] * record[1]) for record in RECORDS]
+        found = [(*entry[:3], bytes(entry.data)) for entry in chunk.entries()]
+        expected = [(*entry[:3], entry[3] * entry[1]) for entry in ENTRIES]
         self.assertEqual(found, expected)
         self.assertEqual((chunk.horizon, chunk.floor), (CHUNK.horizon, CHUNK.floor))
         self.assertTrue(chunk.again)

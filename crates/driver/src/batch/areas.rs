@@ -2,7 +2,7 @@
 //! (BUSE thesis, section 4.3).
 //!
 //! Invariants: in an area, a write that was submitted after another had completed has the higher
-//! sequence number. Numbers are never reused during the life of a device, whatever happens to its
+//! write number. Numbers are never reused during the life of a device, whatever happens to its
 //! driver. A write is listed from before it completes until the driver has acknowledged it and
 //! every older write that it overlaps, because until then its bytes may be needed to correct a
 //! repeated delivery. A lock here covers one area, and no other lock is taken under it.
@@ -27,7 +27,7 @@ pub(super) struct ChunkId {
 pub(super) struct WriteEntry {
     pub(super) start: u64,
     pub(super) end: u64,
-    pub(super) sequence: u64,
+    pub(super) write_number: u64,
     pub(super) chunk: ChunkId,
     /// The place of its bytes in the chunk.
     pub(super) data_at: usize,
@@ -65,7 +65,7 @@ pub(super) struct AckEffect {
     pub(super) released: Vec<ChunkId>,
 }
 
-/// The sequence numbers of all areas, and the writes that a driver may not have yet.
+/// The write numbers of all areas, and the writes that a driver may not have yet.
 pub(super) struct Areas {
     area_bytes: u64,
     shards: Box<[Shard]>,
@@ -105,16 +105,16 @@ impl Areas {
         // this one counts as older, and a repeated delivery would bring the old bytes back.
         let mut writes = self.shard(start);
         writes.last += 1;
-        let sequence = writes.last;
+        let write_number = writes.last;
         writes.entries.push(WriteEntry {
             start,
             end,
-            sequence,
+            write_number,
             chunk,
             data_at,
             is_acknowledged: false,
         });
-        sequence
+        write_number
     }
 
     /// The chunks with writes in `[start, end)` that the driver has not acknowledged.
@@ -133,11 +133,11 @@ impl Areas {
     }
 
     /// The driver has this write.
-    pub(super) fn acknowledge(&self, start: u64, sequence: u64) -> AckEffect {
+    pub(super) fn acknowledge(&self, start: u64, write_number: u64) -> AckEffect {
         let mut writes = self.shard(start);
         let listed = &mut writes.entries;
         let mut settled = AckEffect::default();
-        let Some(at) = listed.iter().position(|write| write.sequence == sequence) else {
+        let Some(at) = listed.iter().position(|write| write.write_number == write_number) else {
             return settled;
         };
         listed[at].is_acknowledged = true;
@@ -165,7 +165,7 @@ impl Areas {
         for shard in &self.shards {
             let listed = &mut shard.0.lock().entries;
             // Of several newer writes, the newest is copied last and wins.
-            listed.sort_unstable_by_key(|write| write.sequence);
+            listed.sort_unstable_by_key(|write| write.write_number);
             for at in 0..listed.len() {
                 if listed[at].is_acknowledged {
                     copies.extend(older(listed, at).map(|older| (listed[at], *older)));
@@ -183,7 +183,7 @@ fn older(entries: &[WriteEntry], at: usize) -> impl Iterator<Item = &WriteEntry>
     let newer = entries[at];
     entries.iter().filter(move |write| {
         !write.is_acknowledged
-            && write.sequence < newer.sequence
+            && write.write_number < newer.write_number
             && write.overlaps(newer.start, newer.end)
     })
 }

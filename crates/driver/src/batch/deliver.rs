@@ -11,7 +11,7 @@ use parking_lot::RwLockReadGuard;
 use sawmill_device::{Error, ErrorKind, Operation, Result};
 use sawmill_sys::Lease;
 
-use super::chunk::Record;
+use super::chunk::ChunkEntry;
 use super::{Batch, ChunkId, ClosedChunk, Item, Reads, Writes};
 use crate::request_holder::State;
 
@@ -57,7 +57,7 @@ impl Chunk {
         self.chunk.offset
     }
 
-    /// The length in use: records, room for more of them, and data.
+    /// The length in use: entries, room for more of them, and data.
     #[must_use]
     pub fn length(&self) -> usize {
         self.chunk.length
@@ -69,13 +69,13 @@ impl Chunk {
         self.chunk.horizon
     }
 
-    /// Its records.
+    /// Its entries.
     #[must_use]
-    pub fn records(&self) -> &[Record] {
-        &self.chunk.records
+    pub fn entries(&self) -> &[ChunkEntry] {
+        &self.chunk.entries
     }
 
-    /// Its bytes: records, then data.
+    /// Its bytes: entries, then data.
     #[must_use]
     pub fn bytes(&self) -> impl Deref<Target = [u8]> + '_ {
         RwLockReadGuard::map(self.chunk.lease.read(), |lease: &Lease| &**lease)
@@ -169,8 +169,8 @@ impl Batch {
         // forget what it remembers of this chunk.
         self.ordinals.lock().open.remove(&closed_chunk.ordinal);
         let (mut kept_count, mut older, mut released) = (0, Vec::new(), Vec::new());
-        for record in &closed_chunk.records {
-            let settled = self.areas.acknowledge(record.address, record.sequence);
+        for entry in &closed_chunk.entries {
+            let settled = self.areas.acknowledge(entry.address, entry.write_number);
             kept_count += usize::from(settled.is_kept);
             older.extend(settled.older);
             released.extend(settled.released);

@@ -21,7 +21,7 @@ impl Batch {
             Delivery::Chunk(chunk) => Command {
                 length: chunk.length() as u64,
                 offset: chunk.offset() as u64,
-                records: chunk.records().len() as u64,
+                entries: chunk.entries().len() as u64,
                 horizon: chunk.horizon(),
                 // As of now and not of the closing of the chunk: the newer it is, the more the
                 // driver can forget.

@@ -49,7 +49,7 @@ use crate::cores::{Cores, queue_of_thread};
 use crate::request_holder::{State, StateCell};
 
 use self::areas::{Areas, ChunkId};
-use self::chunk::Record;
+use self::chunk::ChunkEntry;
 use self::flush::Flush;
 use self::range::Range;
 
@@ -94,7 +94,7 @@ struct Open {
     number: u64,
     ordinal: u64,
     lease: Lease,
-    records: Vec<Record>,
+    entries: Vec<ChunkEntry>,
     data_end: usize,
     since: Instant,
 }
@@ -106,7 +106,7 @@ struct ClosedChunk {
     horizon: u64,
     /// The length in use.
     length: usize,
-    records: Vec<Record>,
+    entries: Vec<ChunkEntry>,
     offset: usize,
     lease: RwLock<Lease>,
 }

@@ -2,7 +2,7 @@
 //! and additional ones.
 //!
 //! Invariants: `set` compares no options; `check` does, when the device is made, so their order
-//! does not matter. The longest request fits into one chunk, with a record for each area that it
+//! does not matter. The longest request fits into one chunk, with an entry for each area that it
 //! touches.
 //!
 //! Not here: which process may change them (`host`).
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sawmill_device::{Error, ErrorKind, Geometry, Operations, Result};
 
-use super::chunk::RECORD_BYTES;
+use super::chunk::ENTRY_BYTES;
 
 /// The largest collision table: a counter of eight bytes for each area.
 pub const AREAS_MAX: u64 = 1 << 24;
@@ -41,7 +41,7 @@ pub struct BatchOptions {
     pub tie_queues: bool,
     /// The most reads of a queue that the driver has at a time.
     pub queue_depth: u32,
-    /// Writes are collected into pieces of shared memory of this size, including records.
+    /// Writes are collected into pieces of shared memory of this size, including entries.
     pub write_chunk_size: u64,
     /// Shared memory of a write queue: a multiple of `write_chunk_size`.
     pub write_shm_size: u64,
@@ -126,15 +126,15 @@ impl BatchOptions {
         Ok(())
     }
 
-    /// Bytes of a chunk for records; the data follows them.
+    /// Bytes of a chunk for entries; the data follows them.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
-        // A record covers at least one block. So a chunk never runs out of records before it runs
+        // An entry covers at least one block. So a chunk never runs out of entries before it runs
         // out of room for data.
-        self.write_chunk_size / u64::from(self.blocksize) * RECORD_BYTES as u64
+        self.write_chunk_size / u64::from(self.blocksize) * ENTRY_BYTES as u64
     }
 
-    /// The longest read or write: it fits into one chunk, with a record for each collision area
+    /// The longest read or write: it fits into one chunk, with an entry for each collision area
     /// that it touches.
     #[must_use]
     pub fn request_bytes_max(&self) -> u64 {

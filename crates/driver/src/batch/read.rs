@@ -94,7 +94,7 @@ impl Batch {
             (is_range || self::is_range(other))
                 && meets(&(other.address, other.address + other.length))
         });
-        // A write need not wait: its sequence number orders it after those in flight.
+        // A write need not wait: its write number orders it after those in flight.
         let chunks = match request.operation {
             Operation::Write => Vec::new(),
             _ => self.areas.on_the_way(start, end),

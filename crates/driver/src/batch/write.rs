@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 use sawmill_device::{Error, Request};
 
-use super::chunk::{RECORD_BYTES, Record};
+use super::chunk::{ChunkEntry, ENTRY_BYTES};
 use super::{Batch, ChunkId, ClosedChunk, Item, Open, Writes};
 use crate::request_holder::State;
 
@@ -57,7 +57,7 @@ impl Batch {
         let chunk_bytes = self.options.write_chunk_size as usize;
         let fits = |open: &Open| {
             open.data_end + length <= chunk_bytes
-                && (open.records.len() + slots) * RECORD_BYTES <= metadata_bytes
+                && (open.entries.len() + slots) * ENTRY_BYTES <= metadata_bytes
         };
         if writes.open.as_ref().is_some_and(|open| !fits(open)) {
             self.close(queue, writes);
@@ -69,8 +69,8 @@ impl Batch {
             writes.last_number += 1;
             let number = writes.last_number;
             let ordinal = self.ordinals.lock().next();
-            let (records, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
-            writes.open = Some(Open { number, ordinal, lease, records, data_end, since });
+            let (entries, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
+            writes.open = Some(Open { number, ordinal, lease, entries, data_end, since });
             // A thread that waits for work must now watch the age of this chunk.
             self.queues[queue].writes_wakeup.notify_one();
         }
@@ -80,15 +80,15 @@ impl Batch {
         request.fill(0, &mut open.lease[open.data_end..open.data_end + length]);
         let chunk = ChunkId { queue, number: open.number };
         for (start, end) in self.areas.parts(start, end) {
-            let sequence = self.areas.list(start, end, chunk, open.data_end);
-            let record = Record { address: start, length: end - start, sequence };
-            let at = open.records.len() * RECORD_BYTES;
-            open.lease[at..at + RECORD_BYTES].copy_from_slice(&record.encode());
-            open.records.push(record);
+            let write_number = self.areas.list(start, end, chunk, open.data_end);
+            let entry = ChunkEntry { address: start, length: end - start, write_number };
+            let at = open.entries.len() * ENTRY_BYTES;
+            open.lease[at..at + ENTRY_BYTES].copy_from_slice(&entry.encode());
+            open.entries.push(entry);
             open.data_end += (end - start) as usize;
         }
         let is_full =
-            open.data_end == chunk_bytes || open.records.len() * RECORD_BYTES == metadata_bytes;
+            open.data_end == chunk_bytes || open.entries.len() * ENTRY_BYTES == metadata_bytes;
         // The device started to end while this waited: no later write would close the chunk.
         if is_full || self.state() == State::Ending {
             self.close(queue, writes);
@@ -99,7 +99,7 @@ impl Batch {
     /// Closes the open chunk, if there is one, so that it can be fetched.
     pub(super) fn close(&self, queue: usize, writes: &mut Writes) {
         let Some(open) = writes.open.take() else { return };
-        let Open { number, ordinal, lease, records, data_end: length, .. } = open;
+        let Open { number, ordinal, lease, entries, data_end: length, .. } = open;
         // A chunk that is opened after this has newer writes only. Those up to the horizon may hold
         // older ones.
         let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
@@ -108,7 +108,7 @@ impl Batch {
             ordinal,
             horizon,
             length,
-            records,
+            entries,
             offset,
             lease: RwLock::new(lease),
         };

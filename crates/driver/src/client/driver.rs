@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
-use crate::batch::chunk::{Record, records};
+use crate::batch::chunk::{ChunkEntry, entries};
 use crate::protocol::{Command, Control, ControlKind, Facts, PacketSocket};
 
 /// The abilities of a driver, besides reading.
@@ -148,8 +148,8 @@ pub trait ChunkDriver: Send + Sync {
         Abilities::default()
     }
 
-    /// Stores all records of a chunk. Several threads get chunks at the same time: of two records
-    /// that overlap, the one with the higher sequence is newer, whichever is stored first.
+    /// Stores all entries of a chunk. Several threads get chunks at the same time: of two entries
+    /// that overlap, the one with the higher write number is newer, whichever is stored first.
     ///
     /// # Errors
     /// The next flush reports the error to users.
@@ -198,21 +198,21 @@ pub trait ChunkDriver: Send + Sync {
 
 /// A write chunk, in the host's memory.
 pub struct Chunk<'a> {
-    /// Records, room for more of them, and their data.
+    /// Entries, room for more of them, and their data.
     pub bytes: &'a [u8],
     /// The start of the data.
     pub metadata_bytes: usize,
     /// The queue on which it arrived.
     pub queue: usize,
-    /// Its command (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a
+    /// Its command (docs/format/write_chunk.md): `entries`, `horizon`, `floor`, and whether a
     /// former driver had it.
     pub command: &'a Command,
 }
 
 impl Chunk<'_> {
-    /// Its records with their data; an invalid record gives `None` and ends the iteration.
-    pub fn records(&self) -> impl Iterator<Item = Option<(Record, &[u8])>> {
-        records(self.bytes, self.metadata_bytes, usize::try_from(self.command.records).unwrap_or(0))
+    /// Its entries with their data; an invalid entry gives `None` and ends the iteration.
+    pub fn entries(&self) -> impl Iterator<Item = Option<(ChunkEntry, &[u8])>> {
+        entries(self.bytes, self.metadata_bytes, usize::try_from(self.command.entries).unwrap_or(0))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Drivers of both kinds as handlers of commands.
 //!
-//! Invariants: no record of a chunk is applied unless all are valid. If the driver has no FUA, a
+//! Invariants: no entry of a chunk is applied unless all are valid. If the driver has no FUA, a
 //! write with FUA is answered after a flush that follows it.
 //!
 //! Not here: threads (`work`), late writes (`resolve`).
@@ -12,7 +12,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use super::driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
 use super::work::Handler;
-use crate::batch::chunk::records;
+use crate::batch::chunk::entries;
 use crate::protocol::{Command, CommandKind};
 use crate::resolve::{OrderBounds, Resolver};
 
@@ -41,13 +41,13 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
 
     fn store(&self, command: &Command, bytes: &[u8]) -> io::Result<()> {
         let chunks = self.chunks.lock().clone().ok_or_else(no_sense)?;
-        let count = usize::try_from(command.records).map_err(|_| no_sense())?;
-        // All records are read before the first is stored, so that an invalid chunk changes
+        let count = usize::try_from(command.entries).map_err(|_| no_sense())?;
+        // All entries are read before the first is stored, so that an invalid chunk changes
         // nothing.
-        if records(bytes, chunks.metadata_bytes, count).any(|record| record.is_none()) {
+        if entries(bytes, chunks.metadata_bytes, count).any(|entry| entry.is_none()) {
             return Err(no_sense());
         }
-        let found = records(bytes, chunks.metadata_bytes, count).flatten();
+        let found = entries(bytes, chunks.metadata_bytes, count).flatten();
         let bounds = OrderBounds { horizon: command.horizon, floor: command.floor };
         chunks
             .resolver

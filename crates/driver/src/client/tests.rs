@@ -17,7 +17,7 @@ use sawmill_sys::{Arena, Lease};
 use super::{
     Abilities, ChunkDriver, Door, Driver, InProcess, Options, Outcome, serve, serve_chunks,
 };
-use crate::batch::chunk::Record;
+use crate::batch::chunk::ChunkEntry;
 use crate::protocol::{
     Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
 };
@@ -404,18 +404,18 @@ fn a_driver_that_cannot_do_what_the_device_commands_is_not_attached() {
     assert!(error.to_string().contains("can_discard=1"), "{error}");
 }
 
-/// A chunk of one record, in the memory of a lane.
+/// A chunk of one entry, in the memory of a lane.
 fn chunk(
     host: &mut Host,
     at: usize,
-    (address, length, sequence): (u64, usize, u64),
+    (address, length, write_number): (u64, usize, u64),
     value: u8,
 ) -> Command {
-    let record = Record { address, length: length as u64, sequence };
-    host.lanes[0].2[at..at + 32].copy_from_slice(&record.encode());
+    let entry = ChunkEntry { address, length: length as u64, write_number };
+    host.lanes[0].2[at..at + 32].copy_from_slice(&entry.encode());
     host.lanes[0].2[at + METADATA..at + METADATA + length].fill(value);
-    let command = command(CommandKind::Chunk, sequence, 0, CHUNK as u64);
-    Command { offset: at as u64, records: 1, horizon: 9, floor: 1, ..command }
+    let command = command(CommandKind::Chunk, write_number, 0, CHUNK as u64);
+    Command { offset: at as u64, entries: 1, horizon: 9, floor: 1, ..command }
 }
 
 #[test]
@@ -426,9 +426,9 @@ fn a_driver_without_chunks_gets_their_writes_and_late_ones_change_nothing() {
         assert_eq!(host.errno(0, newer), 0);
         let older = chunk(host, CHUNK, (4096, 1024, 1), 1);
         assert_eq!(host.errno(0, older), 0);
-        let bad = Command { records: 3, ..chunk(host, 0, (8192, 512, 3), 3) };
+        let bad = Command { entries: 3, ..chunk(host, 0, (8192, 512, 3), 3) };
         host.lanes[0].2[32..64].fill(255);
-        assert_eq!(host.errno(0, bad), 22, "records that make no sense are refused whole");
+        assert_eq!(host.errno(0, bad), 22, "entries that make no sense are refused whole");
         assert_eq!(host.errno(1, command(CommandKind::Read, 1, 4096, 1024)), 0);
         assert_eq!((host.lanes[1].2[0], host.lanes[1].2[511], host.lanes[1].2[512]), (2, 2, 1));
         host.finish("ended");
@@ -445,8 +445,8 @@ struct SlowDriver {
 
 impl ChunkDriver for SlowDriver {
     fn write(&self, chunk: &super::Chunk<'_>) -> io::Result<()> {
-        let (record, data) = chunk.records().next().unwrap().unwrap();
-        assert_eq!((record.length, data[0]), (512, 5));
+        let (entry, data) = chunk.entries().next().unwrap().unwrap();
+        assert_eq!((entry.length, data[0]), (512, 5));
         self.began.send("write").unwrap();
         self.go_on.lock().recv().unwrap();
         self.began.send("written").unwrap();

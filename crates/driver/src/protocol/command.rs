@@ -55,8 +55,8 @@ pub struct Command {
     pub length: u64,
     /// The place of its bytes in the queue's memory.
     pub offset: u64,
-    /// For a chunk: the number of records.
-    pub records: u64,
+    /// For a chunk: the number of entries.
+    pub entries: u64,
     /// For a chunk: the last ordinal that was assigned when it was closed.
     pub horizon: u64,
     /// For a chunk: all ordinals below this are answered.
@@ -68,7 +68,7 @@ impl Command {
     #[must_use]
     pub fn new(kind: CommandKind, number: u64) -> Self {
         let (fua, no_unmap, again) = (false, false, false);
-        let (address, length, offset, records, horizon, floor) = (0, 0, 0, 0, 0, 0);
+        let (address, length, offset, entries, horizon, floor) = (0, 0, 0, 0, 0, 0);
         Command {
             kind,
             fua,
@@ -78,7 +78,7 @@ impl Command {
             address,
             length,
             offset,
-            records,
+            entries,
             horizon,
             floor,
         }
@@ -97,7 +97,7 @@ impl Command {
             self.address,
             self.length,
             self.offset,
-            self.records,
+            self.entries,
             self.horizon,
             self.floor,
         ];
@@ -140,7 +140,7 @@ impl Command {
             address: word(bytes, 16),
             length: word(bytes, 24),
             offset: word(bytes, 32),
-            records: word(bytes, 40),
+            entries: word(bytes, 40),
             horizon: word(bytes, 48),
             floor: word(bytes, 56),
         })
@@ -219,7 +219,7 @@ mod tests {
             address: 2,
             length: 3,
             offset: 4096,
-            records: 5,
+            entries: 5,
             horizon: 6,
             floor: 7,
         };

@@ -408,13 +408,13 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
     submit(&*device, Operation::Write, 512, vec![1; 1024]).wait().0.unwrap();
     let flush = submit(&*device, Operation::Flush, 0, Vec::new());
     let old = first.expect(0, CommandKind::Chunk);
-    assert_eq!((old.records, old.length), (1, metadata as u64 + 1024));
+    assert_eq!((old.entries, old.length), (1, metadata as u64 + 1024));
     let bytes = first.bytes(0, &old);
     assert_eq!(bytes[metadata..], [1; 1024]);
     assert_eq!(
         (bytes[0], bytes[8], bytes[16], bytes[24]),
         (1, 2, 1, 1),
-        "sector, sectors, sequence, flag"
+        "sector, sectors, write_number, flag"
     );
     let flushed = first.expect(0, CommandKind::Flush);
     // A newer write of the second block, in a newer chunk: acknowledged before the older one.

@@ -13,7 +13,7 @@ use std::path::Path;
 use sawmill_driver::protocol::{Control, PROTOCOL};
 use sawmill_testkit::vectors::{self, Vector, Vectors, dump_head, dump_row, hex};
 
-use self::samples::{ANSWER_FIELDS, COMMAND_FIELDS, Case, RECORD_FIELDS};
+use self::samples::{ANSWER_FIELDS, COMMAND_FIELDS, Case, ENTRY_FIELDS};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors");
 
@@ -109,7 +109,7 @@ fn every_field_of_a_dump_is_on_its_page() {
         let path = format!("{}/../../docs/format/{name}", env!("CARGO_MANIFEST_DIR"));
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
     };
-    let tables = [("driver.md", &COMMAND_FIELDS[..]), ("write_chunk.md", &RECORD_FIELDS[..])];
+    let tables = [("driver.md", &COMMAND_FIELDS[..]), ("write_chunk.md", &ENTRY_FIELDS[..])];
     for (name, fields) in tables {
         let page = page(name);
         let rows: Vec<_> = page

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use sawmill_driver::batch::chunk::{RECORD_BYTES, Record, records};
+use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES, entries};
 use sawmill_driver::protocol::{
     ANSWER_BYTES, Answer, COMMAND_BYTES, Command, CommandKind, Control, ControlKind, Facts,
 };
@@ -20,14 +20,14 @@ pub(crate) const COMMAND_FIELDS: [Field; 9] = [
     (16..24, "address"),
     (24..32, "length"),
     (32..40, "offset"),
-    (40..48, "records"),
+    (40..48, "entries"),
     (48..56, "horizon"),
     (56..64, "floor"),
 ];
 pub(crate) const ANSWER_FIELDS: [Field; 3] =
     [(0..8, "number"), (8..12, "errno"), (12..16, "reserved")];
-pub(crate) const RECORD_FIELDS: [Field; 4] =
-    [(0..8, "sector"), (8..16, "sectors"), (16..24, "sequence"), (24..32, "flag")];
+pub(crate) const ENTRY_FIELDS: [Field; 4] =
+    [(0..8, "sector"), (8..16, "sectors"), (16..24, "write_number"), (24..32, "flag")];
 
 /// Decodes the vector, and tells whether it is the case's value.
 type Decode = Box<dyn Fn(&[u8]) -> Result<bool, String>>;
@@ -204,7 +204,7 @@ fn commands() -> Vec<Case> {
         again: true,
         length: (METADATA_BYTES + DATA_BYTES) as u64,
         offset: 0x2000,
-        records: VALUES.len() as u64,
+        entries: VALUES.len() as u64,
         horizon: 0x5152_5354_5556_5758,
         floor: 0x6162_6364_6566_6768,
         ..Command::new(Chunk, 0x4142_4344_4546_4748)
@@ -246,7 +246,7 @@ fn answers() -> Vec<Case> {
     ]
 }
 
-/// For a `write_chunk_size` of 4096 and a `blocksize` of 512: room for 8 records.
+/// For a `write_chunk_size` of 4096 and a `blocksize` of 512: room for 8 entries.
 const CHUNK_BYTES: usize = 4096;
 const METADATA_BYTES: usize = 256;
 const DATA_BYTES: usize = 2048;
@@ -257,34 +257,34 @@ const PADDING: u8 = 0xee;
 /// The border between two collision areas.
 const BORDER: u64 = 0x102_0304_0000;
 
-/// A write across the border, and a newer one over a part of it; each record with the byte that its
+/// A write across the border, and a newer one over a part of it; each entry with the byte that its
 /// data repeat.
-const VALUES: [(Record, u8); 3] = [
-    (Record { address: BORDER - 512, length: 512, sequence: 0x0102_0304_0506_0708 }, 0xa1),
-    (Record { address: BORDER, length: 1024, sequence: 0x1112_1314_1516_1718 }, 0xb2),
-    (Record { address: BORDER + 512, length: 512, sequence: 0x1112_1314_1516_171a }, 0xc3),
+const VALUES: [(ChunkEntry, u8); 3] = [
+    (ChunkEntry { address: BORDER - 512, length: 512, write_number: 0x0102_0304_0506_0708 }, 0xa1),
+    (ChunkEntry { address: BORDER, length: 1024, write_number: 0x1112_1314_1516_1718 }, 0xb2),
+    (ChunkEntry { address: BORDER + 512, length: 512, write_number: 0x1112_1314_1516_171a }, 0xc3),
 ];
 
 fn chunk() -> Case {
     const { assert!(BORDER.is_multiple_of(AREA_BYTES)) };
     let mut bytes = vec![PADDING; CHUNK_BYTES];
-    let names = ["data of record 0", "data of record 1", "data of record 2"];
+    let names = ["data of entry 0", "data of entry 1", "data of entry 2"];
     let mut data_rows = Vec::new();
     let mut end = METADATA_BYTES;
-    for (n, (record, value)) in VALUES.iter().enumerate() {
-        bytes[n * RECORD_BYTES..][..RECORD_BYTES].copy_from_slice(&record.encode());
-        let data = end..end + record.length as usize;
+    for (n, (entry, value)) in VALUES.iter().enumerate() {
+        bytes[n * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&entry.encode());
+        let data = end..end + entry.length as usize;
         bytes[data.clone()].fill(*value);
         end = data.end;
         data_rows.push((data, names[n]));
     }
     assert_eq!(end, METADATA_BYTES + DATA_BYTES);
-    let padding = vec![VALUES.len() * RECORD_BYTES..METADATA_BYTES, end..CHUNK_BYTES];
-    let mut rows = repeated(&RECORD_FIELDS, RECORD_BYTES, VALUES.len());
+    let padding = vec![VALUES.len() * ENTRY_BYTES..METADATA_BYTES, end..CHUNK_BYTES];
+    let mut rows = repeated(&ENTRY_FIELDS, ENTRY_BYTES, VALUES.len());
     rows.push((padding[0].clone(), "padding"));
     rows.extend(data_rows);
     rows.push((padding[1].clone(), "padding"));
-    let texts: Vec<_> = VALUES.iter().map(|(record, _)| format!("{record:#?}")).collect();
+    let texts: Vec<_> = VALUES.iter().map(|(entry, _)| format!("{entry:#?}")).collect();
     Case {
         name: "write_chunk/v1-overlap",
         bytes,
@@ -292,12 +292,12 @@ fn chunk() -> Case {
         padding,
         value: texts.join("\n"),
         decode: Box::new(|bytes| {
-            let parsed: Option<Vec<_>> = records(bytes, METADATA_BYTES, VALUES.len()).collect();
-            let parsed = parsed.ok_or("a record makes no sense")?;
-            let is_value = |((record, data), (expected, value)): (&(Record, &[u8]), _)| {
-                record == expected && data.iter().all(|byte| byte == value)
+            let parsed: Option<Vec<_>> = entries(bytes, METADATA_BYTES, VALUES.len()).collect();
+            let parsed = parsed.ok_or("an entry makes no sense")?;
+            let is_value = |((entry, data), (expected, value)): (&(ChunkEntry, &[u8]), _)| {
+                entry == expected && data.iter().all(|byte| byte == value)
             };
-            let expected = VALUES.iter().map(|(record, value)| (record, value));
+            let expected = VALUES.iter().map(|(entry, value)| (entry, value));
             Ok(parsed.len() == VALUES.len() && parsed.iter().zip(expected).all(is_value))
         }),
     }

@@ -1,6 +1,6 @@
 //! Inputs from other processes of a machine: pieces of doors, packets of mount holders and drivers.
 
-use sawmill_driver::batch::chunk::Record;
+use sawmill_driver::batch::chunk::ChunkEntry;
 use sawmill_driver::protocol::{Answer, Command, CommandKind, Control, ControlKind, Facts};
 use sawmill_frontend::{DoorPiece, pack};
 
@@ -80,11 +80,12 @@ fn packets() {
 
 /// The first byte is the number of records.
 fn chunks() {
-    let record = |address, length, sequence| Record { address, length, sequence }.encode();
-    let records = [record(4096, 512, 1), record(0, 1024, 2)].concat();
+    let entry =
+        |address, length, write_number| ChunkEntry { address, length, write_number }.encode();
+    let entries = [entry(4096, 512, 1), entry(0, 1024, 2)].concat();
     let data = [[1; 512], [2; 512], [3; 512]].concat();
-    write("driver_chunk", "two-records", &[&[2][..], &records, &data].concat());
-    write("driver_chunk", "data-cut-short", &[&[2][..], &records, &data[..1535]].concat());
+    write("driver_chunk", "two-entries", &[&[2][..], &entries, &data].concat());
+    write("driver_chunk", "data-cut-short", &[&[2][..], &entries, &data[..1535]].concat());
 }
 
 /// A mode, then pieces: how they are sent, their length, their bytes.

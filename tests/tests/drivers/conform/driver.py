@@ -65,11 +65,11 @@ class Driver:
                 self.bytes[address : address + length] = bytes(length)
         return 0
 
-    def store_chunk(self, offset, records, memory):
+    def store_chunk(self, offset, entries, memory):
         at = offset + self.metadata_bytes
         writes = []
-        for record in range(records):
-            sector, sectors, _, _ = struct.unpack_from("<QQQQ", memory, offset + 32 * record)
+        for entry in range(entries):
+            sector, sectors, _, _ = struct.unpack_from("<QQQQ", memory, offset + 32 * entry)
             writes.append((sector * 512, at, sectors * 512))
             at += sectors * 512
         for address, at, length in reversed(writes) if "backwards" in self.faults else writes:
@@ -80,7 +80,7 @@ class Driver:
         while commands := queue.recv(65536):
             answers = b""
             for at in range(0, len(commands), 64):
-                kind, _, number, address, length, offset, records = struct.unpack_from(
+                kind, _, number, address, length, offset, entries = struct.unpack_from(
                     "<IIQQQQQ", commands, at)
                 if kind == END:
                     if answers:
@@ -90,7 +90,7 @@ class Driver:
                     queue.close()
                     return
                 if kind == CHUNK:
-                    errno = self.store_chunk(offset, records, memory)
+                    errno = self.store_chunk(offset, entries, memory)
                 else:
                     errno = self.carry_out(kind, address, length, offset, memory)
                 if errno is not None:

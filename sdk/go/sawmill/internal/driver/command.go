@@ -43,7 +43,7 @@ type Command struct {
 	Number         uint64
 	Address        int64
 	Length         int64
-	Records        int64 // of a chunk
+	Entries        int64 // of a chunk
 	Horizon, Floor uint64
 	// Data is the command's part of the shared memory: the bytes to write, the buffer of a read, or
 	// all bytes of a write chunk. The driver may use it until it answers.
@@ -61,12 +61,12 @@ func decodeCommand(bytes, memory []byte, chunk int64) (Command, error) {
 		Number:  wide(8),
 		Address: int64(wide(16)),
 		Length:  int64(wide(24)),
-		Records: int64(wide(40)),
+		Entries: int64(wide(40)),
 		Horizon: wide(48),
 		Floor:   wide(56),
 	}
 	offset, room := int64(wide(32)), command.Length
-	if command.Address < 0 || command.Length < 0 || offset < 0 || command.Records < 0 {
+	if command.Address < 0 || command.Length < 0 || offset < 0 || command.Entries < 0 {
 		return command, fmt.Errorf("%v %d has a number beyond 2^63", command.Kind, command.Number)
 	}
 	switch command.Kind {

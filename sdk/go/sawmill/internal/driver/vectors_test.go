@@ -60,7 +60,7 @@ var (
 		Length: 0x304050600,
 	}
 	chunk = mockhost.Command{
-		Kind: mockhost.Chunk, Number: 0x4142434445464748, Length: 2304, Offset: 0x2000, Records: 3,
+		Kind: mockhost.Chunk, Number: 0x4142434445464748, Length: 2304, Offset: 0x2000, Entries: 3,
 		Horizon: 0x5152535455565758, Floor: 0x6162636465666768,
 	}
 )
@@ -141,7 +141,7 @@ func Test_commands_are_the_golden_ones(t *testing.T) {
 			expected := Command{
 				Kind: CommandKind(value.Kind), Flags: value.Flags, Number: value.Number,
 				Address: int64(value.Address), Length: int64(value.Length),
-				Records: int64(value.Records), Horizon: value.Horizon, Floor: value.Floor,
+				Entries: int64(value.Entries), Horizon: value.Horizon, Floor: value.Floor,
 			}
 			switch command.Kind {
 			case Read, Write:

@@ -40,7 +40,7 @@ type Driver struct {
 // Command is a command on the wire.
 type Command struct {
 	Kind, Flags                                              uint32
-	Number, Address, Length, Offset, Records, Horizon, Floor uint64
+	Number, Address, Length, Offset, Entries, Horizon, Floor uint64
 }
 
 // New listens in a folder of its own.
@@ -148,7 +148,7 @@ func (c Command) Bytes() []byte {
 	binary.LittleEndian.PutUint32(bytes, c.Kind)
 	binary.LittleEndian.PutUint32(bytes[4:], c.Flags)
 	for i, word := range []uint64{
-		c.Number, c.Address, c.Length, c.Offset, c.Records, c.Horizon, c.Floor,
+		c.Number, c.Address, c.Length, c.Offset, c.Entries, c.Horizon, c.Floor,
 	} {
 		binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
 	}
