@@ -5,7 +5,7 @@
 //! caches of a block device before its host flushes or ends it in order. A device that no longer
 //! exists counts as destroyed.
 //!
-//! Not here: how a device is found (`record`).
+//! Not here: how a device is found (`device_file`).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use std::path::Path;
 
 use sawmill_driver::client::query;
 
+use super::device_file::{self, DeviceFacts};
 use super::fault::Fault;
-use super::record::{self, Record};
 
 const USAGE: &str = "\
 Usage: bdus destroy [-q|--quiet] [--no-flush] <path_or_id>   end a device; it is flushed before
@@ -29,16 +29,16 @@ Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.
 
 /// Flushes the device of this number.
 pub(super) fn flush(number: u64) -> Result<(), Fault> {
-    let record = record::find(number)?;
-    write_back(&record)?;
-    query(&record.socket(), "flush")?;
+    let facts = device_file::find(number)?;
+    write_back(&facts)?;
+    query(&facts.socket(), "flush")?;
     Ok(())
 }
 
 /// Makes the kernel write its cached data of a block device: a host flushes only what has reached
 /// it.
-fn write_back(record: &Record) -> Result<(), Fault> {
-    let path = Path::new(record.get("path"));
+fn write_back(facts: &DeviceFacts) -> Result<(), Fault> {
+    let path = Path::new(facts.get("path"));
     if path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         File::open(path)?.sync_all()?;
     }
@@ -47,19 +47,19 @@ fn write_back(record: &Record) -> Result<(), Fault> {
 
 /// Ends the device of this number. A device without a driver cannot be flushed.
 pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
-    let record = record::find(number)?;
+    let facts = device_file::find(number)?;
     // A device that ends during the request is gone, whatever it answered.
-    end(&record, with_flush).or_else(|fault| record::find(number).and(Err(fault)))
+    end(&facts, with_flush).or_else(|fault| device_file::find(number).and(Err(fault)))
 }
 
-fn end(record: &Record, with_flush: bool) -> Result<(), Fault> {
-    let status = query(&record.socket(), "status")?;
+fn end(facts: &DeviceFacts, with_flush: bool) -> Result<(), Fault> {
+    let status = query(&facts.socket(), "status")?;
     let has_driver = status.get("state") == Some("running");
     let in_order = with_flush && has_driver;
     if in_order {
-        write_back(record)?;
+        write_back(facts)?;
     }
-    query(&record.socket(), if in_order { "end" } else { "fail" })?;
+    query(&facts.socket(), if in_order { "end" } else { "fail" })?;
     Ok(())
 }
 
@@ -121,7 +121,7 @@ fn carry_out(subcommand: &Subcommand) -> Result<(), Fault> {
     match subcommand {
         Subcommand::Help => print(USAGE),
         Subcommand::Flush(which) => flush(number(which)?),
-        Subcommand::Logs(which) => print(&log_text(&record::log_path(number(which)?)?)?),
+        Subcommand::Logs(which) => print(&log_text(&device_file::log_path(number(which)?)?)?),
         Subcommand::Version(part) => {
             let parts = ["cmdbdus", "libbdus", "kbdus"];
             match part {
@@ -154,7 +154,7 @@ fn log_text(path: &Path) -> Result<String, Fault> {
 fn number(which: &str) -> Result<u64, Fault> {
     match which.parse() {
         Ok(number) => Ok(number),
-        Err(_) => record::find_by_path(which),
+        Err(_) => device_file::find_by_path(which),
     }
 }
 

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use sawmill_driver::client::{Abilities, Device, Door, Driver};
 
+use super::device_file::{DeviceFacts, DeviceFile};
 use super::fault::Fault;
 use super::layout::{Attrs, Context, OnDevice, Ops};
-use super::record::{Page, Record};
 
 /// `bdus_abort`.
 const ABORT: c_int = c_int::MIN;
@@ -28,8 +28,8 @@ pub(super) struct Callbacks {
     pub(super) ops: Ops,
     pub(super) attrs: Attrs,
     pub(super) context: SharedContext,
-    pub(super) page: Page,
-    pub(super) record: Mutex<Record>,
+    pub(super) device_file: DeviceFile,
+    pub(super) facts: Mutex<DeviceFacts>,
     pub(super) log: Option<File>,
     pub(super) becomes_daemon: bool,
     pub(super) device: OnceLock<Device>,
@@ -158,9 +158,9 @@ impl Callbacks {
             (*context).major = libc::major(number);
             (*context).minor = libc::minor(number);
         }
-        let mut record = self.record.lock();
-        record.set("path", address);
-        self.page.write(&record)
+        let mut facts = self.facts.lock();
+        facts.set("path", address);
+        self.device_file.write(&facts)
     }
 }
 

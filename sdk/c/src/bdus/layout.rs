@@ -190,20 +190,20 @@ impl Attrs {
 
     /// Replaces zeroes by the values that the device was made with, except for attributes of the
     /// driver.
-    pub(super) fn filled(mut self, recorded: impl Fn(&str) -> u64) -> Self {
+    pub(super) fn filled(mut self, original: impl Fn(&str) -> u64) -> Self {
         let number =
-            |value: u32, name: &str| if value == 0 { recorded(name) as u32 } else { value };
+            |value: u32, name: &str| if value == 0 { original(name) as u32 } else { value };
         self.logical_block_size = number(self.logical_block_size, "logical_block_size");
         self.physical_block_size = number(self.physical_block_size, "physical_block_size");
-        self.size = if self.size == 0 { recorded("size") } else { self.size };
+        self.size = if self.size == 0 { original("size") } else { self.size };
         self.max_concurrent_callbacks =
             number(self.max_concurrent_callbacks, "max_concurrent_callbacks");
         self.max_read_write_size = number(self.max_read_write_size, "max_read_write_size");
         self.max_write_same_size = number(self.max_write_same_size, "max_write_same_size");
         self.max_write_zeros_size = number(self.max_write_zeros_size, "max_write_zeros_size");
         self.max_discard_erase_size = number(self.max_discard_erase_size, "max_discard_erase_size");
-        self.disable_partition_scanning |= recorded("disable_partition_scanning") != 0;
-        self.recoverable |= recorded("recoverable") != 0;
+        self.disable_partition_scanning |= original("disable_partition_scanning") != 0;
+        self.recoverable |= original("recoverable") != 0;
         self
     }
 

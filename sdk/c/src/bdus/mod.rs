@@ -1,8 +1,8 @@
 //! Programs that were written for BDUS: `include/bdus.h`.
 //!
 //! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`,
-//! `record` (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs
-//! from BDUS: `docs/guide/bdus.md`.
+//! `device_file` (numbers and facts of devices), `command` (the program `bdus`), `fault` (errors).
+//! What differs from BDUS: `docs/guide/bdus.md`.
 //!
 //! Invariant: a null pointer in place of a table or a path is a fault with EINVAL; it is never
 //! read.
@@ -11,10 +11,10 @@
 
 mod command;
 mod daemon;
+mod device_file;
 mod driver;
 mod fault;
 mod layout;
-mod record;
 mod run;
 
 use std::ffi::c_char;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
 ) -> bool {
     // SAFETY: a string, by the caller's promise.
     let path = unsafe { borrowed(dev_path) };
-    let number = path.map_err(Fault::from).and_then(record::find_by_path);
+    let number = path.map_err(Fault::from).and_then(device_file::find_by_path);
     Fault::report(number.map(|number| {
         if let Some(out) = out_dev_id {
             // SAFETY: the caller's promise.

@@ -14,10 +14,10 @@ use sawmill_device::ErrorKind;
 use sawmill_driver::client::{self, Connection, DOORS_VARIABLE, Options};
 use sawmill_driver::protocol::SOCKET_VARIABLE;
 
+use super::device_file::{self, DeviceFacts, DeviceFile};
 use super::driver::{Callbacks, SharedContext};
 use super::fault::Fault;
 use super::layout::{Attrs, Context, Ops};
-use super::record::{self, Page, Record};
 use crate::user::UserPointer;
 
 /// How long requests wait for another driver of a recoverable device (kbdus: the kernel's
@@ -30,13 +30,13 @@ pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: UserPointer) -> Result
     let attrs = attrs.completed()?;
     let is_started = std::env::var_os(SOCKET_VARIABLE).is_some_and(|path| !path.is_empty());
     let doors = if is_started { Vec::new() } else { doors()? };
-    let number = record::number()?;
+    let number = device_file::number()?;
     let options = options(number, &attrs, !is_started && !attrs.dont_daemonize);
     let doors: Vec<&str> = doors.iter().map(String::as_str).collect();
     let connection = client::connect(&doors, &options)?;
-    let record = Record::of(connection.socket(), ops, &attrs);
+    let facts = DeviceFacts::of(connection.socket(), ops, &attrs);
     let becomes_daemon = !is_started && !attrs.dont_daemonize;
-    live(number, connection, record, (ops, &attrs, becomes_daemon, false), private_data)
+    live(number, connection, facts, (ops, &attrs, becomes_daemon, false), private_data)
 }
 
 /// `bdus_rerun`.
@@ -46,13 +46,13 @@ pub(super) fn rerun(
     attrs: &Attrs,
     private_data: UserPointer,
 ) -> Result<(), Fault> {
-    let mut record = record::find(number)?;
-    let attrs = covers(&record, ops, attrs)?;
+    let mut facts = device_file::find(number)?;
+    let attrs = covers(&facts, ops, attrs)?;
     let becomes_daemon = !attrs.dont_daemonize;
-    let options = options(number, &attrs, false).socket(record.socket()).replace();
+    let options = options(number, &attrs, false).socket(facts.socket()).replace();
     let connection = client::connect(&[], &options)?;
-    record.set("log", &u8::from(attrs.log).to_string());
-    live(number, connection, record, (ops, &attrs, becomes_daemon, true), private_data)
+    facts.set("log", &u8::from(attrs.log).to_string());
+    live(number, connection, facts, (ops, &attrs, becomes_daemon, true), private_data)
 }
 
 /// The door of a device whose program names none.
@@ -67,7 +67,7 @@ fn doors() -> Result<Vec<String>, Fault> {
         );
         return Err(Fault::new(libc::ENODEV, &text));
     }
-    if record::user_id() != 0 {
+    if device_file::user_id() != 0 {
         let text = format!(
             "only root can create ublk devices: run as root, or name another door in \
              {DOORS_VARIABLE}"
@@ -98,8 +98,8 @@ fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
 
 /// Checks whether a driver can replace the one that made the device. Returns the attributes in
 /// effect.
-fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
-    let before: Vec<&str> = record.get("ops").split(',').collect();
+fn covers(facts: &DeviceFacts, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
+    let before: Vec<&str> = facts.get("ops").split(',').collect();
     for (name, is_there) in ops.named() {
         if before.contains(&name) && !is_there {
             return Err(Fault::invalid(&format!(
@@ -113,13 +113,13 @@ fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
         }
     }
     ops.check()?;
-    let attrs = attrs.filled(|name| record.number(name)).completed()?;
+    let attrs = attrs.filled(|name| facts.number(name)).completed()?;
     for (name, value) in attrs.named() {
         let is_own = ["dont_daemonize", "log", "max_concurrent_callbacks"].contains(&name);
-        let recorded = record.number(name);
-        if value != recorded && !is_own {
+        let original = facts.number(name);
+        if value != original && !is_own {
             let text = format!(
-                "attribute {name} is {value}; the device was made with {recorded}: say that, or 0"
+                "attribute {name} is {value}; the device was made with {original}: say that, or 0"
             );
             return Err(Fault::invalid(&text));
         }
@@ -130,12 +130,11 @@ fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
 fn live(
     number: u64,
     connection: Connection,
-    record: Record,
+    facts: DeviceFacts,
     (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
     private_data: UserPointer,
 ) -> Result<(), Fault> {
-    let driver = match driver(number, record, (ops, attrs, becomes_daemon, is_rerun), private_data)
-    {
+    let driver = match driver(number, facts, (ops, attrs, becomes_daemon, is_rerun), private_data) {
         Ok(driver) => driver,
         Err(fault) => {
             connection.give_up();
@@ -163,14 +162,16 @@ fn live(
 
 fn driver(
     number: u64,
-    record: Record,
+    facts: DeviceFacts,
     (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
     private_data: UserPointer,
 ) -> Result<Callbacks, Fault> {
-    let page = Page::open(number)?;
-    page.write(&record)?;
+    let device_file = DeviceFile::open(number)?;
+    device_file.write(&facts)?;
     let log = match attrs.log {
-        true => Some(OpenOptions::new().append(true).create(true).open(record::log_path(number)?)?),
+        true => Some(
+            OpenOptions::new().append(true).create(true).open(device_file::log_path(number)?)?,
+        ),
         false => None,
     };
     // The program's tables as callbacks see them, with the values in effect. They are small and
@@ -184,8 +185,8 @@ fn driver(
         ops: *ops,
         attrs: *attrs,
         context: SharedContext::new(context),
-        page,
-        record: Mutex::new(record),
+        device_file,
+        facts: Mutex::new(facts),
         log,
         becomes_daemon,
         device: OnceLock::new(),

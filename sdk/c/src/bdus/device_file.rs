@@ -1,9 +1,9 @@
-//! What outlives a driver: the number of each device, and a page about it for later drivers and
-//! commands.
+//! What outlives a driver: the number of each device, and a file with the device's facts for later
+//! drivers and commands.
 //!
-//! Invariants: a number is used once, until the machine restarts (the folder is in memory); a page
-//! is written through a file that was opened while the program had its privileges. Not here: the
-//! host, which knows devices by the name `bdus-NUMBER`.
+//! Invariants: a number is used once, until the machine restarts (the folder is in memory); a
+//! device's file is opened while the program has its privileges, and written through that. Not
+//! here: the host, which knows devices by the name `bdus-NUMBER`.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,15 +15,16 @@ use sawmill_driver::client::query;
 use super::fault::Fault;
 use super::layout::{Attrs, Ops};
 
-/// The folder of pages, instead of below `/run`: for tests, and for unprivileged users.
+/// The folder of the devices' files, instead of below `/run`: for tests, and for users without
+/// privileges.
 const FOLDER_VARIABLE: &str = "SAWMILL_BDUS_FOLDER";
 
-/// A page, in text: lines `name=value`.
+/// What a device's file says: lines `name=value`.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Record(Vec<(String, String)>);
+pub(super) struct DeviceFacts(Vec<(String, String)>);
 
-/// An open page.
-pub(super) struct Page(File);
+/// The file of a device, open.
+pub(super) struct DeviceFile(File);
 
 fn folder() -> Result<PathBuf, Fault> {
     let user = user_id();
@@ -96,17 +97,17 @@ fn advance_counter(file: &mut File) -> Result<u64, Fault> {
     Ok(number)
 }
 
-impl Record {
+impl DeviceFacts {
     pub(super) fn of(socket: &Path, ops: &Ops, attrs: &Attrs) -> Self {
-        let mut record = Record::default();
-        record.set("socket", &socket.display().to_string());
+        let mut facts = DeviceFacts::default();
+        facts.set("socket", &socket.display().to_string());
         let operations: Vec<&str> =
             ops.named().iter().filter(|(_, is_there)| *is_there).map(|(name, _)| *name).collect();
-        record.set("ops", &operations.join(","));
+        facts.set("ops", &operations.join(","));
         for (name, value) in attrs.named() {
-            record.set(name, &value.to_string());
+            facts.set(name, &value.to_string());
         }
-        record
+        facts
     }
 
     pub(super) fn get(&self, name: &str) -> &str {
@@ -130,19 +131,19 @@ impl Record {
     fn read(path: &Path) -> Option<Self> {
         let text = std::fs::read_to_string(path).ok()?;
         let pairs = text.lines().filter_map(|line| line.split_once('='));
-        Some(Record(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()))
+        Some(DeviceFacts(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()))
     }
 }
 
-impl Page {
-    /// Opens the page of a device.
+impl DeviceFile {
+    /// Opens the file of a device, which may be new.
     pub(super) fn open(number: u64) -> Result<Self, Fault> {
-        Ok(Page(open(&folder()?.join(number.to_string()))?))
+        Ok(DeviceFile(open(&folder()?.join(number.to_string()))?))
     }
 
-    pub(super) fn write(&self, record: &Record) -> Result<(), Fault> {
+    pub(super) fn write(&self, facts: &DeviceFacts) -> Result<(), Fault> {
         let text: String =
-            record.0.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+            facts.0.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let mut file = &self.0;
         file.seek(SeekFrom::Start(0))?;
         file.set_len(0)?;
@@ -156,14 +157,14 @@ pub(super) fn log_path(number: u64) -> Result<PathBuf, Fault> {
     Ok(folder()?.join(format!("{number}.log")))
 }
 
-/// The page of a device that exists: its host answers.
-pub(super) fn find(number: u64) -> Result<Record, Fault> {
+/// The facts of a device that exists: its host answers.
+pub(super) fn find(number: u64) -> Result<DeviceFacts, Fault> {
     let none = |errno, text: String| Err(Fault::new(errno, &text));
     if number >= next()? {
         return none(libc::EINVAL, format!("there never was a device with the id {number}"));
     }
-    match Record::read(&folder()?.join(number.to_string())) {
-        Some(record) if query(&record.socket(), "status").is_ok() => Ok(record),
+    match DeviceFacts::read(&folder()?.join(number.to_string())) {
+        Some(facts) if query(&facts.socket(), "status").is_ok() => Ok(facts),
         _ => none(libc::ENODEV, format!("the device with the id {number} is not there any more")),
     }
 }
@@ -174,8 +175,8 @@ pub(super) fn find_by_path(path: &str) -> Result<u64, Fault> {
         .ok()
         .map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
     for number in (0..next()?).rev() {
-        let Some(record) = Record::read(&folder()?.join(number.to_string())) else { continue };
-        let device_path = record.get("path");
+        let Some(facts) = DeviceFacts::read(&folder()?.join(number.to_string())) else { continue };
+        let device_path = facts.get("path");
         let same_file = || {
             std::fs::metadata(device_path)
                 .ok()
