@@ -60,7 +60,7 @@ enum ReceiveOutcome {
 /// microseconds.
 const PAYLOAD_TRIES_MAX: u32 = 12;
 
-/// The thread waits for a client inside `recv` this long, which takes one system call per batch;
+/// The thread waits for a client inside `recv` this long, which takes one system call per burst;
 /// then in `poll`, which can be woken. A quiescing door does not wait longer for a client.
 const RECEIVE_WAIT_MAX: Duration = Duration::from_millis(4);
 
@@ -152,13 +152,13 @@ impl Connection {
             {
                 return end;
             }
-            // Replies that come while the batch is parsed wait for `settle`, which sends them
+            // Replies that come while the burst is parsed wait for `settle`, which sends them
             // together: one system call instead of one for each.
-            self.channel.begin_batch();
+            self.channel.begin_burst();
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
-                    // Ends the batch: replies that are ready go out before the connection closes.
+                    // Ends the burst: replies that are ready go out before the connection closes.
                     self.settle(SocketNews { has_room: room, should_wake: false });
                     return End::Violation(violation);
                 }

@@ -20,7 +20,7 @@ const _: () = assert!(IN_FLIGHT_BYTES_MAX >= 2 * PAYLOAD_BYTES_MAX as u64);
 /// The most bytes of one receive: enough for many small requests, and small enough for the CPU's
 /// cache.
 pub(super) const RECEIVE_BYTES_MAX: usize = 256 << 10;
-/// Replies are sent in the middle of a batch when they reach this size.
+/// Replies are sent in the middle of a burst when they reach this size.
 pub(super) const SEND_BYTES: usize = 256 << 10;
 /// Idle buffers one connection keeps for later requests, of each kind.
 pub(super) const SPARE_BYTES_MAX: usize = 8 << 20;

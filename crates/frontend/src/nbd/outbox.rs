@@ -2,11 +2,12 @@
 //!
 //! Replies are queued under a small lock. One thread at a time holds the [`Sender`], the right to
 //! send; it sends without the lock and without blocking. While the connection's own thread works on
-//! a batch, no other thread sends, so a batch is answered with one system call. When the socket is
-//! full, the connection's thread is woken and waits for room; a completing thread never waits.
+//! a burst of requests, no other thread sends, so a burst is answered with one system call. When
+//! the socket is full, the connection's thread is woken and waits for room; a completing thread
+//! never waits.
 //!
 //! Invariants: bytes leave in queue order. Whatever is queued will be looked at again (by the
-//! holder of the sender, at the end of the batch, or by the connection's thread, woken or polling).
+//! holder of the sender, at the end of the burst, or by the connection's thread, woken or polling).
 //! Not here: the content of replies.
 
 use std::collections::VecDeque;
@@ -122,8 +123,8 @@ struct Outbox {
     queued_bytes: u64,
     /// `None` while a thread is sending.
     sender: Option<Sender>,
-    /// The connection's thread is in a batch and sends at its end.
-    in_batch: bool,
+    /// The connection's thread is in a burst and sends at its end.
+    is_in_burst: bool,
     /// The socket accepts no more; the connection's thread waits for room.
     socket_full: bool,
     /// Nothing can be sent any more.
@@ -283,7 +284,7 @@ impl ClientChannel {
     fn completed(&self, mut outbox: MutexGuard<'_, Outbox>, charged_bytes: u64) {
         outbox.completed += 1;
         outbox.completed_bytes += charged_bytes;
-        let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
+        let send_now = !outbox.is_in_burst || outbox.queued_bytes >= SEND_BYTES as u64;
         // A completing thread belongs to the device: after a few rounds, or at a full socket, it
         // leaves the rest to the connection's thread and never waits for a client.
         let has_unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
@@ -320,7 +321,7 @@ impl ClientChannel {
             outbox.queued_bytes -= length.min(outbox.queued_bytes);
             outbox.recycle(&mut sender.spent);
             match outcome {
-                SendOutcome::All if outbox.in_batch => break,
+                SendOutcome::All if outbox.is_in_burst => break,
                 SendOutcome::All => (),
                 SendOutcome::SocketFull => {
                     outbox.socket_full = true;
@@ -353,8 +354,8 @@ impl ClientChannel {
     }
 
     /// The connection's thread starts to submit requests.
-    pub(super) fn begin_batch(&self) {
-        self.outbox.lock().in_batch = true;
+    pub(super) fn begin_burst(&self) {
+        self.outbox.lock().is_in_burst = true;
     }
 
     /// The connection's thread sends what is queued, and gets the state. `submitted` and
@@ -366,7 +367,7 @@ impl ClientChannel {
         news: SocketNews,
     ) -> OutboxState {
         let mut outbox = self.outbox.lock();
-        outbox.in_batch = false;
+        outbox.is_in_burst = false;
         outbox.socket_full &= !news.has_room;
         // Before sending: a reply that comes while the lock is free for the system call must wake
         // the thread, too.

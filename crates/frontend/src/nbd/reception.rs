@@ -69,7 +69,7 @@ impl NbdState {
     fn take_up(self: &Arc<Self>, socket: OwnedFd) {
         let peer = peer_of(&socket);
         let peer_identity = PeerIdentity::of(&socket);
-        // Replies go out in whole batches. Nagle's algorithm would hold the end of a batch back
+        // Replies go out in whole bursts. Nagle's algorithm would hold the end of a burst back
         // until the client has acknowledged the rest.
         let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
         if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {

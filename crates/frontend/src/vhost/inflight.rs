@@ -8,7 +8,7 @@
 //! Invariants: an entry is in flight from before its request is executed until after the guest can
 //! see that it was used. A process that dies between any two steps leaves a region from which
 //! [`InflightQueue::recover`] finds exactly the requests that the guest still waits for. Each batch
-//! has one request. Not here: rings.
+//! of the protocol has one request. Not here: rings.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

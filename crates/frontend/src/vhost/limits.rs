@@ -14,7 +14,7 @@ pub(super) const INDIRECT_ENTRIES_MAX: u32 = 1024;
 /// Bytes of reads and writes in flight on one queue; above it, nothing is taken from it.
 pub(super) const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 /// Requests taken from a queue between two checks for notifications.
-pub(super) const BATCH_REQUESTS_MAX: u32 = 16;
+pub(super) const BURST_REQUESTS_MAX: u32 = 16;
 /// Idle buffers for reads that one queue keeps.
 pub(super) const SPARE_BYTES_MAX: usize = 4 << 20;
 /// The time for a message to arrive completely after its first byte, and for its reply to be read.

@@ -21,7 +21,7 @@ use sawmill_sys::Waker;
 use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
-use super::limits::{BATCH_REQUESTS_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
+use super::limits::{BURST_REQUESTS_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::metrics::Counters;
 use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
@@ -66,7 +66,7 @@ struct Answers {
     in_flight: u32,
     in_flight_bytes: u64,
     /// The thread is between two checks: it will call, if necessary.
-    batching: bool,
+    is_in_burst: bool,
     detached: bool,
     call: Option<Arc<OwnedFd>>,
     spare: Vec<Vec<u8>>,
@@ -120,7 +120,7 @@ impl Queue {
             taken: vec![false; setup.ring.size.into()],
             in_flight: 0,
             in_flight_bytes: 0,
-            batching: false,
+            is_in_burst: false,
             detached: false,
             call: setup.call.clone(),
             spare: Vec::new(),
@@ -268,11 +268,11 @@ impl Queue {
     /// Takes what is there, or sleeps until something is.
     fn serve(self: &Arc<Self>, cursor: &mut Cursor) -> Result<(), Violation> {
         self.setup.ring.suppress_kicks()?;
-        self.answers.lock().batching = true;
-        let taken_count = self.take_batch(cursor);
+        self.answers.lock().is_in_burst = true;
+        let taken_count = self.take_burst(cursor);
         self.settle();
-        // After a full batch, more is probably there: look before asking for a kick.
-        if taken_count? == BATCH_REQUESTS_MAX {
+        // After a full burst, more is probably there: look before asking for a kick.
+        if taken_count? == BURST_REQUESTS_MAX {
             return Ok(());
         }
         let mut answers = self.answers.lock();
@@ -314,10 +314,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes up to [`BATCH_REQUESTS_MAX`] requests. Returns their number.
-    fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
+    /// Takes up to [`BURST_REQUESTS_MAX`] requests. Returns their number.
+    fn take_burst(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
         let mut taken_count = 0;
-        while taken_count < BATCH_REQUESTS_MAX && !self.is_stopping() {
+        while taken_count < BURST_REQUESTS_MAX && !self.is_stopping() {
             if self.answers.lock().in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
                 break;
             }
@@ -487,7 +487,7 @@ impl Queue {
         drop(attached);
         answers.in_flight -= 1;
         answers.in_flight_bytes -= ticket.charged_bytes;
-        if answers.batching {
+        if answers.is_in_burst {
             drop(answers);
         } else {
             self.settle_locked(answers);
@@ -522,10 +522,10 @@ impl Queue {
         Ok(())
     }
 
-    /// The end of a batch: calls the guest if it wants to know of the answers.
+    /// The end of a burst: calls the guest if it wants to know of the answers.
     fn settle(&self) {
         let mut answers = self.answers.lock();
-        answers.batching = false;
+        answers.is_in_burst = false;
         self.settle_locked(answers);
     }
 
