@@ -57,41 +57,66 @@ fn open(path: &Path) -> Result<File, Fault> {
     file.map_err(|error| Fault::from(error).about(path))
 }
 
-/// The file with the number of the next device.
-fn counter_path() -> Result<PathBuf, Fault> {
-    Ok(folder()?.join("next"))
-}
-
 /// The number that the next device will get.
 fn next() -> Result<u64, Fault> {
-    let path = counter_path()?;
-    read_counter(&mut open(&path)?).map_err(|fault| fault.about(&path))
+    next_in(&folder()?)
 }
 
 /// Assigns a number that no device has had.
 pub(super) fn number() -> Result<u64, Fault> {
-    let path = counter_path()?;
-    advance_counter(&mut open(&path)?).map_err(|fault| fault.about(&path))
+    number_in(&folder()?)
 }
 
-fn read_counter(file: &mut File) -> Result<u64, Fault> {
+/// The file with the number of the next device.
+fn counter_path(folder: &Path) -> PathBuf {
+    folder.join("next")
+}
+
+fn next_in(folder: &Path) -> Result<u64, Fault> {
+    let path = counter_path(folder);
+    read_counter(&mut open(&path)?, folder).map_err(|fault| fault.about(&path))
+}
+
+fn number_in(folder: &Path) -> Result<u64, Fault> {
+    let path = counter_path(folder);
+    advance_counter(&mut open(&path)?, folder).map_err(|fault| fault.about(&path))
+}
+
+fn read_counter(file: &mut File, folder: &Path) -> Result<u64, Fault> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     if text.is_empty() {
-        // The file was just made.
-        return Ok(0);
+        // The file was just made, or emptied: the devices' files show which numbers were used.
+        return next_by_files(folder);
     }
     // Not 0 again: that number has been used.
     text.trim().parse().map_err(|_| Fault::new(libc::EIO, "damaged: it does not hold a number"))
 }
 
+/// The number after the highest one that names a device's file or its log; 0 without any.
+fn next_by_files(folder: &Path) -> Result<u64, Fault> {
+    let mut next = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name.to_str().map(|name| name.strip_suffix(".log").unwrap_or(name));
+        if let Some(Ok(number)) = number.map(str::parse) {
+            next = after(number)?.max(next);
+        }
+    }
+    Ok(next)
+}
+
+fn after(number: u64) -> Result<u64, Fault> {
+    number.checked_add(1).ok_or_else(|| {
+        Fault::new(libc::EIO, "damaged: there is no number after the last one that was used")
+    })
+}
+
 /// Returns the number in the file, and leaves the one after it there.
-fn advance_counter(file: &mut File) -> Result<u64, Fault> {
+fn advance_counter(file: &mut File, folder: &Path) -> Result<u64, Fault> {
     file.lock()?;
-    let number = read_counter(file)?;
-    let next = number.checked_add(1).ok_or_else(|| {
-        Fault::new(libc::EIO, "damaged: there is no number after the one that it holds")
-    })?;
+    let number = read_counter(file, folder)?;
+    let next = after(number)?;
     file.seek(SeekFrom::Start(0))?;
     write!(file, "{next}")?;
     Ok(number)
@@ -197,16 +222,38 @@ mod tests {
 
     #[test]
     fn a_damaged_counter_is_an_error_and_assigns_no_number_again() {
-        let path = std::env::temp_dir().join(format!("sawmill-bdus-next-{}", std::process::id()));
-        let assigned = || advance_counter(&mut open(&path)?).map_err(|fault| fault.about(&path));
-        assert_eq!((assigned().unwrap(), assigned().unwrap()), (0, 1));
+        let folder = test_folder("damaged");
+        let path = counter_path(&folder);
+        assert_eq!((number_in(&folder).unwrap(), number_in(&folder).unwrap()), (0, 1));
         for damaged in ["nonsense", "1x", "-1", "\0\0", " ", "18446744073709551615"] {
             std::fs::write(&path, damaged).unwrap();
-            let fault = assigned().unwrap_err();
+            let fault = number_in(&folder).unwrap_err();
             assert_eq!(fault.errno, libc::EIO, "{damaged:?}");
             assert!(fault.message.contains(path.to_str().unwrap()), "{}", fault.message);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged, "it stays as it is");
         }
-        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn an_emptied_counter_continues_after_the_last_device() {
+        let folder = test_folder("emptied");
+        let path = counter_path(&folder);
+        for used in ["0", "9", "10", "10.log", "x", "+"] {
+            std::fs::write(folder.join(used), "").unwrap();
+        }
+        assert_eq!(number_in(&folder).unwrap(), 11, "the counter is lost");
+        std::fs::write(&path, "").unwrap();
+        std::fs::write(folder.join("11.log"), "").unwrap();
+        assert_eq!(next_in(&folder).unwrap(), 12, "the counter is emptied");
+        assert_eq!((number_in(&folder).unwrap(), number_in(&folder).unwrap()), (12, 13));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    fn test_folder(name: &str) -> PathBuf {
+        let name = format!("sawmill-bdus-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
     }
 }
