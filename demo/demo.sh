@@ -20,15 +20,15 @@ export SAWMILL_STORE=file://$home/store XDG_STATE_HOME=$home/state XDG_RUNTIME_D
 mkdir "$home/store"
 size=512M
 
-server='' fuse='' device='' mounted=''
+server='' fuse='' device='' has_mount=''
 unmount_all() {
-    if [[ -n $mounted ]]; then umount -l "$home/mnt" 2>/dev/null || true; fi
+    if [[ -n $has_mount ]]; then umount -l "$home/mnt" 2>/dev/null || true; fi
     if [[ -n $device ]]; then losetup -d "$device" 2>/dev/null || true; fi
     if [[ -n $fuse ]]; then
         fusermount3 -u "$home/disk.img" 2>/dev/null || true
         wait "$fuse" 2>/dev/null || true
     fi
-    mounted='' device='' fuse=''
+    has_mount='' device='' fuse=''
 }
 end() {
     unmount_all
@@ -52,7 +52,7 @@ serve() {
     fi
     uri=$(jq -r .uri <<<"$line")
     admin=$(jq -r .admin <<<"$line")
-    recovered=$line
+    ready_event=$line
 }
 
 # One GET from the admin server; bash speaks enough HTTP for that.
@@ -100,7 +100,7 @@ if can_mount && attach; then
     step "An ext4 file system on it, and files, each synced"
     mkfs.ext4 -q "$device"
     mkdir "$home/mnt"
-    mount "$device" "$home/mnt" && mounted=yes
+    mount "$device" "$home/mnt" && has_mount=yes
     note "$device mounted at $home/mnt"
     (
         # A file is listed once its fsync has returned: from then on it must survive.
@@ -121,13 +121,13 @@ if can_mount && attach; then
 
     step "Starting again"
     serve
-    jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$recovered"
+    jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$ready_event"
     attach
-    mount "$device" "$home/mnt" && mounted=yes
+    mount "$device" "$home/mnt" && has_mount=yes
     # The last line may be cut off, because its writer was killed; all listed files were synced.
     (cd "$home/mnt" && sha256sum --quiet --check "$home/synced")
     note "all $(wc -l <"$home/synced") synced files are there, every byte"
-    umount "$home/mnt" && mounted=''
+    umount "$home/mnt" && has_mount=''
     e2fsck -fn "$device" >"$home/e2fsck.log" 2>&1 && note "e2fsck finds the file system clean"
     unmount_all
 else
@@ -138,8 +138,8 @@ else
     note "written and flushed; writing the same once more"
     nbdcopy "$home/image" "$uri" 2>/dev/null &
     writer=$!
-    flushed=$(status | jq '.volumes[0].counters.written_bytes')
-    until [[ $(status | jq '.volumes[0].counters.written_bytes') -gt $((flushed + (32 << 20))) ]]
+    goal=$(($(status | jq '.volumes[0].counters.written_bytes') + (32 << 20)))
+    until [[ $(status | jq '.volumes[0].counters.written_bytes') -gt $goal ]]
     do :; done
     before=$(status)
     step "kill -9 in the middle of writing"
@@ -148,7 +148,7 @@ else
 
     step "Starting again"
     serve
-    jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$recovered"
+    jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$ready_event"
     nbdcopy "$uri" "$home/back"
     cmp "$home/image" "$home/back"
     note "all $size are there, every byte"

@@ -38,8 +38,8 @@ def table(text):
 
 
 def number(cell):
-    found = re.match(r"[\d,]+", cell)
-    return int(found.group().replace(",", "")) if found else 0
+    match = re.match(r"[\d,]+", cell)
+    return int(match.group().replace(",", "")) if match else 0
 
 
 def color(name):

@@ -143,11 +143,11 @@ def iotests(place):
     output = place.run("./check", "-raw", "-nbd", *names, cwd=folder).stdout
     results = {}
     for line in output.splitlines():
-        found = re.search(r"(\d{3})\s+(pass|fail|not run)\s+\[[\d:]+\] \[[\d:]+\]\s+\S+\s*(.*)$",
+        match = re.search(r"(\d{3})\s+(pass|fail|not run)\s+\[[\d:]+\] \[[\d:]+\]\s+\S+\s*(.*)$",
                           line)
-        if found:
-            why = difference(folder, place, found[1]) if found[2] == FAIL else found[3].strip()
-            results[found[1]] = found[2], why
+        if match:
+            why = difference(folder, place, match[1]) if match[2] == FAIL else match[3].strip()
+            results[match[1]] = match[2], why
     for name in names:
         results.setdefault(name, (FAIL, f"check did not reach it: {output[-300:]}"))
     return results
@@ -155,10 +155,10 @@ def iotests(place):
 
 def difference(folder, place, name):
     """The first lines in which the output of a test is not the expected one."""
-    wanted, found = folder / f"{name}.out", place.folder / "scratch" / f"{name}.out.bad"
-    if not found.exists():
+    expected, output = folder / f"{name}.out", place.folder / "scratch" / f"{name}.out.bad"
+    if not output.exists():
         return "it printed nothing"
-    lines = [path.read_text(errors="replace").splitlines() for path in (wanted, found)]
+    lines = [path.read_text(errors="replace").splitlines() for path in (expected, output)]
     changed = [line for line in difflib.ndiff(*lines) if line.startswith(("- ", "+ "))]
     return "; ".join(changed[:4]) or "only its exit code is wrong"
 

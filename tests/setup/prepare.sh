@@ -83,16 +83,16 @@ install() {
         stop "could not install $*"
     fi
 }
-# PostgreSQL's programs. Its package would make a server and start it:
-# it is told not to, while it installs.
+# PostgreSQL's programs. Its package would make a server and start it, unless a file says
+# otherwise while it installs.
 install_postgresql() {
-    local outcome=0 told=/etc/postgresql-common/createcluster.d/sawmill.conf
+    local outcome=0 config=/etc/postgresql-common/createcluster.d/sawmill.conf
     can_install postgresql
-    as_root mkdir -p "${told%/*}"
-    echo 'create_main_cluster = false' | as_root tee "$told" >/dev/null
+    as_root mkdir -p "${config%/*}"
+    echo 'create_main_cluster = false' | as_root tee "$config" >/dev/null
     (install postgresql) || outcome=$?
-    as_root rm "$told"
-    as_root rmdir --ignore-fail-on-non-empty "${told%/*}"
+    as_root rm "$config"
+    as_root rmdir --ignore-fail-on-non-empty "${config%/*}"
     return "$outcome"
 }
 

@@ -156,32 +156,32 @@ def sawmill(environment, *words):
 
 def doctor(name, environment):
     """One run: what each check found. The exit code must agree."""
-    done = sawmill(environment, "doctor", "--json")
-    if done.returncode not in (0, 1):
-        raise Broken(f"{name}: doctor ended with {done.returncode}: {done.stderr}")
-    checks = json.loads(done.stdout)["store_checks"]
-    if (done.returncode == 0) != all(check["ok"] for check in checks):
-        raise Broken(f"{name}: the exit code {done.returncode} does not agree with the checks")
+    result = sawmill(environment, "doctor", "--json")
+    if result.returncode not in (0, 1):
+        raise Broken(f"{name}: doctor ended with {result.returncode}: {result.stderr}")
+    checks = json.loads(result.stdout)["store_checks"]
+    if (result.returncode == 0) != all(check["ok"] for check in checks):
+        raise Broken(f"{name}: the exit code {result.returncode} does not agree with the checks")
     return checks
 
 
-def expect_refusal(name, what, done):
+def expect_refusal(name, what, result):
     """A refusal says what is wrong and what to do."""
     words = ["cannot fence a second writer", "had several winners", "sawmill doctor",
              "--no-fencing"]
-    missing = [word for word in words if word not in done.stderr]
-    if done.returncode != REFUSED or missing:
+    missing = [word for word in words if word not in result.stderr]
+    if result.returncode != REFUSED or missing:
         raise Broken(f"{name}: {what} was to be refused with {words}; it ended with "
-                     f"{done.returncode}: {done.stdout}{done.stderr}")
+                     f"{result.returncode}: {result.stdout}{result.stderr}")
 
 
 def check_refusals(name, environment, data):
     """A store that lets two win is refused by create,
     and by serve for a volume that is there already."""
     expect_refusal(name, "create", sawmill(environment, "create", "disk1", "--size", "16M"))
-    made = sawmill(environment, "create", "disk2", "--size", "16M", "--no-fencing")
-    if made.returncode != 0:
-        raise Broken(f"{name}: create --no-fencing failed: {made.stderr}")
+    result = sawmill(environment, "create", "disk2", "--size", "16M", "--no-fencing")
+    if result.returncode != 0:
+        raise Broken(f"{name}: create --no-fencing failed: {result.stderr}")
     expect_refusal(name, "serve",
                    sawmill(environment, "serve", "disk2", "--nbd", f"unix:{data}/nbd.sock"))
 

@@ -125,8 +125,8 @@ def tests(names, quick):
         if not any(name in (test.name, test.name.split("/")[0]) for test in everything):
             raise SystemExit(f"there is no test {name}: tests/vm/run.py --list shows all")
     bench = ["bench"] if names else []
-    wanted = [t for t in everything if not names or {t.name, t.name.split("/")[0]} & set(names)]
-    return [test for test in wanted
+    matches = [t for t in everything if not names or {t.name, t.name.split("/")[0]} & set(names)]
+    return [test for test in matches
             if test.set in (["quick"] if quick else ["quick", "full", *bench])]
 
 
@@ -151,30 +151,30 @@ def fill(share, quick):
         if not path.exists():
             raise SystemExit(f"{path} is missing: cargo build --release -p sawmill")
         subprocess.run(["strip", "-o", share / "bin" / path.name, path], check=True)
-    passed = {key: value for key, value in os.environ.items() if key.startswith("VM_")}
-    passed["SET"] = "quick" if quick else "full"
-    lines = [f"{key}={shlex.quote(value)}\n" for key, value in passed.items()]
+    variables = {key: value for key, value in os.environ.items() if key.startswith("VM_")}
+    variables["SET"] = "quick" if quick else "full"
+    lines = [f"{key}={shlex.quote(value)}\n" for key, value in variables.items()]
     (share / "environment").write_text("".join(lines))
 
 
-def with_drivers(chosen, share):
+def with_drivers(selection, share):
     """Builds what these want; without those that this machine cannot build for, which it says."""
-    kinds = dict.fromkeys(kind for test in chosen for kind in test.drivers)
+    kinds = dict.fromkeys(kind for test in selection for kind in test.drivers)
     missing = {kind: drivers.build(kind, RELEASE, share / "bin") for kind in kinds}
-    for test in chosen:
+    for test in selection:
         for kind in filter(missing.get, test.drivers):
             print(f"skipped {test.name}: {missing[kind]}", flush=True)
-    return [test for test in chosen if not any(map(missing.get, test.drivers))]
+    return [test for test in selection if not any(map(missing.get, test.drivers))]
 
 
 class Guest:
     """One boot, and the tests it is to run."""
 
-    def __init__(self, share, planned, accelerated):
+    def __init__(self, share, selection, accelerated):
         self.share = share
         (share / "ready").unlink(missing_ok=True)
         (share / "current").unlink(missing_ok=True)
-        (share / "plan").write_text("".join(test.plan() + "\n" for test in planned))
+        (share / "plan").write_text("".join(test.plan() + "\n" for test in selection))
         kernel = next((KERNEL / "boot").glob("vmlinuz-*"), None)
         if kernel is None or not VNG.exists():
             raise SystemExit("no kernel to boot: run tests/setup/prepare.sh vm")
@@ -308,8 +308,8 @@ class Lab:
         """Waits for one test after the other; gives those that a dead guest left."""
         for n, test in enumerate(remaining):
             from_s = time.monotonic()
-            ended = guest.wait_for(lambda: guest.outcome(test), test.seconds + GRACE_S)
-            if ended:
+            has_ended = guest.wait_for(lambda: guest.outcome(test), test.seconds + GRACE_S)
+            if has_ended:
                 self.report(test, *guest.outcome(test))
                 continue
             current = self.share / "current"
@@ -336,22 +336,22 @@ def main():
         print("skipped all guest tests: their kernel is of x86_64, this machine is "
               f"{platform.machine()}")
         return 0
-    chosen = tests(words.names, words.quick)
+    selection = tests(words.names, words.quick)
     if words.list:
-        for test in chosen:
+        for test in selection:
             print(f"{test.name:32} {test.set:5} {test.seconds:5} s  {test.about}")
         return 0
     (ROOT / ".prepared/vm").mkdir(parents=True, exist_ok=True)
     share = Path(tempfile.mkdtemp(prefix="run-", dir=ROOT / ".prepared/vm"))
     fill(share, words.quick)
-    chosen = with_drivers(chosen, share)
+    selection = with_drivers(selection, share)
     # An abandoned guest would use a core forever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     from_s = time.monotonic()
     lab = Lab(share)
     try:
-        lab.run([test for test in chosen if not test.on_host])
-        for test in chosen:
+        lab.run([test for test in selection if not test.on_host])
+        for test in selection:
             if test.on_host:
                 lab.run_here(test, words.quick)
     finally:

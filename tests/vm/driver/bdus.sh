@@ -9,7 +9,7 @@
 programs=$BIN/drivers/bdus
 export LD_LIBRARY_PATH=$programs SAWMILL=$BIN/sawmill
 image=$SCRATCH/image
-started=0
+starts=0
 
 fail() { echo "$*" >&2 && exit 1; }
 bdus() { "$programs/bdus" "$@"; }
@@ -24,8 +24,8 @@ ends_with() {
 # start WORD...: a driver in the foreground; $driver, and its facts about its device: $id, $node,
 # $numbers.
 start() {
-    started=$((started + 1))
-    output=$SCRATCH/output-$started
+    starts=$((starts + 1))
+    output=$SCRATCH/output-$starts
     "$programs/ram" foreground "$@" >"$output" &
     driver=$!
     await 60 has_output

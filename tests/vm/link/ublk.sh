@@ -11,32 +11,32 @@ link=udp:127.0.0.1:9700,tcp:127.0.0.1:9700
 "$BIN/sawmill" link key "$SCRATCH/key"
 
 # begin NAME WORD...: `sawmill` of these words, until it reports that it is ready.
-# Its process is $begun.
+# Its process is $process.
 begin() {
     local output=$SCRATCH/$1.out
     shift
     : >"$output"
     "$BIN/sawmill" "$@" --key-file "$SCRATCH/key" >"$output" &
-    begun=$!
+    process=$!
     await 60 has_output_or_ended "$output"
     grep -q . "$output" || { echo "'$*' ended" >&2 && return 1; }
 }
-has_output_or_ended() { grep -q . "$1" || ! kill -0 "$begun"; }
+has_output_or_ended() { grep -q . "$1" || ! kill -0 "$process"; }
 target() {
     begin target target disk --listen "$link" --journal "$SCRATCH/journal" --journal-bytes 64M \
         --cache-bytes 0
-    target=$begun
+    target=$process
 }
 attach() {
     begin attach attach "link:$link/disk" --ublk "$@"
-    attached=$begun
+    initiator=$process
     node=$(cat "$SCRATCH/attach.out")
     [ -b "$node" ] || { echo "no block device: $node" && return 1; }
 }
 # detach: ends cleanly, which leaves no device behind.
 detach() {
-    kill "$attached"
-    wait "$attached"
+    kill "$initiator"
+    wait "$initiator"
     await 60 test ! -e "$node"
 }
 
@@ -79,10 +79,10 @@ wait "$target" 2>/dev/null || true
 dd if="$SCRATCH/bytes" of="$node" bs=4k count=1 oflag=direct status=none 2>/dev/null &
 writer=$!
 await 60 is_waiting
-kill "$attached"
+kill "$initiator"
 sleep 1
-kill "$attached"
-wait "$attached" && echo "it reported that all was flushed" && exit 1
+kill "$initiator"
+wait "$initiator" && echo "it reported that all was flushed" && exit 1
 wait "$writer" && echo "a write that went nowhere succeeded" && exit 1
 await 60 test ! -e "$node"
 

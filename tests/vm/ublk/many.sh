@@ -9,9 +9,9 @@ start_server one --devices 1 --workers 2 --depth 16 --size 1024
 alone=$(awk '/^VmRSS/ { print $2 }' /proc/$SERVER_PID/status)
 stop_server
 free_before=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)
-began=$(date +%s%N)
+begin_ns=$(date +%s%N)
 READY_S=700 start_server many --devices "$devices" --workers 2 --depth 16 --size 1024
-took=$((($(date +%s%N) - began) / 1000000))
+took=$((($(date +%s%N) - begin_ns) / 1000000))
 # The kernel's share of that time.
 spent=$(awk -v "ticks=$(getconf CLK_TCK)" \
     '{ print $14 / ticks " s user, " $15 / ticks " s kernel" }' \
@@ -26,10 +26,10 @@ for node in /dev/ublkb0 /dev/ublkb$((devices / 2)) /dev/ublkb$((devices - 1)); d
     dd if=written of="$node" bs=64k conv=fsync status=none || fail "no write to $node"
     cmp -n 1000000 written "$node" || fail "other bytes from $node"
 done
-began=$(date +%s%N)
+begin_ns=$(date +%s%N)
 stop_server
-removed=$((($(date +%s%N) - began) / 1000000))
+removal_ms=$((($(date +%s%N) - begin_ns) / 1000000))
 ! ls /dev/ublkb* 2>/dev/null || fail "devices are left"
 echo "$devices devices: start $took ms, process $(((rss - alone) * 1024 / devices)) bytes each," \
     "machine $(((free_before - free_after) * 1024 / devices)) bytes each," \
-    "$threads threads, removal $removed ms; the start took the server $spent"
+    "$threads threads, removal $removal_ms ms; the start took the server $spent"

@@ -161,11 +161,11 @@ class Server:
 
     def sawmill(self, *words):
         """Runs a command that must succeed; returns its output."""
-        done = subprocess.run([SAWMILL, *words], env=self.environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            sys.exit(f"FAILED: sawmill {' '.join(words)}: {done.stdout}{self.last_words()}")
-        return done.stdout
+        result = subprocess.run([SAWMILL, *words], env=self.environment, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+        if result.returncode != 0:
+            sys.exit(f"FAILED: sawmill {' '.join(words)}: {result.stdout}{self.last_words()}")
+        return result.stdout
 
     def serve(self):
         words = ["serve", "disk", "--vhost-user", self.work / "disk.sock",
@@ -199,12 +199,12 @@ class Server:
 
     def hand_over(self):
         before = self.handle
-        done = json.loads(self.sawmill("handoff", "disk", "--json"))
-        if done["lost_doors"]:
-            sys.exit(f"FAILED: a hand-off lost {done['lost_doors']}{self.last_words()}")
-        self.follow(done["pid"])
+        report = json.loads(self.sawmill("handoff", "disk", "--json"))
+        if report["lost_doors"]:
+            sys.exit(f"FAILED: a hand-off lost {report['lost_doors']}{self.last_words()}")
+        self.follow(report["pid"])
         self.wait_for_end(before)
-        return f"{done['stall_ms']} ms"
+        return f"{report['stall_ms']} ms"
 
     def last_words(self):
         lines = (self.work / "server.log").read_text().splitlines()
@@ -231,7 +231,7 @@ class Guest:
                                         stderr=subprocess.STDOUT)
         os.set_blocking(self.process.stdout.fileno(), False)
         self.output_lines, self.rest = [], b""
-        # What the watcher in the guest has told: how often, requests answered, the disk's size.
+        # What the watcher in the guest has reported: how often, requests answered, the disk's size.
         self.looks, self.answered, self.sectors = 0, 0, 0
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -243,8 +243,8 @@ class Guest:
             while b"\n" in self.rest:
                 line, self.rest = self.rest.split(b"\n", 1)
                 line = line.decode(errors="replace").strip()
-                if found := re.fullmatch(r"STAT (\d+) (\d+)", line):
-                    self.answered, self.sectors = int(found[1]), int(found[2])
+                if match := re.fullmatch(r"STAT (\d+) (\d+)", line):
+                    self.answered, self.sectors = int(match[1]), int(match[2])
                     self.looks += 1
                 else:
                     self.output_lines.append(line)
@@ -253,8 +253,8 @@ class Guest:
                     self.fail(line)
                 if until(line):
                     return line
-            left = deadline - time.monotonic()
-            if left <= 0 or not self.selector.select(left):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self.selector.select(left_s):
                 self.fail(f"the guest was silent, or did not get on, for {PATIENCE_S} s")
             more = self.process.stdout.read()
             if more == b"":
@@ -270,8 +270,8 @@ class Guest:
         self.rest += self.process.stdout.read() or b""
         stale = self.looks + self.rest.count(b"STAT") + 1
         self.listen(lambda _: self.looks > stale)
-        wanted = self.answered + PROGRESS
-        self.listen(lambda _: self.answered >= wanted)
+        goal = self.answered + PROGRESS
+        self.listen(lambda _: self.answered >= goal)
 
     def see_what_it_got(self, queues):
         """The disk as the guest's kernel reports it."""
@@ -285,8 +285,8 @@ class Guest:
 
 def blows(kills, handoffs):
     """What happens to the server, in turn."""
-    counted = {"kill": kills, "hand-off": handoffs}
-    return [blow for n in range(max(kills, handoffs)) for blow, count in counted.items()
+    counts = {"kill": kills, "hand-off": handoffs}
+    return [blow for n in range(max(kills, handoffs)) for blow, count in counts.items()
             if n < count]
 
 
