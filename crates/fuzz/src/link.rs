@@ -106,7 +106,7 @@ fn check(statement: &Statement<'_>) {
                 end = first;
             }
         }
-        Statement::Word(word) => assert!(usize::from(word.link) < LINKS_MAX),
+        Statement::Note(note) => assert!(usize::from(note.link) < LINKS_MAX),
         Statement::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
     }
 }
@@ -126,7 +126,7 @@ fn write(statement: &Statement<'_>, into: &mut Body<'_>) -> bool {
             let runs: Vec<_> = ack.runs().collect();
             into.ack(ack.link, ack.delay_us, &runs)
         }
-        Statement::Word(word) => into.word(&word),
+        Statement::Note(note) => into.note(&note),
         Statement::Close(status, text) => into.close(status, text),
     }
 }

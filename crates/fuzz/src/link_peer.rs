@@ -16,7 +16,7 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::link::control::{OPEN_TAKE_OVER, OpenAnswer};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::statement::{
-    Body, Command, Operation, Reply, Statement, Statements, Word, WordKind,
+    Body, Command, Note, NoteKind, Operation, Reply, Statement, Statements,
 };
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 use sawmill_link::Unpacker;
@@ -229,8 +229,8 @@ impl TestTarget {
             welcome.filter_map(|(_, bytes)| greeting.finish(&bytes[HEADER_BYTES..]).ok()).next();
         let (_, payload) = welcome.expect("a hello is answered");
         mouth.connection = Welcome::decode(&payload).expect("a welcome").connection;
-        let join = Word { kind: WordKind::Join, link: 0, packet_bytes: 1200, token: 9 };
-        self.receive(mouth.packet_of(|body| assert!(body.word(&join))));
+        let join = Note { kind: NoteKind::Join, link: 0, packet_bytes: 1200, token: 9 };
+        self.receive(mouth.packet_of(|body| assert!(body.note(&join))));
         let flags = OPEN_TAKE_OVER;
         let open = Command { address: 0, ..command(Operation::Open, 1, flags, 4) };
         self.receive(mouth.packet_of(|body| {
@@ -339,11 +339,11 @@ impl Asker {
         asker.initiator.tick();
         let packets = asker.wire.take();
         let join = packets.iter().flat_map(statements).find_map(|statement| match statement {
-            Statement::Word(word) if word.kind == WordKind::Join => Some(word),
+            Statement::Note(note) if note.kind == NoteKind::Join => Some(note),
             _ => None,
         });
-        let joined_word = Word { kind: WordKind::Joined, ..join.expect("it joins") };
-        asker.receive(mouth.packet_of(|body| assert!(body.word(&joined_word))));
+        let joined_note = Note { kind: NoteKind::Joined, ..join.expect("it joins") };
+        asker.receive(mouth.packet_of(|body| assert!(body.note(&joined_note))));
         (asker, mouth)
     }
 

@@ -1,5 +1,5 @@
 //! One connection as one end sees it: it opens packets, hands their statements to slots or handles them
-//! as words, and puts what is ready into packets of the least loaded link.
+//! as notes, and puts what is ready into packets of the least loaded link.
 //!
 //! Both ends use this; they differ in their [`SlotEnd`]: an initiator's slots or a target's. Any
 //! thread may call any method. A thread that finds the sending half of a link locked leaves the
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use sawmill_format::link::statement::{Body, RUNS_MAX, Statement, Statements, Word, WordKind};
+use sawmill_format::link::statement::{Body, Note, NoteKind, RUNS_MAX, Statement, Statements};
 use sawmill_format::link::{
     HEADER_BYTES, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Packet, PacketKind, TAIL_BYTES,
 };
@@ -109,10 +109,10 @@ pub(crate) enum PacketOutcome {
     Dropped,
 }
 
-/// Statements that the connection itself does not handle: words about paths, and the end.
+/// Statements that the connection itself does not handle: notes about paths, and the end.
 pub(crate) enum ControlStatement<'a> {
     /// A join, joined or leave.
-    Word(Word),
+    Note(Note),
     /// The peer ends the connection.
     Close(u8, &'a str),
 }
@@ -197,8 +197,8 @@ impl<E: SlotEnd> Connection<E> {
         for statement in Statements::new(body) {
             match statement.map_err(Violation::Undecodable)? {
                 Statement::Ack(ack) => self.acknowledged(&ack, now)?,
-                Statement::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
-                Statement::Word(word) => control_statement(ControlStatement::Word(word)),
+                Statement::Note(Note { kind: NoteKind::Ping, .. }) => asks = true,
+                Statement::Note(note) => control_statement(ControlStatement::Note(note)),
                 Statement::Close(status, text) => {
                     control_statement(ControlStatement::Close(status, text))
                 }
@@ -319,7 +319,7 @@ impl<E: SlotEnd> Connection<E> {
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
         self.put_acks(index, &mut body, now);
         if ping {
-            body.word(&Word { kind: WordKind::Ping, link: index as u8, packet_bytes: 0, token: 0 });
+            body.note(&Note { kind: NoteKind::Ping, link: index as u8, packet_bytes: 0, token: 0 });
         }
         let mut pieces = SentPieces::new();
         while carries && !pieces.is_full() {
@@ -376,19 +376,19 @@ impl<E: SlotEnd> Connection<E> {
         }
     }
 
-    /// Sends a packet with one word, padded to `packet_bytes`, on a path that is not joined yet.
-    pub(crate) fn send_word(&self, index: usize, path: &Path, word: &Word, packet_bytes: usize) {
+    /// Sends a packet with one note, padded to `packet_bytes`, on a path that is not joined yet.
+    pub(crate) fn send_note(&self, index: usize, path: &Path, note: &Note, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
         let number = output.send_half.number(|piece| self.again(piece));
         let mut batch = Batch::new(1, packet_bytes);
         let packet = &mut batch.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
-        body.word(word);
+        body.note(note);
         body.pad();
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
         output.send_half.sent_unacknowledged(packet_bytes);
-        // If a word is lost, the side that waits for its answer sends it again.
+        // If a note is lost, the side that waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
 

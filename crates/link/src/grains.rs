@@ -10,7 +10,8 @@ use sawmill_format::link::GRAIN_BYTES;
 
 /// A set of grains.
 pub(crate) struct GrainSet {
-    words: Box<[u64]>,
+    /// Bits in groups of 64.
+    groups: Box<[u64]>,
     count: u32,
 }
 
@@ -22,7 +23,7 @@ pub(crate) fn grains_of(bytes: usize) -> u32 {
 impl GrainSet {
     /// The empty set for payloads of up to `payload_bytes_max` bytes.
     pub(crate) fn new(payload_bytes_max: usize) -> Self {
-        GrainSet { words: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
+        GrainSet { groups: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -32,14 +33,14 @@ impl GrainSet {
     /// Removes all grains.
     pub(crate) fn clear(&mut self) {
         if self.count > 0 {
-            self.words.fill(0);
+            self.groups.fill(0);
             self.count = 0;
         }
     }
 
-    /// The bits of `word` in grains `[from, to)`.
-    fn mask(word: u32, from: u32, to: u32) -> u64 {
-        let (low, high) = (from.max(word * 64) - word * 64, to.min(word * 64 + 64) - word * 64);
+    /// The bits of group `index` in grains `[from, to)`.
+    fn mask(index: u32, from: u32, to: u32) -> u64 {
+        let (low, high) = (from.max(index * 64) - index * 64, to.min(index * 64 + 64) - index * 64);
         (u64::MAX >> (64 - (high - low))) << low
     }
 
@@ -47,38 +48,38 @@ impl GrainSet {
         if from >= to {
             return;
         }
-        for word in from / 64..to.div_ceil(64) {
-            let mask = Self::mask(word, from, to);
-            let place = &mut self.words[word as usize];
-            let before = place.count_ones();
-            change(place, mask);
-            self.count = self.count + place.count_ones() - before;
+        for index in from / 64..to.div_ceil(64) {
+            let mask = Self::mask(index, from, to);
+            let group = &mut self.groups[index as usize];
+            let before = group.count_ones();
+            change(group, mask);
+            self.count = self.count + group.count_ones() - before;
         }
     }
 
     /// Inserts `[from, to)`.
     pub(crate) fn insert(&mut self, from: u32, to: u32) {
-        self.each(from, to, |word, mask| *word |= mask);
+        self.each(from, to, |group, mask| *group |= mask);
     }
 
     /// Removes `[from, to)`.
     pub(crate) fn remove(&mut self, from: u32, to: u32) {
-        self.each(from, to, |word, mask| *word &= !mask);
+        self.each(from, to, |group, mask| *group &= !mask);
     }
 
     /// The end of the last grain in the set.
     pub(crate) fn end(&self) -> u32 {
-        let word = self.words.iter().rposition(|word| *word != 0);
-        word.map_or(0, |word| word as u32 * 64 + 64 - self.words[word].leading_zeros())
+        let last = self.groups.iter().rposition(|group| *group != 0);
+        last.map_or(0, |index| index as u32 * 64 + 64 - self.groups[index].leading_zeros())
     }
 
     /// The first grain in the set, and the first after it that is not.
     pub(crate) fn first_run(&self) -> Option<(u32, u32)> {
-        let word = self.words.iter().position(|word| *word != 0)?;
-        let first = word as u32 * 64 + self.words[word].trailing_zeros();
+        let index = self.groups.iter().position(|group| *group != 0)?;
+        let first = index as u32 * 64 + self.groups[index].trailing_zeros();
         let mut end = first;
-        while let Some(word) = self.words.get(end as usize / 64) {
-            let ones = (word >> (end % 64)).trailing_ones();
+        while let Some(group) = self.groups.get(end as usize / 64) {
+            let ones = (group >> (end % 64)).trailing_ones();
             end += ones;
             if ones == 0 || !end.is_multiple_of(64) {
                 break;

@@ -251,10 +251,10 @@ pub fn runs(bytes: &[u8]) -> Result<impl Iterator<Item = (u64, bool)>> {
     let whole = list.len().is_multiple_of(RUN_BYTES);
     check_field(WHAT, "bytes", "not whole runs", whole)?;
     let runs = list.chunks_exact(RUN_BYTES).map(|run| {
-        let mut word = [0; RUN_BYTES];
-        word.copy_from_slice(run);
-        let word = u64::from_le_bytes(word);
-        (word & !DATA, word & DATA != 0)
+        let mut bytes = [0; RUN_BYTES];
+        bytes.copy_from_slice(run);
+        let run = u64::from_le_bytes(bytes);
+        (run & !DATA, run & DATA != 0)
     });
     check_field(WHAT, "run", "an empty one", runs.clone().all(|(length, _)| length > 0))?;
     Ok(runs)

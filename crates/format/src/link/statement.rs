@@ -1,4 +1,4 @@
-//! The statements of a sealed packet: commands, data, replies, acknowledgements, link messages.
+//! The statements of a sealed packet: commands, data, replies, acknowledgements, notes about links.
 //!
 //! Invariants: the statements of a packet follow each other without gaps; a statement of kind 0, or the end
 //! of the body, ends them, and only zeroes follow. Every statement is self-contained: it names its slot
@@ -67,8 +67,8 @@ layout! {
 }
 
 layout! {
-    /// A link's own messages: ping, join, joined, leave.
-    word_at, "Word", 16;
+    /// A message without a payload, about a link: ping, join, joined, leave.
+    note_at, "Note", 16;
     KIND: 0, 1, "kind";
     LINK: 1, 1, "link";
     RESERVED: 2, 2, "reserved";
@@ -89,7 +89,7 @@ const COMMAND: u8 = 1;
 const DATA: u8 = 2;
 const REPLY: u8 = 3;
 const ACK: u8 = 4;
-const WORD_FIRST: u8 = 5;
+const NOTE_FIRST: u8 = 5;
 const CLOSE: u8 = 9;
 
 /// Runs that one acknowledgement may have.
@@ -214,10 +214,10 @@ pub struct Reply {
     pub length: u32,
 }
 
-/// A link's messages about itself.
+/// What a note says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum WordKind {
+pub enum NoteKind {
     /// A liveness check: the acknowledgement of its packet is the answer.
     Ping = 5,
     /// This path belongs to link `link` of the connection.
@@ -228,11 +228,11 @@ pub enum WordKind {
     Leave = 8,
 }
 
-/// A message of a link.
+/// A message without a payload, about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word {
-    /// The kind of message.
-    pub kind: WordKind,
+pub struct Note {
+    /// What it says.
+    pub kind: NoteKind,
     /// The link that it concerns.
     pub link: u8,
     /// Join, joined: the longest packet that the sender takes on this link.
@@ -278,8 +278,8 @@ pub enum Statement<'a> {
     Reply(Reply, &'a [u8]),
     /// Which packets came.
     Ack(Ack<'a>),
-    /// A link's message.
-    Word(Word),
+    /// A note about a link.
+    Note(Note),
     /// The connection ends: status and text.
     Close(u8, &'a str),
 }
@@ -375,16 +375,16 @@ impl<'a> Statements<'a> {
         Ok(Statement::Ack(ack))
     }
 
-    fn word(&mut self) -> Result<Statement<'a>> {
-        let at = self.take(word_at::SIZE)?;
-        check_reserved(WHAT, word_at::RESERVED, at)?;
-        use WordKind::*;
+    fn note(&mut self) -> Result<Statement<'a>> {
+        let at = self.take(note_at::SIZE)?;
+        check_reserved(WHAT, note_at::RESERVED, at)?;
+        use NoteKind::*;
         let kinds = [Ping, Join, Joined, Leave];
-        let kind = kinds[usize::from(word_at::KIND.u8(at) - WORD_FIRST)];
-        let link = word_at::LINK.u8(at);
+        let kind = kinds[usize::from(note_at::KIND.u8(at) - NOTE_FIRST)];
+        let link = note_at::LINK.u8(at);
         check_field(WHAT, "link", "no such link", usize::from(link) < LINKS_MAX)?;
-        let (packet_bytes, token) = (word_at::PACKET_BYTES.u32(at), word_at::TOKEN.u64(at));
-        Ok(Statement::Word(Word { kind, link, packet_bytes, token }))
+        let (packet_bytes, token) = (note_at::PACKET_BYTES.u32(at), note_at::TOKEN.u64(at));
+        Ok(Statement::Note(Note { kind, link, packet_bytes, token }))
     }
 
     fn close(&mut self) -> Result<Statement<'a>> {
@@ -420,7 +420,7 @@ impl<'a> Iterator for Statements<'a> {
             DATA => self.data(),
             REPLY => self.reply(),
             ACK => self.ack(),
-            WORD_FIRST..CLOSE => self.word(),
+            NOTE_FIRST..CLOSE => self.note(),
             CLOSE => self.close(),
             _ => Err(FormatError::Field { what: WHAT, field: "kind", why: "no such statement" }),
         };
@@ -560,14 +560,14 @@ impl<'a> Body<'a> {
         true
     }
 
-    /// Adds a message.
-    pub fn word(&mut self, word: &Word) -> bool {
-        let Some(at) = self.push(word_at::SIZE) else { return false };
-        word_at::KIND.put(at, [word.kind as u8]);
-        word_at::LINK.put(at, [word.link]);
-        word_at::RESERVED.put(at, [0; 2]);
-        word_at::PACKET_BYTES.put(at, word.packet_bytes.to_le_bytes());
-        word_at::TOKEN.put(at, word.token.to_le_bytes());
+    /// Adds a note.
+    pub fn note(&mut self, note: &Note) -> bool {
+        let Some(at) = self.push(note_at::SIZE) else { return false };
+        note_at::KIND.put(at, [note.kind as u8]);
+        note_at::LINK.put(at, [note.link]);
+        note_at::RESERVED.put(at, [0; 2]);
+        note_at::PACKET_BYTES.put(at, note.packet_bytes.to_le_bytes());
+        note_at::TOKEN.put(at, note.token.to_le_bytes());
         true
     }
 

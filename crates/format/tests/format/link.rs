@@ -21,8 +21,8 @@ const COMMAND: Command = Command {
     length: 130,
 };
 const REPLY: Reply = Reply { slot: 258, sequence: 0x0102_0304, status: 10, length: 4 };
-pub(crate) const JOIN: Word =
-    Word { kind: WordKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
+pub(crate) const JOIN: Note =
+    Note { kind: NoteKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
 /// Newest first; the last two touch.
 const RUNS: [(u64, u64); 3] = [(700, 702), (90, 95), (80, 89)];
 
@@ -58,17 +58,17 @@ fn every_statement() -> Vec<u8> {
         pushed(body.command(&COMMAND, 128, |into| into.fill(0xab)));
         pushed(body.data(258, 0x0102_0304, 128, 2, |into| into.copy_from_slice(b"cd")));
         pushed(body.reply(&REPLY, 4, |into| into.copy_from_slice(b"full")));
-        pushed(body.word(&Word { kind: WordKind::Ping, link: 2, packet_bytes: 0, token: 0 }));
-        pushed(body.word(&JOIN));
-        pushed(body.word(&Word { kind: WordKind::Joined, ..JOIN }));
-        pushed(body.word(&Word { kind: WordKind::Leave, link: 7, packet_bytes: 0, token: 0 }));
+        pushed(body.note(&Note { kind: NoteKind::Ping, link: 2, packet_bytes: 0, token: 0 }));
+        pushed(body.note(&JOIN));
+        pushed(body.note(&Note { kind: NoteKind::Joined, ..JOIN }));
+        pushed(body.note(&Note { kind: NoteKind::Leave, link: 7, packet_bytes: 0, token: 0 }));
         pushed(body.close(12, "it ends"));
     })
 }
 
 fn padded_join() -> Vec<u8> {
     body_of(128 - HEADER_BYTES - TAIL_BYTES, |body| {
-        pushed(body.word(&JOIN));
+        pushed(body.note(&JOIN));
         body.pad();
     })
 }
@@ -338,9 +338,9 @@ fn each_rule_of_a_statement_is_refused_by_the_name_of_its_field() {
     assert_eq!(refused_field(&data(127, 1)), "offset");
     assert_eq!(refused_field(&data(128, 0)), "bytes");
     assert_eq!(refused_field(&data(128, 20)[..39]), "truncated");
-    let word = |link| body_of(400, |body| pushed(body.word(&Word { link, ..JOIN })));
-    assert!(statements(&word(7)).is_ok());
-    assert_eq!(refused_field(&word(8)), "link");
+    let note = |link| body_of(400, |body| pushed(body.note(&Note { link, ..JOIN })));
+    assert!(statements(&note(7)).is_ok());
+    assert_eq!(refused_field(&note(8)), "link");
     assert_eq!(refused_field(&[&[9, 0, 145, 1][..], &[b'x'; 401]].concat()), "text_bytes");
     assert_eq!(refused_field(&[9, 0, 1, 0, 0xff]), "text");
 }

@@ -29,7 +29,7 @@ fn encode_statements(statements: &[Statement<'_>], room: usize) -> Vec<u8> {
                 Statement::Ack(ack) => {
                     body.ack(ack.link, ack.delay_us, &ack.runs().collect::<Vec<_>>())
                 }
-                Statement::Word(word) => body.word(&word),
+                Statement::Note(note) => body.note(&note),
                 Statement::Close(status, text) => body.close(status, text),
             });
         }
@@ -60,7 +60,7 @@ fn check_body(body: &[u8]) {
                 assert!((data.offset as usize).is_multiple_of(link::GRAIN_BYTES))
             }
             Statement::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
-            Statement::Word(word) => assert!(usize::from(word.link) < link::LINKS_MAX),
+            Statement::Note(note) => assert!(usize::from(note.link) < link::LINKS_MAX),
             Statement::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
         }
         good.push(statement);
@@ -133,7 +133,7 @@ enum SentStatement {
     Data(u16, u64, u32, usize),
     Reply(Reply, usize),
     Ack(u8, u32, Vec<(u64, u64)>),
-    Word(Word),
+    Note(Note),
     Close(u8, String),
 }
 
@@ -168,11 +168,11 @@ prop_compose! {
 }
 
 fn sent() -> impl Strategy<Value = SentStatement> {
-    use WordKind::*;
+    use NoteKind::*;
     let kinds = prop::sample::select(vec![Ping, Join, Joined, Leave]);
-    let word = (kinds, 0u8..8, any::<u32>(), any::<u64>()).prop_map(
+    let note = (kinds, 0u8..8, any::<u32>(), any::<u64>()).prop_map(
         |(kind, link, packet_bytes, token)| {
-            SentStatement::Word(Word { kind, link, packet_bytes, token })
+            SentStatement::Note(Note { kind, link, packet_bytes, token })
         },
     );
     let reply = (any::<u16>(), any::<u64>(), any::<u8>(), 0usize..600);
@@ -191,7 +191,7 @@ fn sent() -> impl Strategy<Value = SentStatement> {
         }),
         (0u8..8, any::<u32>(), runs_of_acks())
             .prop_map(|(link, delay, runs)| SentStatement::Ack(link, delay, runs)),
-        word,
+        note,
         (any::<u8>(), ".{0,500}").prop_map(|(status, text)| SentStatement::Close(status, text)),
     ]
 }
@@ -238,7 +238,7 @@ proptest! {
                 SentStatement::Ack(link, delay_us, runs) => {
                     (body.ack(*link, *delay_us, runs), ack_at::SIZE + run_at::SIZE)
                 }
-                SentStatement::Word(word) => (body.word(word), word_at::SIZE),
+                SentStatement::Note(note) => (body.note(note), note_at::SIZE),
                 SentStatement::Close(status, text) => (body.close(*status, text), close_at::SIZE),
             };
             prop_assert_eq!(fits, whole <= room - before, "{:?}", one);
@@ -261,7 +261,7 @@ proptest! {
                     (read.link, read.delay_us) == (*link, *delay_us)
                         && is_front_of(runs, &read.runs().collect::<Vec<_>>())
                 }
-                (Statement::Word(read), SentStatement::Word(word)) => read == word,
+                (Statement::Note(read), SentStatement::Note(note)) => read == note,
                 (Statement::Close(read, text), SentStatement::Close(status, whole)) => {
                     read == status && whole.starts_with(text)
                 }
@@ -351,9 +351,9 @@ proptest! {
     ) {
         let mut bytes = junk.clone();
         let mut body = Body::new(&mut bytes);
-        pushed(body.word(&JOIN));
+        pushed(body.note(&JOIN));
         body.pad();
-        prop_assert_eq!(statements(&bytes).unwrap(), vec![Statement::Word(JOIN)]);
+        prop_assert_eq!(statements(&bytes).unwrap(), vec![Statement::Note(JOIN)]);
         let at = at.index(bytes.len());
         if at > 16 {
             bytes[at] = 1;

@@ -66,7 +66,7 @@ const PAGES: [(&str, &[Table]); 17] = [
             link::statement::reply_at::TABLE,
             link::statement::ack_at::TABLE,
             link::statement::run_at::TABLE,
-            link::statement::word_at::TABLE,
+            link::statement::note_at::TABLE,
             link::statement::close_at::TABLE,
             link::control::opened_at::TABLE,
             link::control::list_at::TABLE,

@@ -9,7 +9,7 @@ use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
-use sawmill_format::link::statement::{Body, Command, Operation, Reply, Word, WordKind};
+use sawmill_format::link::statement::{Body, Command, Note, NoteKind, Operation, Reply};
 use sawmill_format::packed_write;
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
@@ -96,25 +96,25 @@ fn link_peers() {
         command_piece(2, Close, 3, (0, 0), &[]),
     ];
     write("link_target", "all-operations", &operations.concat());
-    let word = |kind, link, packet_bytes| Word { kind, link, packet_bytes, token: 5 };
-    let words = [
+    let note = |kind, link, packet_bytes| Note { kind, link, packet_bytes, token: 5 };
+    let notes = [
         link_piece(LATER, |body| {
-            body.word(&word(WordKind::Ping, 0, 0));
+            body.note(&note(NoteKind::Ping, 0, 0));
         }),
         link_piece(1, |body| {
-            body.word(&word(WordKind::Join, 1, 1200));
+            body.note(&note(NoteKind::Join, 1, 1200));
             body.pad();
         }),
         link_piece(LATER, |body| {
             body.ack(0, 100, &[(2, 2), (0, 0)]);
-            body.word(&word(WordKind::Leave, 0, 0));
+            body.note(&note(NoteKind::Leave, 0, 0));
         }),
         link_piece(1, |body| {
             body.close(12, "it ends");
         }),
     ];
-    write("link_target", "words", &words.concat());
-    write("link_initiator", "words", &words.concat());
+    write("link_target", "notes", &notes.concat());
+    write("link_initiator", "notes", &notes.concat());
     let replies = [
         answered(1, 1, 0, &[]),
         answered(0, 2, 0, &[9; 300]),
@@ -441,7 +441,7 @@ fn frontends() {
     let message = |request: u32, payload: &[u64]| {
         let head = [request, 1, 8 * payload.len() as u32];
         let head = head.iter().flat_map(|field| field.to_ne_bytes());
-        head.chain(payload.iter().flat_map(|word| word.to_ne_bytes())).collect::<Vec<u8>>()
+        head.chain(payload.iter().flat_map(|note| note.to_ne_bytes())).collect::<Vec<u8>>()
     };
     let set_up = [
         message(3, &[]),
@@ -462,7 +462,7 @@ fn frontends() {
         message(34, &[]),
     ];
     write("vhost_messages", "set-up", &set_up.concat());
-    // Offset and size, then the flags, which are half a word.
+    // Offset and size, then the flags, which are half a note.
     let config = [24u32, 1, 20, 0, 8, 0, 0, 0].iter().flat_map(|field| field.to_ne_bytes());
     write("vhost_messages", "configuration", &config.collect::<Vec<u8>>());
 }
@@ -481,7 +481,7 @@ fn texts() {
         "file:///srv/a%20b/disk1",
         "/srv/disk-1.a_b",
         "memory:x/disk1",
-        "s3://user:word@bucket/?sig=1",
+        "s3://user:note@bucket/?sig=1",
         "volumes/disk1",
         id,
         &format!("{id}/checkpoint/00000000000000000042"),

@@ -11,10 +11,10 @@ use super::PAGE_BYTES;
 
 /// Runs in place: as many as take the space of a `Vec`.
 const RUNS_MAX: usize = 5;
-const WORD_BITS: usize = u64::BITS as usize;
+const GROUP_BITS: usize = u64::BITS as usize;
 
 type Run = (u16, u16);
-type Bits = [u64; PAGE_BYTES / WORD_BITS];
+type Bits = [u64; PAGE_BYTES / GROUP_BITS];
 
 /// Some bytes of a page.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl ByteSet {
             ByteSet::Few { runs, .. } => {
                 runs.iter().map(|(start, end)| u64::from(end - start)).sum()
             }
-            ByteSet::Many(bits) => bits.iter().map(|word| u64::from(word.count_ones())).sum(),
+            ByteSet::Many(bits) => bits.iter().map(|group| u64::from(group.count_ones())).sum(),
         }
     }
 
@@ -82,9 +82,9 @@ impl ByteSet {
             }
         }
         self.change_bits(|bits| {
-            words_of(range).fold(0, |new, (word, mask)| {
-                let added = mask & !bits[word];
-                bits[word] |= mask;
+            groups_of(range).fold(0, |new, (index, mask)| {
+                let added = mask & !bits[index];
+                bits[index] |= mask;
                 new + u64::from(added.count_ones())
             })
         })
@@ -112,7 +112,7 @@ impl ByteSet {
                 return;
             }
         }
-        self.change_bits(|bits| words_of(range).for_each(|(word, mask)| bits[word] &= !mask));
+        self.change_bits(|bits| groups_of(range).for_each(|(index, mask)| bits[index] &= !mask));
     }
 
     /// Replaces runs with others. Returns whether there was room.
@@ -134,8 +134,8 @@ impl ByteSet {
         let mut bits = match std::mem::take(self) {
             ByteSet::Many(bits) => bits,
             few => {
-                let mut bits: Box<Bits> = Box::new([0; PAGE_BYTES / WORD_BITS]);
-                few.runs().flat_map(words_of).for_each(|(word, mask)| bits[word] |= mask);
+                let mut bits: Box<Bits> = Box::new([0; PAGE_BYTES / GROUP_BITS]);
+                few.runs().flat_map(groups_of).for_each(|(index, mask)| bits[index] |= mask);
                 bits
             }
         };
@@ -160,17 +160,17 @@ impl ByteSet {
             }
             ByteSet::Many(bits) => {
                 let flip = if is_in { 0 } else { u64::MAX };
-                let word_of = |word: usize| {
-                    let from = if word == at / WORD_BITS {
-                        u64::MAX << (at % WORD_BITS)
+                let group_of = |index: usize| {
+                    let from = if index == at / GROUP_BITS {
+                        u64::MAX << (at % GROUP_BITS)
                     } else {
                         u64::MAX
                     };
-                    (bits[word] ^ flip) & from
+                    (bits[index] ^ flip) & from
                 };
-                let found = (at / WORD_BITS..bits.len()).find(|word| word_of(*word) != 0);
-                found.map_or(PAGE_BYTES, |word| {
-                    word * WORD_BITS + word_of(word).trailing_zeros() as usize
+                let found = (at / GROUP_BITS..bits.len()).find(|index| group_of(*index) != 0);
+                found.map_or(PAGE_BYTES, |index| {
+                    index * GROUP_BITS + group_of(index).trailing_zeros() as usize
                 })
             }
         }
@@ -191,13 +191,13 @@ impl ByteSet {
     }
 }
 
-/// The words that a range touches, and its bits in each.
-fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
-    (range.start / WORD_BITS..range.end.div_ceil(WORD_BITS)).map(move |word| {
-        let first = word * WORD_BITS;
+/// The groups of bits that a range touches, and its bits in each.
+fn groups_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    (range.start / GROUP_BITS..range.end.div_ceil(GROUP_BITS)).map(move |index| {
+        let first = index * GROUP_BITS;
         let (start, end) =
-            (range.start.max(first) - first, range.end.min(first + WORD_BITS) - first);
-        (word, u64::MAX >> (WORD_BITS - (end - start)) << start)
+            (range.start.max(first) - first, range.end.min(first + GROUP_BITS) - first);
+        (index, u64::MAX >> (GROUP_BITS - (end - start)) << start)
     })
 }
 

@@ -60,8 +60,8 @@ struct Core<D> {
 
 /// Receives the outcomes of exchanges below.
 trait OutcomeListener: Send + Sync {
-    /// Notes something under the lock, and does the work that follows.
-    fn notify(&self, note: &mut dyn FnMut(&mut State));
+    /// Changes the state under the lock, and does the work that follows.
+    fn notify(&self, change: &mut dyn FnMut(&mut State));
 }
 
 impl<D: PackedDevice + 'static> Cache<D> {
@@ -159,9 +159,9 @@ impl<D: PackedDevice> Core<D> {
 }
 
 impl<D: PackedDevice> OutcomeListener for Core<D> {
-    fn notify(&self, note: &mut dyn FnMut(&mut State)) {
+    fn notify(&self, change: &mut dyn FnMut(&mut State)) {
         let mut state = self.state.lock();
-        note(&mut state);
+        change(&mut state);
         self.act(state);
     }
 }

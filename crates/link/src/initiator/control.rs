@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind, Request};
 use sawmill_format::link::Packet;
-use sawmill_format::link::statement::Word;
+use sawmill_format::link::statement::Note;
 
 use super::device::Answer;
 use super::pending::Chunk;
@@ -51,8 +51,8 @@ pub(super) enum Event<'a> {
     Unknown(&'a Packet, &'a [u8]),
     /// See `Welcome`.
     Cookie(&'a Packet, &'a [u8]),
-    /// A word about a link, from this peer, on connection `local`.
-    Word { local: u64, peer: Peer, word: Word },
+    /// A note about a link, from this peer, on connection `local`.
+    Note { local: u64, peer: Peer, note: Note },
     /// The target ended connection `local`.
     Closed { local: u64, status: u8, text: String },
     /// Connection `local` must not be used any more.
@@ -65,12 +65,12 @@ pub(super) enum Event<'a> {
 pub(super) enum ControlAction {
     /// Sends a hello on a link, perhaps with the cookie that the target wants.
     SayHello { path: Path, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
-    /// Sends a word about a link, padded to `packet_bytes`.
-    SayWord {
+    /// Sends a note about a link, padded to `packet_bytes`.
+    SayNote {
         connection: Arc<Connection<Slots>>,
         index: usize,
         path: Path,
-        word: Word,
+        note: Note,
         packet_bytes: usize,
     },
     /// Tells the target that the connection ends.
@@ -145,9 +145,9 @@ impl Control {
             Event::Refused(message) => self.attempt.refused(message),
             Event::Unknown(header, proof) => self.unknown(of, header, proof, now),
             Event::Cookie(header, body) => self.cookied(of, header, body, now),
-            Event::Word { local, peer, word } => {
+            Event::Note { local, peer, note } => {
                 if let Some(live) = of.live().filter(|live| live.local == local) {
-                    self.word(&live, peer, &word, now);
+                    self.note(&live, peer, &note, now);
                 }
             }
             Event::Closed { local, status, text } => self.closed(of, local, status, &text),

@@ -198,8 +198,8 @@ impl Initiator {
             ControlAction::SayHello { path, link, message, cookie } => {
                 self.send_hello(&path, link, &message, cookie);
             }
-            ControlAction::SayWord { connection, index, path, word, packet_bytes } => {
-                connection.send_word(index, &path, &word, packet_bytes);
+            ControlAction::SayNote { connection, index, path, note, packet_bytes } => {
+                connection.send_note(index, &path, &note, packet_bytes);
             }
             ControlAction::SayClose(connection, kind) => {
                 let status = crate::status::status_of(kind);
@@ -256,12 +256,12 @@ impl Initiator {
     fn sealed(&self, peer: &Peer, header: &Packet, packet: &mut [u8], now: u64) {
         let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
         let local = live.local;
-        let (mut words, mut close) = ([None; 4], None);
+        let (mut notes, mut close) = ([None; 4], None);
         let outcome =
             live.connection.receive(header, packet, now, &mut |statement| match statement {
-                ControlStatement::Word(word) => {
-                    if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
-                        *place = Some(word);
+                ControlStatement::Note(note) => {
+                    if let Some(entry) = notes.iter_mut().find(|entry| entry.is_none()) {
+                        *entry = Some(note);
                     }
                 }
                 ControlStatement::Close(status, text) => close = Some((status, text.to_owned())),
@@ -272,8 +272,8 @@ impl Initiator {
             }
             Ok(PacketOutcome::Dropped) => {}
             Ok(PacketOutcome::Taken) => {
-                for word in words.into_iter().flatten() {
-                    self.step(Event::Word { local, peer: *peer, word }, now);
+                for note in notes.into_iter().flatten() {
+                    self.step(Event::Note { local, peer: *peer, note }, now);
                 }
                 if let Some((status, text)) = close {
                     self.step(Event::Closed { local, status, text }, now);

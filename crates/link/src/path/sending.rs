@@ -20,7 +20,7 @@ use sawmill_format::link::statement::Ack;
 /// The most packets in flight on one link.
 const FLIGHTS_MAX: usize = 2048;
 /// Of these, the number reserved for packets without pieces that must arrive: acknowledgements,
-/// pings, words.
+/// pings, notes.
 const FLIGHTS_SPARE: u64 = 256;
 /// The most pieces in one packet.
 const PIECES_MAX: usize = 12;

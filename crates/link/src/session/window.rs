@@ -9,17 +9,17 @@
 pub const WINDOW_PACKETS: u64 = 4096;
 /// Numbers at and above this do not fit below a link's index.
 const NUMBER_END: u64 = 1 << 56;
-const WORDS: usize = (WINDOW_PACKETS / 64) as usize;
+const GROUPS: usize = (WINDOW_PACKETS / 64) as usize;
 
 /// The packet numbers received on one link, without the link's index.
 ///
-/// Number `n` has bit `n % 64` of word `n / 64 % 64`. The lowest numbers of the window may share a
-/// word with the highest: they are 4096 apart, so no bit has two meanings.
+/// Number `n` has bit `n % 64` of group `n / 64 % 64`. The lowest numbers of the window may share a
+/// group with the highest: they are 4096 apart, so no bit has two meanings.
 #[derive(Clone, Debug)]
 pub struct ReplayWindow {
     /// One more than the newest number; zero if there is none.
     end: u64,
-    taken_words: [u64; WORDS],
+    taken_groups: [u64; GROUPS],
 }
 
 impl Default for ReplayWindow {
@@ -31,7 +31,7 @@ impl Default for ReplayWindow {
 impl ReplayWindow {
     /// A window without any number.
     pub fn new() -> Self {
-        Self { end: 0, taken_words: [0; WORDS] }
+        Self { end: 0, taken_groups: [0; GROUPS] }
     }
 
     /// The newest accepted number.
@@ -55,7 +55,7 @@ impl ReplayWindow {
             self.forget(self.end.max(number.saturating_sub(WINDOW_PACKETS - 1)), number);
             self.end = number + 1;
         }
-        self.taken_words[word(number)] |= bit(number);
+        self.taken_groups[group(number)] |= bit(number);
         true
     }
 
@@ -81,14 +81,14 @@ impl ReplayWindow {
     }
 
     fn is_taken(&self, number: u64) -> bool {
-        self.taken_words[word(number)] & bit(number) != 0
+        self.taken_groups[group(number)] & bit(number) != 0
     }
 
-    /// Marks the numbers from `first` to `end` as not received, a word at a time.
+    /// Marks the numbers from `first` to `end` as not received, a group at a time.
     fn forget(&mut self, mut first: u64, end: u64) {
         while first < end {
             let count = (64 - first % 64).min(end - first);
-            self.taken_words[word(first)] &= !(u64::MAX >> (64 - count) << (first % 64));
+            self.taken_groups[group(first)] &= !(u64::MAX >> (64 - count) << (first % 64));
             first += count;
         }
     }
@@ -99,13 +99,13 @@ impl ReplayWindow {
         let mut first = end;
         while first > self.floor() {
             let last = first - 1;
-            let bits = self.taken_words[word(last)];
+            let bits = self.taken_groups[group(last)];
             // The bits from `last` downward, moved to the top.
             let bits = (if is_taken { bits } else { !bits }) << (63 - last % 64);
-            let bits_in_word = (last % 64 + 1).min(first - self.floor());
-            let run = u64::from(bits.leading_ones()).min(bits_in_word);
+            let bits_in_group = (last % 64 + 1).min(first - self.floor());
+            let run = u64::from(bits.leading_ones()).min(bits_in_group);
             first -= run;
-            if run < bits_in_word {
+            if run < bits_in_group {
                 break;
             }
         }
@@ -113,8 +113,8 @@ impl ReplayWindow {
     }
 }
 
-fn word(number: u64) -> usize {
-    (number / 64) as usize % WORDS
+fn group(number: u64) -> usize {
+    (number / 64) as usize % GROUPS
 }
 
 fn bit(number: u64) -> u64 {
@@ -173,14 +173,14 @@ mod tests {
             out[count..].iter().all(|&range| range == (7, 7)),
             "nothing is written beyond the count"
         );
-        // Fewer places: the same ranges, the newest first.
+        // Fewer entries: the same ranges, the newest first.
         let mut few = [(7, 7); 3];
         let range_count = window.ranges(&mut few);
         assert_eq!((range_count, &few[..range_count]), (count.min(3), &out[..count.min(3)]));
     }
 
     proptest! {
-        /// Numbers in bursts around moving places, as links lose, duplicate and delay them.
+        /// Numbers in bursts around moving points, as links lose, duplicate and delay them.
         #[test]
         fn the_window_is_the_last_4096_numbers_of_a_set(
             steps in proptest::collection::vec((0u8..20, 0u64..6000, 1u64..200), 1..120),

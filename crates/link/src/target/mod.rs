@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::Result;
 use sawmill_format::link::greeting::Seek;
-use sawmill_format::link::statement::{Word, WordKind};
+use sawmill_format::link::statement::{Note, NoteKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
@@ -279,12 +279,12 @@ impl Target {
             ConnectionLookup::Later => return,
             ConnectionLookup::Nobody => return self.send_unknown(sender, peer, header),
         };
-        let (mut words, mut is_closed) = ([None; 4], false);
+        let (mut notes, mut is_closed) = ([None; 4], false);
         let outcome =
             served.connection.receive(header, packet, now, &mut |statement| match statement {
-                ControlStatement::Word(word) => {
-                    if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
-                        *place = Some(word);
+                ControlStatement::Note(note) => {
+                    if let Some(entry) = notes.iter_mut().find(|entry| entry.is_none()) {
+                        *entry = Some(note);
                     }
                 }
                 ControlStatement::Close(..) => is_closed = true,
@@ -298,16 +298,16 @@ impl Target {
             Ok(PacketOutcome::Dropped) => return,
             Ok(PacketOutcome::Taken) => {}
         }
-        for word in words.iter().flatten() {
+        for note in notes.iter().flatten() {
             let own =
-                usize::from(word.link) < served.connection.links.len() && word.link == header.link;
-            if word.kind == WordKind::Join
-                && !(own && served.connection.is_newest_join(word.link.into(), header.number))
+                usize::from(note.link) < served.connection.links.len() && note.link == header.link;
+            if note.kind == NoteKind::Join
+                && !(own && served.connection.is_newest_join(note.link.into(), header.number))
             {
                 continue;
             }
             let path = Path::new(Arc::clone(sender), *peer, waker.cloned());
-            self.word(&served.connection, word, path);
+            self.note(&served.connection, note, path);
         }
         served.end_again_if_ended();
         if is_closed {
@@ -315,32 +315,32 @@ impl Target {
         }
     }
 
-    fn word<E: crate::connection::SlotEnd>(
+    fn note<E: crate::connection::SlotEnd>(
         &self,
         connection: &Connection<E>,
-        word: &Word,
+        note: &Note,
         path: Path,
     ) {
-        let index = usize::from(word.link);
+        let index = usize::from(note.link);
         if index >= connection.links.len() {
             return;
         }
-        match word.kind {
-            WordKind::Join => {
-                let packet_bytes = (word.packet_bytes as usize)
+        match note.kind {
+            NoteKind::Join => {
+                let packet_bytes = (note.packet_bytes as usize)
                     .clamp(sawmill_format::link::PACKET_BYTES_MIN, path.packet_bytes_max);
                 connection.open_link(index, path.clone(), packet_bytes);
                 let reply =
-                    Word { kind: WordKind::Joined, packet_bytes: packet_bytes as u32, ..*word };
+                    Note { kind: NoteKind::Joined, packet_bytes: packet_bytes as u32, ..*note };
                 // As long as the join, because the way back must support that length too.
                 let padded = match path.peer {
                     Peer::Stream => sawmill_format::link::PACKET_BYTES_MIN,
                     _ => packet_bytes,
                 };
-                connection.send_word(index, &path, &reply, padded);
+                connection.send_note(index, &path, &reply, padded);
             }
-            WordKind::Leave => connection.close_link(index),
-            WordKind::Joined | WordKind::Ping => {}
+            NoteKind::Leave => connection.close_link(index),
+            NoteKind::Joined | NoteKind::Ping => {}
         }
     }
 

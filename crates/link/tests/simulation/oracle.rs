@@ -255,7 +255,7 @@ pub(crate) fn pattern(id: u64, at: u64, into: &mut [u8]) {
     for (index, byte) in into.iter_mut().enumerate() {
         let at = at + index as u64;
         let (cell, inside) = (at / CELL, (at % CELL) as usize);
-        let word = if inside < 8 { id } else { twin_of(id, cell) };
-        *byte = word.to_le_bytes()[inside % 8];
+        let value = if inside < 8 { id } else { twin_of(id, cell) };
+        *byte = value.to_le_bytes()[inside % 8];
     }
 }

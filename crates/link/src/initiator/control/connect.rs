@@ -211,7 +211,7 @@ impl Control {
     }
 }
 
-/// Why no connection was made: `cause`, in its own words.
+/// Why no connection was made: `cause`, as it says itself.
 fn connect_error(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(ErrorKind::Unreachable, cause.to_string()).with_source(cause)
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use sawmill_format::link::PACKET_BYTES_MIN;
-use sawmill_format::link::statement::{Word, WordKind};
+use sawmill_format::link::statement::{Note, NoteKind};
 
 use super::{Control, ControlAction};
 use crate::carrier::{BROADCAST, Peer};
@@ -51,9 +51,9 @@ pub(super) struct LinkJoin {
 struct JoinAttempt {
     token: u64,
     packet_bytes: usize,
-    word_count: u32,
+    join_count: u32,
     next_at_ns: u64,
-    /// The packet length that the link keeps unless the first word is answered.
+    /// The packet length that the link keeps unless the first join is answered.
     kept_bytes: Option<usize>,
 }
 
@@ -88,7 +88,7 @@ impl LinkJoin {
             self.attempt = Some(JoinAttempt {
                 token: token(),
                 packet_bytes,
-                word_count: 0,
+                join_count: 0,
                 next_at_ns: now,
                 kept_bytes,
             });
@@ -97,19 +97,19 @@ impl LinkJoin {
 }
 
 impl JoinAttempt {
-    /// Chooses the length of the next word, and when one more follows.
-    fn plan_next_word(&mut self, path: &Path, now: u64) {
-        if self.word_count > 0 && path.peer != Peer::Stream {
+    /// Chooses the length of the next join, and when one more follows.
+    fn plan_next_join(&mut self, path: &Path, now: u64) {
+        if self.join_count > 0 && path.peer != Peer::Stream {
             self.packet_bytes = match self.kept_bytes {
                 Some(kept_bytes) => kept_bytes,
-                None if self.word_count.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
+                None if self.join_count.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
                     shorter(self.packet_bytes, path.packet_bytes_max)
                 }
                 None => self.packet_bytes,
             };
         }
-        self.word_count += 1;
-        self.next_at_ns = now + (JOIN_NS_FIRST << self.word_count.min(6)).min(JOIN_NS_MAX);
+        self.join_count += 1;
+        self.next_at_ns = now + (JOIN_NS_FIRST << self.join_count.min(6)).min(JOIN_NS_MAX);
     }
 }
 
@@ -127,17 +127,17 @@ impl Control {
         }
     }
 
-    pub(super) fn word(&mut self, live: &LiveConnection, peer: Peer, word: &Word, now: u64) {
-        let index = usize::from(word.link);
+    pub(super) fn note(&mut self, live: &LiveConnection, peer: Peer, note: &Note, now: u64) {
+        let index = usize::from(note.link);
         let Some(join) = self.joins.get_mut(index) else { return };
-        match word.kind {
-            WordKind::Joined => {
-                let Some(attempt) = join.attempt.take_if(|attempt| attempt.token == word.token)
+        match note.kind {
+            NoteKind::Joined => {
+                let Some(attempt) = join.attempt.take_if(|attempt| attempt.token == note.token)
                 else {
                     return;
                 };
                 let packet_bytes =
-                    attempt.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
+                    attempt.packet_bytes.min(note.packet_bytes as usize).max(PACKET_BYTES_MIN);
                 if !join.is_joined {
                     (join.longer_in, join.longer_after) = (1, 1);
                 }
@@ -150,12 +150,12 @@ impl Control {
                 }
                 live.connection.open_link(index, path, packet_bytes);
             }
-            WordKind::Leave => {
+            NoteKind::Leave => {
                 join.is_joined = false;
                 join.attempt = None;
                 live.connection.close_link(index);
             }
-            WordKind::Join | WordKind::Ping => {}
+            NoteKind::Join | NoteKind::Ping => {}
         }
     }
 
@@ -175,7 +175,7 @@ impl Control {
             join.attempt = Some(JoinAttempt {
                 token,
                 packet_bytes,
-                word_count: 0,
+                join_count: 0,
                 next_at_ns: now,
                 kept_bytes: None,
             });
@@ -184,9 +184,9 @@ impl Control {
         else {
             return;
         };
-        attempt.plan_next_word(&path, now);
-        let word = Word {
-            kind: WordKind::Join,
+        attempt.plan_next_join(&path, now);
+        let note = Note {
+            kind: NoteKind::Join,
             link: index as u8,
             packet_bytes: attempt.packet_bytes as u32,
             token: attempt.token,
@@ -194,7 +194,7 @@ impl Control {
         let is_stream = path.peer == Peer::Stream;
         let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { attempt.packet_bytes };
         let connection = Arc::clone(&live.connection);
-        self.acts.push(ControlAction::SayWord { connection, index, path, word, packet_bytes });
+        self.acts.push(ControlAction::SayNote { connection, index, path, note, packet_bytes });
     }
 }
 
