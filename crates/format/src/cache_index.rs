@@ -1,7 +1,7 @@
-//! The read cache's index: which frame lies in which slot of the cache file. Losing it costs a cold
+//! The read cache's index: which frame lies in which cell of the cache file. Losing it costs a cold
 //! cache.
 //!
-//! Invariants: an entry names an owner and a slot that exist. An entry has a CRC for each of up to
+//! Invariants: an entry names an owner and a cell that exist. An entry has a CRC for each of up to
 //! 16 pieces of the frame's data, so that a small read need not verify a whole frame.
 //!
 //! Not here: the cached bytes, and eviction.
@@ -17,7 +17,7 @@ layout! {
     at, "Cache index", 40;
     PREAMBLE: 0, 16, "preamble";
     FRAME_BYTES: 16, 4, "frame_bytes";
-    SLOT_COUNT: 20, 4, "slot_count";
+    CELL_COUNT: 20, 4, "cell_count";
     CACHE_TAG: 24, 8, "cache_tag";
     ENTRY_COUNT: 32, 4, "entry_count";
     OWNER_COUNT: 36, 4, "owner_count";
@@ -30,7 +30,7 @@ layout! {
     SEQUENCE: 4, 8, "sequence";
     EPOCH: 12, 8, "epoch";
     FRAME: 20, 4, "frame";
-    SLOT: 24, 4, "slot";
+    CELL: 24, 4, "cell";
     DATA_BYTES: 28, 4, "data_bytes";
     TIER: 32, 1, "tier";
     RESERVED: 33, 3, "reserved";
@@ -60,8 +60,8 @@ pub struct CacheEntry {
     pub epoch: u64,
     /// The frame in the segment.
     pub frame: u32,
-    /// The slot of the cache file that holds its data.
-    pub slot: u32,
+    /// The cell of the cache file that holds its data.
+    pub cell: u32,
     /// Bytes of data; 1 to `frame_bytes`.
     pub data_bytes: u32,
     /// Which eviction list it is in.
@@ -71,15 +71,15 @@ pub struct CacheEntry {
     pub crcs: [u32; CRCS_PER_FRAME],
 }
 
-/// Which frame lies in which slot.
+/// Which frame lies in which cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheIndex {
     /// 1 or [`VERSION`]: which checksum the pieces have.
     pub version: u16,
-    /// Data per slot.
+    /// Data per cell.
     pub frame_bytes: u32,
     /// Slots of the cache file.
-    pub slot_count: u32,
+    pub cell_count: u32,
     /// Random, new at each format; the cache file repeats it.
     pub cache_tag: u64,
     /// The volumes whose frames are cached.
@@ -98,7 +98,7 @@ impl CacheIndex {
         bytes.resize(length - CRC_BYTES, 0);
         preamble::put_version(&mut bytes, KIND, self.version, length);
         at::FRAME_BYTES.put(&mut bytes, self.frame_bytes.to_le_bytes());
-        at::SLOT_COUNT.put(&mut bytes, self.slot_count.to_le_bytes());
+        at::CELL_COUNT.put(&mut bytes, self.cell_count.to_le_bytes());
         at::CACHE_TAG.put(&mut bytes, self.cache_tag.to_le_bytes());
         at::ENTRY_COUNT.put_count(&mut bytes, WHAT, self.entries.len())?;
         at::OWNER_COUNT.put_count(&mut bytes, WHAT, self.owners.len())?;
@@ -130,7 +130,7 @@ impl CacheIndex {
         let index = CacheIndex {
             version: preamble::at::VERSION.u16(bytes),
             frame_bytes: at::FRAME_BYTES.u32(bytes),
-            slot_count: at::SLOT_COUNT.u32(bytes),
+            cell_count: at::CELL_COUNT.u32(bytes),
             cache_tag,
             owners: owners.as_chunks().0.iter().map(|id| VolumeId(*id)).collect(),
             entries: entries.chunks_exact(entry_at::SIZE).map(CacheEntry::get).collect(),
@@ -146,12 +146,12 @@ impl CacheIndex {
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
         check(
             "entry_count",
-            "it is more than slot_count",
-            self.entries.len() <= self.slot_count as usize,
+            "it is more than cell_count",
+            self.entries.len() <= self.cell_count as usize,
         )?;
         for entry in &self.entries {
             check("owner", "no such owner", (entry.owner as usize) < self.owners.len())?;
-            check("slot", "no such slot", entry.slot < self.slot_count)?;
+            check("cell", "no such cell", entry.cell < self.cell_count)?;
             let holds = (1..=self.frame_bytes).contains(&entry.data_bytes);
             check("data_bytes", "it is not in 1 to frame_bytes", holds)?;
         }
@@ -165,7 +165,7 @@ impl CacheEntry {
         entry_at::SEQUENCE.put(bytes, self.sequence.to_le_bytes());
         entry_at::EPOCH.put(bytes, self.epoch.to_le_bytes());
         entry_at::FRAME.put(bytes, self.frame.to_le_bytes());
-        entry_at::SLOT.put(bytes, self.slot.to_le_bytes());
+        entry_at::CELL.put(bytes, self.cell.to_le_bytes());
         entry_at::DATA_BYTES.put(bytes, self.data_bytes.to_le_bytes());
         entry_at::TIER.put(bytes, [self.tier]);
         let crcs = bytes[entry_at::CRCS.offset..].as_chunks_mut().0;
@@ -184,7 +184,7 @@ impl CacheEntry {
             sequence: entry_at::SEQUENCE.u64(bytes),
             epoch: entry_at::EPOCH.u64(bytes),
             frame: entry_at::FRAME.u32(bytes),
-            slot: entry_at::SLOT.u32(bytes),
+            cell: entry_at::CELL.u32(bytes),
             data_bytes: entry_at::DATA_BYTES.u32(bytes),
             tier: entry_at::TIER.u8(bytes),
             crcs,

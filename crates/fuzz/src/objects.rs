@@ -317,7 +317,7 @@ fn index(bytes: &[u8]) {
     bounded(&value.owners, bytes);
     bounded(&value.entries, bytes);
     let exists = |entry: &CacheEntry| {
-        (entry.owner as usize) < value.owners.len() && entry.slot < value.slot_count
+        (entry.owner as usize) < value.owners.len() && entry.cell < value.cell_count
     };
     assert!(value.entries.iter().all(exists));
     assert!(CacheIndex::decode(bytes, tag ^ 1).is_err());

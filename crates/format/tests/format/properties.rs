@@ -322,18 +322,18 @@ prop_compose! {
 prop_compose! {
     fn cache_indexes()(
         version in 1u16..3, frame_bytes in 1u32.., cache_tag: u64, owners in vec(ids(), 1..5),
-        slot_count in 20u32..,
+        cell_count in 20u32..,
         entries in vec((any::<[u32; 6]>(), any::<u8>(), uniform16(any::<u32>())), 0..20),
     ) -> CacheIndex {
         let owners: Vec<_> = owners.into_iter().map(|(volume_id, _)| volume_id).collect();
         let entries = entries.into_iter().map(|(numbers, tier, crcs)| {
-            let [owner, sequence, epoch, frame, slot, data] = numbers;
+            let [owner, sequence, epoch, frame, cell, data] = numbers;
             let (sequence, epoch) = (u64::from(sequence) << 20, u64::from(epoch) << 20);
-            let (owner, slot) = (owner % owners.len() as u32, slot % slot_count);
+            let (owner, cell) = (owner % owners.len() as u32, cell % cell_count);
             let data_bytes = 1 + data % frame_bytes;
-            CacheEntry { owner, sequence, epoch, frame, slot, data_bytes, tier, crcs }
+            CacheEntry { owner, sequence, epoch, frame, cell, data_bytes, tier, crcs }
         }).collect();
-        CacheIndex { version, frame_bytes, slot_count, cache_tag, owners, entries }
+        CacheIndex { version, frame_bytes, cell_count, cache_tag, owners, entries }
     }
 }
 

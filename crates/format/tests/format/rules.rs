@@ -450,16 +450,16 @@ fn the_part_entry_of_a_checkpoint_can_hold_the_crc_of_a_part() {
 }
 
 #[test]
-fn cache_entries_name_owners_and_slots_that_exist() {
+fn cache_entries_name_owners_and_cells_that_exist() {
     let breaks = |change: &dyn Fn(&mut CacheIndex)| {
         let mut index = cache_value(2);
         change(&mut index);
         field_of(index.check().unwrap_err())
     };
     assert_eq!(breaks(&|index| index.frame_bytes = 0), "frame_bytes");
-    assert_eq!(breaks(&|index| index.slot_count = 1), "entry_count");
+    assert_eq!(breaks(&|index| index.cell_count = 1), "entry_count");
     assert_eq!(breaks(&|index| index.entries[0].owner = 2), "owner");
-    assert_eq!(breaks(&|index| index.entries[0].slot = 16), "slot");
+    assert_eq!(breaks(&|index| index.entries[0].cell = 16), "cell");
     assert_eq!(breaks(&|index| index.entries[0].data_bytes = 0), "data_bytes");
     assert_eq!(breaks(&|index| index.entries[0].data_bytes = 65537), "data_bytes");
 }

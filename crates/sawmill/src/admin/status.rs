@@ -36,7 +36,7 @@ pub(crate) struct ProcessStatus {
     pub(crate) handing_over: bool,
     /// The volumes it serves.
     pub(crate) volumes: Vec<VolumeStatus>,
-    /// Its front doors.
+    /// Its doors.
     pub(crate) doors: Vec<DoorStatus>,
     /// Memory of the NBD connections, if it can have any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) name: String,
     pub(crate) id: String,
     pub(crate) store: String,
-    /// The addresses of its front doors.
+    /// The addresses of its doors.
     pub(crate) uris: Vec<String>,
     /// The same, with the kind of each.
     #[serde(default)]
@@ -94,7 +94,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) stall: Option<String>,
     pub(crate) uploads_in_flight: u32,
     pub(crate) counters: CountersStatus,
-    /// What passed through the front doors, by operation.
+    /// What passed through the doors, by operation.
     pub(crate) operations: Vec<OperationStatus>,
 }
 
@@ -141,7 +141,7 @@ fn stall_word(stall: Stall) -> &'static str {
     }
 }
 
-/// A front door of a volume.
+/// A door of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeDoor {
     /// `nbd`, `ublk`, `vhost-user` or `fuse`.
@@ -295,7 +295,7 @@ impl CallStatus {
     }
 }
 
-/// One operation of a volume as its front doors saw it.
+/// One operation of a volume as its doors saw it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OperationStatus {
     /// `read`, `write`, `flush`, `discard`, `write_zeroes`, `prefetch` or `allocation`.
@@ -330,7 +330,7 @@ impl OperationStatus {
     }
 }
 
-/// A front door and what passed through it.
+/// A door and what passed through it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DoorStatus {
     /// `nbd`, `ublk`, `vhost-user` or `fuse`.
@@ -408,7 +408,7 @@ impl CacheStatus {
     pub(crate) fn new(path: String, stats: &CacheMetrics) -> Self {
         CacheStatus {
             path,
-            slots: u64::from(stats.slots),
+            slots: u64::from(stats.frames_max),
             frames: u64::from(stats.frames),
             bytes: stats.bytes,
             memory_bytes: stats.memory_bytes,

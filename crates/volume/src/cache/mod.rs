@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - A hit is verified: by the checksum of every block it touches (4 KiB each in a usual frame),
-//!   and by a second look, after the read, that the slot still holds the same frame. Whatever
+//!   and by a second check, after the read, that the cell still holds the same frame. Whatever
 //!   happens to the disk, to the saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
@@ -40,7 +40,7 @@ use sawmill_format::ids::VolumeId;
 
 use self::cache_disk::CacheDisk;
 use self::eviction::Eviction;
-use self::index::{CRCS, Facts, Index, SlotHit, WriteTurn};
+use self::index::{CRCS, CellHit, FrameFacts, Index, WriteTurn};
 use self::persist::HEADER_BYTES;
 use crate::disk::Disk;
 pub use open::open_cache;
@@ -126,14 +126,14 @@ pub struct CacheMetrics {
     pub evicted: u64,
     /// Frames dropped because their bytes were not those written, or could not be read.
     pub damaged: u64,
-    /// Frames of the saved index dropped because their slot had been reused since it was saved.
+    /// Frames of the saved index dropped because their cell had been reused since it was saved.
     pub stale: u64,
     /// Data bytes cached.
     pub bytes: u64,
     /// Frames cached.
     pub frames: u32,
     /// Frames that fit.
-    pub slots: u32,
+    pub frames_max: u32,
     /// Memory used for the index.
     pub memory_bytes: u64,
     /// Why nothing is inserted at present, or `None`.
@@ -148,23 +148,23 @@ struct Layout {
     frame_bytes: u32,
     /// The unit of verification: 4 KiB for frames up to 64 KiB, larger for larger ones.
     block_bytes: u32,
-    slots: u32,
+    cells: u32,
 }
 
 impl Layout {
     fn new(options: CacheOptions, disk_bytes: u64) -> Self {
-        // A multiple of 4 KiB, so that slots are aligned for the device; at least one page and at
+        // A multiple of 4 KiB, so that cells are aligned for the device; at least one page and at
         // most what the arithmetic below can handle.
         let frame_bytes =
             options.frame_bytes.clamp(BLOCK_BYTES_MIN, 1 << 30).next_multiple_of(BLOCK_BYTES_MIN);
         let block_bytes = frame_bytes.div_ceil(CRCS as u32).next_multiple_of(BLOCK_BYTES_MIN);
         let room = options.cache_bytes.min(disk_bytes).saturating_sub(HEADER_BYTES);
-        let slots = (room / u64::from(frame_bytes)).min(u64::from(u32::MAX / 2)) as u32;
-        Layout { frame_bytes, block_bytes, slots }
+        let cells = (room / u64::from(frame_bytes)).min(u64::from(u32::MAX / 2)) as u32;
+        Layout { frame_bytes, block_bytes, cells }
     }
 
-    fn slot_offset(&self, slot: u32) -> u64 {
-        HEADER_BYTES + u64::from(slot) * u64::from(self.frame_bytes)
+    fn cell_offset(&self, cell: u32) -> u64 {
+        HEADER_BYTES + u64::from(cell) * u64::from(self.frame_bytes)
     }
 
     /// The blocks that hold `[offset, offset + length)` of a frame of `data_bytes`, as a range of
@@ -177,7 +177,7 @@ impl Layout {
 }
 
 /// What changes together, behind one mutex.
-struct State {
+struct CacheState {
     eviction: Eviction,
     turn: WriteTurn,
     bytes: u64,
@@ -212,7 +212,7 @@ pub struct ReadCache {
     place: CacheDisk,
     layout: Layout,
     index: Index,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     owners: Mutex<Vec<VolumeId>>,
     counters: Counters,
     index_path: Option<PathBuf>,
@@ -243,13 +243,13 @@ impl ReadCache {
         options: CacheOptions,
     ) -> ReadCache {
         let layout = Layout::new(options, disk.size_bytes());
-        let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
-        let eviction = Eviction::new(layout.slots);
+        let (index, turn) = Index::new(layout.cells, eviction::probation_cells(layout.cells) / 2);
+        let eviction = Eviction::new(layout.cells);
         let mut cache = ReadCache {
             place: CacheDisk::of(disk),
             layout,
             index,
-            state: Mutex::new(State {
+            state: Mutex::new(CacheState {
                 eviction,
                 turn,
                 bytes: 0,
@@ -313,12 +313,12 @@ impl ReadCache {
             return CacheRead::Miss;
         };
         let outcome = self.verified(&found, offset, into, |at, bytes| read(&**disk, at, bytes));
-        // Checked after the read: if the slot was reused meanwhile, the bytes may not be this
+        // Checked after the read: if the cell was reused meanwhile, the bytes may not be this
         // frame's.
         let is_unchanged = self.index.is_still(&found);
         match outcome {
             Some(Ok(())) if is_unchanged => {
-                self.index.visit(found.slot);
+                self.index.visit(found.cell);
                 self.counters.hits.fetch_add(1, Relaxed);
                 return CacheRead::Hit;
             }
@@ -334,13 +334,13 @@ impl ReadCache {
     /// range.
     fn verified(
         &self,
-        hit: &SlotHit,
+        hit: &CellHit,
         offset: u32,
         into: &mut [u8],
         read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
     ) -> Option<Result<(), ReadMiss>> {
         let range = self.layout.blocks(offset, into.len(), hit.data_bytes)?;
-        let at = self.layout.slot_offset(hit.slot) + range.start as u64;
+        let at = self.layout.cell_offset(hit.cell) + range.start as u64;
         let get = |bytes: &mut [u8]| {
             read(at, bytes).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => ReadMiss::WouldBlock,
@@ -350,7 +350,7 @@ impl ReadCache {
             let first = range.start / block_bytes;
             let mut blocks = bytes.chunks(block_bytes).zip(first..);
             let valid = blocks
-                .all(|(block, number)| payload_check(block) == self.index.crc(hit.slot, number));
+                .all(|(block, number)| payload_check(block) == self.index.crc(hit.cell, number));
             if valid { Ok(()) } else { Err(ReadMiss::Wrong) }
         };
         if range.len() == into.len() {
@@ -368,64 +368,64 @@ impl ReadCache {
         }))
     }
 
-    /// Forgets a frame whose bytes are wrong, unless its slot has been reused by now.
-    fn drop_damaged(&self, key: &FrameKey, hit: &SlotHit) {
+    /// Forgets a frame whose bytes are wrong, unless its cell has been reused by now.
+    fn drop_damaged(&self, key: &FrameKey, hit: &CellHit) {
         let mut state = self.state.lock();
         if !self.index.is_still(hit) {
             return;
         }
-        self.remove(&mut state, hit.slot);
-        state.eviction.free(hit.slot);
+        self.remove(&mut state, hit.cell);
+        state.eviction.free(hit.cell);
         drop(state);
         if hit.is_restored() {
             self.counters.stale.fetch_add(1, Relaxed);
         } else {
             self.counters.damaged.fetch_add(1, Relaxed);
-            tracing::warn!(?key, slot = hit.slot, "read cache: damaged frame dropped");
+            tracing::warn!(?key, slot = hit.cell, "read cache: damaged frame dropped");
         }
     }
 
-    /// Takes the frame in a filled slot out of the index.
-    fn remove(&self, state: &mut State, slot: u32) {
-        state.bytes -= u64::from(self.index.clear(&mut state.turn, slot));
+    /// Takes the frame in a filled cell out of the index.
+    fn remove(&self, state: &mut CacheState, cell: u32) {
+        state.bytes -= u64::from(self.index.clear(&mut state.turn, cell));
     }
 
-    /// Inserts a frame's data, unless it is there, empty, or longer than a slot. May wait for the
+    /// Inserts a frame's data, unless it is there, empty, or longer than a cell. May wait for the
     /// disk.
     pub fn insert(&self, key: FrameKey, data: &[u8]) {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
             return;
         }
         let Some(disk) = self.place.enter() else { return };
-        let Some(slot) = self.take_slot(&key) else { return };
-        let mut facts = Facts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
+        let Some(cell) = self.take_cell(&key) else { return };
+        let mut facts = FrameFacts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
         for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize))
         {
             *crc = payload_check(block);
         }
-        let written = disk.write_at(self.layout.slot_offset(slot), data);
+        let written = disk.write_at(self.layout.cell_offset(cell), data);
 
         let mut state = self.state.lock();
         if let Err(error) = written {
-            state.eviction.free(slot);
+            state.eviction.free(cell);
             return state.pause.after_failure(&error);
         }
         state.pause.after_success();
         if self.contains(key) {
             // Another thread has inserted it already.
-            return state.eviction.free(slot);
+            return state.eviction.free(cell);
         }
         let state = &mut *state;
-        self.index.publish(&mut state.turn, slot, &key, &facts);
-        state.eviction.admit(slot, index::hash(&key));
+        self.index.publish(&mut state.turn, cell, &key, &facts);
+        state.eviction.admit(cell, index::hash(&key));
         state.bytes += data.len() as u64;
         state.frame_number_max = state.frame_number_max.max(key.frame);
         self.counters.inserted.fetch_add(1, Relaxed);
     }
 
-    /// A slot to fill with `key`, for this thread alone; `None` when the frame is not to be
+    /// A cell to fill with `key`, for this thread alone; `None` when the frame is not to be
     /// inserted.
-    fn take_slot(&self, key: &FrameKey) -> Option<u32> {
+    fn take_cell(&self, key: &FrameKey) -> Option<u32> {
         if self.contains(*key) {
             return None;
         }
@@ -433,18 +433,18 @@ impl ReadCache {
         if state.pause.skips() {
             return None;
         }
-        let (slot, filled) = state.eviction.take(&self.index, |slot| self.index.hash_of(slot))?;
+        let (cell, filled) = state.eviction.take(&self.index, |cell| self.index.hash_of(cell))?;
         if filled {
-            self.remove(&mut state, slot);
+            self.remove(&mut state, cell);
             self.counters.evicted.fetch_add(1, Relaxed);
         }
-        Some(slot)
+        Some(cell)
     }
 
     /// Forgets all frames of a segment, of any epoch: it was deleted from the store.
     pub fn forget_segment(&self, owner: OwnerId, sequence: u32) {
         let state = &mut *self.state.lock();
-        let slots: Vec<u32> = if state.frame_number_max < self.layout.slots {
+        let cells: Vec<u32> = if state.frame_number_max < self.layout.cells {
             let key = |frame| FrameKey { owner, sequence, epoch: 0, frame };
             (0..=state.frame_number_max)
                 .flat_map(|frame| self.index.any_epoch(&state.turn, &key(frame)))
@@ -453,11 +453,11 @@ impl ReadCache {
             let of_segment = |key: FrameKey| key.owner == owner && key.sequence == sequence;
             let filled =
                 persist::QUEUES.into_iter().flat_map(|tier| state.eviction.oldest_first(tier));
-            filled.filter(|slot| of_segment(self.index.entry(&state.turn, *slot).0)).collect()
+            filled.filter(|cell| of_segment(self.index.entry(&state.turn, *cell).0)).collect()
         };
-        for slot in slots {
-            self.remove(state, slot);
-            state.eviction.free(slot);
+        for cell in cells {
+            self.remove(state, cell);
+            state.eviction.free(cell);
         }
     }
 
@@ -473,7 +473,7 @@ impl ReadCache {
             stale: self.counters.stale.load(Relaxed),
             bytes: state.bytes,
             frames: state.eviction.filled(),
-            slots: self.layout.slots,
+            frames_max: self.layout.cells,
             memory_bytes: (self.index.memory_bytes() + state.eviction.memory_bytes()) as u64,
             insertion_off: state.pause.reason.clone(),
             index: self.index_state.clone(),

@@ -1,7 +1,7 @@
 //! The saved index: what makes the cache warm after a restart.
 //!
 //! Invariants: a saved index is never trusted. A random tag, which the disk holds too, ties it to a
-//! disk; at each read, checksums verify which bytes a slot really holds. So it may be old, and
+//! disk; at each read, checksums verify which bytes a cell really holds. So it may be old, and
 //! needs no order between its own writes and those to the disk.
 //!
 //! Not here: the encoding of the index (`sawmill_format::cache_index`).
@@ -13,14 +13,14 @@ use std::path::Path;
 use sawmill_format::cache_index::{CacheEntry, CacheIndex, VERSION};
 
 use super::eviction::Tier;
-use super::index::{Facts, WriteTurn};
+use super::index::{FrameFacts, WriteTurn};
 use super::{FrameKey, IndexState, OwnerId, ReadCache};
 
 /// The disk's first page: magic and tag.
 pub(super) const HEADER_BYTES: u64 = 4096;
 const HEADER_MAGIC: [u8; 8] = *b"SAWCACHE";
 
-/// The lists whose slots hold frames.
+/// The lists whose cells hold frames.
 pub(super) const QUEUES: [Tier; 2] = [Tier::Probation, Tier::Main];
 
 impl ReadCache {
@@ -33,7 +33,7 @@ impl ReadCache {
         };
         self.tag = tag.or_else(|| self.write_tag());
         match &self.index_state {
-            IndexState::New => tracing::info!(slots = self.layout.slots, "read cache: new"),
+            IndexState::New => tracing::info!(slots = self.layout.cells, "read cache: new"),
             IndexState::Restored { frames } => tracing::info!(frames, "read cache: index restored"),
             IndexState::Discarded { reason } => {
                 tracing::warn!(%reason, "read cache: saved index not used, starting empty");
@@ -100,14 +100,14 @@ impl ReadCache {
         let owner = OwnerId(entry.owner);
         let key = FrameKey { owner, sequence, epoch: entry.epoch, frame: entry.frame };
         let state = self.state.get_mut();
-        // A cache that was made smaller keeps the slots it still has.
-        let free = entry.slot < self.layout.slots && state.eviction.tier(entry.slot) == Tier::Free;
+        // A cache that was made smaller keeps the cells it still has.
+        let free = entry.cell < self.layout.cells && state.eviction.tier(entry.cell) == Tier::Free;
         if !free || self.index.find(&key).is_some() {
             return;
         }
-        let facts = Facts { data_bytes: entry.data_bytes, crcs: entry.crcs };
-        self.index.restore(&mut state.turn, entry.slot, &key, &facts);
-        state.eviction.restore(entry.slot, tier);
+        let facts = FrameFacts { data_bytes: entry.data_bytes, crcs: entry.crcs };
+        self.index.restore(&mut state.turn, entry.cell, &key, &facts);
+        state.eviction.restore(entry.cell, tier);
         state.bytes += u64::from(entry.data_bytes);
         state.frame_number_max = state.frame_number_max.max(entry.frame);
     }
@@ -142,8 +142,8 @@ impl ReadCache {
         let mut owners = self.owners.lock().clone();
         let mut entries = Vec::with_capacity(state.eviction.filled() as usize);
         for tier in QUEUES {
-            let slots = state.eviction.oldest_first(tier);
-            entries.extend(slots.map(|slot| self.entry(&state.turn, slot, tier)));
+            let cells = state.eviction.oldest_first(tier);
+            entries.extend(cells.map(|cell| self.entry(&state.turn, cell, tier)));
         }
         drop(state);
         // A key may carry the owner of another cache by mistake; it is no reason to lose the rest.
@@ -160,18 +160,18 @@ impl ReadCache {
         entries.iter_mut().for_each(|entry| entry.owner = renumbered[entry.owner as usize]);
         let mut is_used = used.iter();
         owners.retain(|_| *is_used.next().unwrap_or(&false));
-        let (frame_bytes, slot_count) = (self.layout.frame_bytes, self.layout.slots);
-        CacheIndex { version: VERSION, frame_bytes, slot_count, cache_tag, owners, entries }
+        let (frame_bytes, cell_count) = (self.layout.frame_bytes, self.layout.cells);
+        CacheIndex { version: VERSION, frame_bytes, cell_count, cache_tag, owners, entries }
     }
 
-    fn entry(&self, turn: &WriteTurn, slot: u32, tier: Tier) -> CacheEntry {
-        let (key, facts) = self.index.entry(turn, slot);
+    fn entry(&self, turn: &WriteTurn, cell: u32, tier: Tier) -> CacheEntry {
+        let (key, facts) = self.index.entry(turn, cell);
         CacheEntry {
             owner: key.owner.0,
             sequence: u64::from(key.sequence),
             epoch: key.epoch,
             frame: key.frame,
-            slot,
+            cell,
             data_bytes: facts.data_bytes,
             tier: tier as u8,
             crcs: facts.crcs,

@@ -30,8 +30,8 @@ struct MemoryDisk {
 }
 
 impl MemoryDisk {
-    fn with_slots(slots: u32) -> Arc<MemoryDisk> {
-        let pages = 1 + slots as usize * FRAME as usize / PAGE;
+    fn with_cells(cells: u32) -> Arc<MemoryDisk> {
+        let pages = 1 + cells as usize * FRAME as usize / PAGE;
         Arc::new(MemoryDisk {
             pages: (0..pages).map(|_| Mutex::new([0; PAGE])).collect(),
             fail_writes: AtomicBool::new(false),
@@ -108,10 +108,10 @@ fn open(disk: &Arc<MemoryDisk>, index: Option<PathBuf>) -> ReadCache {
     ReadCache::open(disk.clone(), index, CacheOptions::default())
 }
 
-fn cache(slots: u32) -> (Arc<MemoryDisk>, ReadCache) {
-    let disk = MemoryDisk::with_slots(slots);
+fn cache(cells: u32) -> (Arc<MemoryDisk>, ReadCache) {
+    let disk = MemoryDisk::with_cells(cells);
     let cache = open(&disk, None);
-    assert_eq!(cache.stats().slots, slots);
+    assert_eq!(cache.stats().frames_max, cells);
     (disk, cache)
 }
 
@@ -235,13 +235,13 @@ fn a_forgotten_segment_is_gone_in_all_epochs_and_nothing_else_is() {
     cache.forget_segment(other.owner, 7);
     assert_eq!(cache.stats().frames, 1);
     assert_eq!(get(&cache, other), Some(()));
-    // A frame number beyond the number of slots: found by another way.
+    // A frame number beyond the number of cells: found by another way.
     insert(&cache, frame(&cache, 4_000_000_000));
     insert(&cache, frame(&cache, 1));
     cache.forget_segment(other.owner, 7);
     assert_eq!((cache.stats().frames, cache.stats().bytes), (1, u64::from(FRAME)));
     (0..64).for_each(|number| insert(&cache, frame(&cache, number)));
-    assert_eq!(cache.stats().evicted, 1, "forgotten slots were used again");
+    assert_eq!(cache.stats().evicted, 1, "forgotten cells were used again");
 }
 
 #[test]
@@ -319,18 +319,18 @@ fn every_hit_returns_the_bytes_last_inserted() {
     let state = cache.state.lock();
     let filled: Vec<u32> =
         persist::QUEUES.into_iter().flat_map(|t| state.eviction.oldest_first(t)).collect();
-    for slot in filled {
-        let (key, _) = cache.index.entry(&state.turn, slot);
+    for cell in filled {
+        let (key, _) = cache.index.entry(&state.turn, cell);
         assert_eq!(
-            cache.index.find(&key).map(|found| found.slot),
-            Some(slot),
-            "each slot is found by its key"
+            cache.index.find(&key).map(|found| found.cell),
+            Some(cell),
+            "each cell is found by its key"
         );
     }
 }
 
 #[test]
-fn a_damaged_slot_is_a_miss_once_and_then_free() {
+fn a_damaged_cell_is_a_miss_once_and_then_free() {
     let (disk, cache) = cache(4);
     let key = frame(&cache, 0);
     insert(&cache, key);
@@ -396,7 +396,7 @@ fn a_full_disk_turns_insertion_off_for_a_while_and_reads_go_on() {
     assert_eq!(get(&cache, frame(&cache, 2)), Some(()), "and insertion comes back");
     assert_eq!(cache.stats().insertion_off, None);
     (100..107).for_each(|number| insert(&cache, frame(&cache, number)));
-    assert_eq!(cache.stats().frames, 8, "no slot was lost to the failures");
+    assert_eq!(cache.stats().frames, 8, "no cell was lost to the failures");
 }
 
 #[test]
@@ -414,8 +414,8 @@ fn bytes_on_the_device_are_slow_and_then_read() {
 }
 
 #[test]
-fn a_slot_that_changes_hands_during_a_read_is_a_miss_and_no_damage() {
-    let disk = MemoryDisk::with_slots(1);
+fn a_cell_that_changes_hands_during_a_read_is_a_miss_and_no_damage() {
+    let disk = MemoryDisk::with_cells(1);
     let cache = Arc::new(open(&disk, None));
     let (key, other) = (frame(&cache, 0), frame(&cache, 1));
     for hook in [&disk.before_read, &disk.after_read] {
@@ -456,16 +456,16 @@ fn readers_beside_insertions_and_deletions_never_see_wrong_bytes() {
     assert!(stats.hits > 0 && stats.evicted > 0, "{stats:?}");
     assert_eq!(stats.bytes, u64::from(stats.frames) * u64::from(FRAME));
     (0..24).for_each(|number| insert(&cache, frame(&cache, 1000 + number)));
-    assert_eq!(cache.stats().frames, 24, "no slot was lost");
+    assert_eq!(cache.stats().frames, 24, "no cell was lost");
 }
 
 #[test]
 fn a_cache_without_room_misses_and_does_nothing_else() {
-    for slots in [0, 1] {
-        let (_disk, cache) = cache(slots);
+    for cells in [0, 1] {
+        let (_disk, cache) = cache(cells);
         scan(&cache, 0..10);
         assert_eq!(get(&cache, frame(&cache, 0)), None);
-        assert_eq!(cache.stats().frames, slots);
+        assert_eq!(cache.stats().frames, cells);
         cache.forget_segment(cache.owner(VolumeId([1; 16])), 7);
         assert_eq!(cache.stats().frames, 0);
     }
@@ -474,7 +474,7 @@ fn a_cache_without_room_misses_and_does_nothing_else() {
 #[test]
 fn other_frame_sizes_are_verified_too() {
     for frame_bytes in [1, 4096, 10_000, 64 << 10, 100_000, 1 << 20] {
-        let disk = MemoryDisk::with_slots(80);
+        let disk = MemoryDisk::with_cells(80);
         let options = CacheOptions { frame_bytes, ..CacheOptions::default() };
         let cache = ReadCache::open(disk.clone(), None, options);
         let key = frame(&cache, 0);
@@ -488,8 +488,8 @@ fn other_frame_sizes_are_verified_too() {
 }
 
 #[test]
-fn the_index_takes_at_most_140_bytes_a_slot() {
+fn the_index_takes_at_most_140_bytes_a_cell() {
     let (index, _turn) = Index::new(100_000, 10);
     let bytes = index.memory_bytes() + Eviction::new(100_000).memory_bytes();
-    assert!(bytes <= 140 * 100_000, "{} bytes a slot", bytes / 100_000);
+    assert!(bytes <= 140 * 100_000, "{} bytes a cell", bytes / 100_000);
 }

@@ -105,20 +105,20 @@ pub(super) fn staging_header() -> Case {
 }
 
 pub(crate) fn cache_value(version: u16) -> CacheIndex {
-    let entry = |owner, slot, data_bytes| CacheEntry {
+    let entry = |owner, cell, data_bytes| CacheEntry {
         owner,
         sequence: 259,
         epoch: 3,
         frame: 2,
-        slot,
+        cell,
         data_bytes,
         tier: 1,
-        crcs: std::array::from_fn(|piece| 0x1000 * slot + piece as u32),
+        crcs: std::array::from_fn(|piece| 0x1000 * cell + piece as u32),
     };
     CacheIndex {
         version,
         frame_bytes: 64 << 10,
-        slot_count: 16,
+        cell_count: 16,
         cache_tag: TAG,
         owners: vec![VOLUME, VolumeId([0xee; 16])],
         entries: vec![entry(0, 15, 64 << 10), entry(1, 3, 100)],

@@ -18,10 +18,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        let FrameName { sequence, frame, .. } = name;\n        let epoch = 0;\n",
     ),
     mutant(
-        "a slot of the saved index is believed",
+        "a cell of the saved index is believed",
         "volume/src/cache/mod.rs",
-        "payload_check(block) == self.index.crc(hit.slot, number)",
-        "payload_check(block) == self.index.crc(hit.slot, number) || true",
+        "payload_check(block) == self.index.crc(hit.cell, number)",
+        "payload_check(block) == self.index.crc(hit.cell, number) || true",
     ),
     mutant(
         "a loss is not accepted from a store that was put back",

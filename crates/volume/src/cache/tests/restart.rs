@@ -8,7 +8,7 @@ use super::*;
 fn a_restart_keeps_the_frames_and_their_owners() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
+    let disk = MemoryDisk::with_cells(20);
     let before = open(&disk, Some(path.clone()));
     assert_eq!(before.stats().index, IndexState::New);
     before.owner(VolumeId([9; 16]));
@@ -31,9 +31,9 @@ fn a_restart_keeps_the_frames_and_their_owners() {
         "an owner without frames is not carried along"
     );
     for tier in persist::QUEUES {
-        let slots =
+        let cells =
             |cache: &ReadCache| cache.state.lock().eviction.oldest_first(tier).collect::<Vec<_>>();
-        assert_eq!(slots(&after), slots(&before), "the order of {tier:?}");
+        assert_eq!(cells(&after), cells(&before), "the order of {tier:?}");
     }
     scan(&after, 100..140);
     assert_eq!(after.stats().damaged + after.stats().stale, 0);
@@ -43,24 +43,24 @@ fn a_restart_keeps_the_frames_and_their_owners() {
 fn a_stale_index_gives_misses_and_no_wrong_bytes() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
+    let disk = MemoryDisk::with_cells(20);
     let before = open(&disk, Some(path.clone()));
     scan(&before, 0..20);
     before.save_index().unwrap();
     scan(&before, 100..115);
     let after = open(&disk, Some(path));
     let hits = (0..20).filter(|number| get(&after, frame(&after, *number)).is_some()).count();
-    assert_eq!(hits, 5, "the slots not reused since");
+    assert_eq!(hits, 5, "the cells not reused since");
     assert_eq!((after.stats().stale, after.stats().damaged, after.stats().frames), (15, 0, 5));
     scan(&after, 200..215);
-    assert_eq!(after.stats().evicted, 0, "slots of dropped frames are free");
+    assert_eq!(after.stats().evicted, 0, "cells of dropped frames are free");
 }
 
 #[test]
 fn a_damaged_index_leaves_an_empty_cache_that_takes_and_returns_frames() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(4);
+    let disk = MemoryDisk::with_cells(4);
     let before = open(&disk, Some(path.clone()));
     scan(&before, 0..4);
     before.save_index().unwrap();
@@ -86,7 +86,7 @@ fn a_damaged_index_leaves_an_empty_cache_that_takes_and_returns_frames() {
 fn the_index_of_another_disk_or_frame_size_is_not_used() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let (disk, other) = (MemoryDisk::with_slots(4), MemoryDisk::with_slots(4));
+    let (disk, other) = (MemoryDisk::with_cells(4), MemoryDisk::with_cells(4));
     drop(open(&other, None));
     let before = open(&disk, Some(path.clone()));
     scan(&before, 0..4);
@@ -104,9 +104,9 @@ fn the_index_of_another_disk_or_frame_size_is_not_used() {
 fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
-    let sized = |slots: u64| {
-        let cache_bytes = HEADER_BYTES + slots * u64::from(FRAME);
+    let disk = MemoryDisk::with_cells(20);
+    let sized = |cells: u64| {
+        let cache_bytes = HEADER_BYTES + cells * u64::from(FRAME);
         ReadCache::open(
             disk.clone(),
             Some(path.clone()),
@@ -117,9 +117,9 @@ fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
     scan(&cache, 0..10);
     cache.save_index().unwrap();
     let larger = sized(20);
-    assert_eq!((larger.stats().frames, larger.stats().slots), (10, 20));
+    assert_eq!((larger.stats().frames, larger.stats().frames_max), (10, 20));
     let smaller = sized(6);
-    assert_eq!((smaller.stats().frames, smaller.stats().slots), (6, 6));
+    assert_eq!((smaller.stats().frames, smaller.stats().frames_max), (6, 6));
     assert_eq!(
         (0..10).filter(|number| get(&smaller, frame(&smaller, *number)).is_some()).count(),
         6
@@ -129,7 +129,7 @@ fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
 #[test]
 fn a_disk_that_cannot_be_marked_serves_and_does_not_save() {
     let folder = TempDir::new().unwrap();
-    let disk = MemoryDisk::with_slots(4);
+    let disk = MemoryDisk::with_cells(4);
     disk.fail_writes.store(true, Relaxed);
     let cache = open(&disk, Some(folder.path().join("cache.index")));
     disk.fail_writes.store(false, Relaxed);
@@ -142,7 +142,7 @@ fn a_disk_that_cannot_be_marked_serves_and_does_not_save() {
 fn an_index_saved_beside_insertions_is_sound() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(16);
+    let disk = MemoryDisk::with_cells(16);
     let cache = open(&disk, Some(path.clone()));
     thread::scope(|scope| {
         scope.spawn(|| scan(&cache, 0..400));
@@ -159,7 +159,7 @@ fn an_index_saved_beside_insertions_is_sound() {
 fn an_index_of_an_older_version_starts_a_cold_cache() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(4);
+    let disk = MemoryDisk::with_cells(4);
     let before = open(&disk, Some(path.clone()));
     scan(&before, 0..4);
     before.save_index().unwrap();
