@@ -149,6 +149,30 @@ pub fn human_size(bytes: u64) -> String {
     format!("{value:.digits$} {name}")
 }
 
+/// A size as an option takes it: `8M`, `4K`, `0`. [`parse_size`] reads it back exactly.
+///
+/// An option gives its default to clap with this, so that the help shows the constant itself.
+pub fn exact_size(bytes: u64) -> String {
+    let divides = |(_, shift): &&(char, u32)| bytes != 0 && bytes.is_multiple_of(1 << shift);
+    match SIZE_UNITS.iter().rev().find(divides) {
+        Some((letter, shift)) => format!("{}{letter}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+/// A duration as an option takes it: `30s`, `500ms`, `0`. [`parse_duration`] reads it back, except
+/// for what is finer than a millisecond, which no option takes.
+pub fn exact_duration(duration: Duration) -> String {
+    const UNITS: [(&str, u128); 5] =
+        [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+    let milliseconds = duration.as_millis();
+    let divides = |(_, unit): &&(&str, u128)| milliseconds.is_multiple_of(*unit);
+    match UNITS.iter().find(divides) {
+        Some((name, unit)) if milliseconds > 0 => format!("{}{name}", milliseconds / unit),
+        _ => "0".to_owned(),
+    }
+}
+
 /// A count for people, with commas between groups of three digits: `1,234,567`.
 pub fn human_count(count: u64) -> String {
     let digits = count.to_string();
@@ -253,6 +277,19 @@ mod tests {
         for bytes in [0, 1, 4096, 8 << 20, 10 << 30, 1 << 50] {
             assert_eq!(parse_size(&human_size(bytes)), Ok(bytes));
         }
+    }
+
+    #[test]
+    fn what_an_option_shows_as_its_default_is_read_back_exactly() {
+        for bytes in [0, 1, 1000, 4096, 4097, 8 << 20, 3 << 29, 10 << 30, 1 << 50, u64::MAX] {
+            assert_eq!(parse_size(&exact_size(bytes)), Ok(bytes));
+        }
+        for ms in [0, 1, 500, 1000, 1500, 5000, 60_000, 90_000, 86_400_000, u64::MAX] {
+            let duration = Duration::from_millis(ms);
+            assert_eq!(parse_duration(&exact_duration(duration)), Ok(duration));
+        }
+        assert_eq!((exact_size(0), exact_size(1 << 30)), ("0".into(), "1G".into()));
+        assert_eq!(exact_duration(Duration::from_secs(30)), "30s");
     }
 
     #[test]

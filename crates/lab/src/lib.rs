@@ -18,3 +18,6 @@ pub mod layers;
 pub mod simulate;
 mod trace;
 pub mod verify_crash;
+
+/// The seed of a command's random choices, unless its user gives one.
+const SEED_DEFAULT: u64 = 1;

@@ -17,7 +17,9 @@ use sawmill_store::{ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 
 use crate::config::{Paths, VolumeAddress};
+use crate::fencing::FencingOption;
 use crate::folders::make_volume_folder;
+use crate::memory::StagingOption;
 use crate::sizes::JournalSize;
 use crate::{control, memory, seen, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -31,9 +33,8 @@ pub(crate) struct Attach {
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
+    #[command(flatten)]
+    fencing: FencingOption,
 }
 
 /// The same for commands that write much. The journal is where `serve` expects it, so that the next
@@ -50,10 +51,19 @@ pub(crate) struct AttachToWrite {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     journal_bytes: Option<u64>,
 
-    /// Folder for memory that outlives the process: accepted writes that are not in the journal
-    /// yet. Default: as for `serve`.
-    #[arg(long, value_name = "FOLDER")]
-    staging: Option<PathBuf>,
+    #[command(flatten)]
+    staging: StagingOption,
+
+    #[command(flatten)]
+    pub(crate) fencing: FencingOption,
+}
+
+/// Whether a command may read a cut that lacks the newest accepted writes.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct CutOption {
+    /// Take what is stored, even if a journal elsewhere may hold newer writes.
+    #[arg(long)]
+    cut: bool,
 }
 
 /// A volume attached for writing.
@@ -79,7 +89,7 @@ impl Attach {
             // The work writes little, so the smallest journal that works is enough.
             journal_bytes: limits::journal_bytes_min(record.segment_bytes),
             staging_bytes: limits::STAGING_BYTES_MIN,
-            no_fencing: self.no_fencing,
+            no_fencing: self.fencing.no_fencing,
             staging_folder: PathBuf::new(),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
@@ -99,7 +109,6 @@ impl AttachToWrite {
         paths: &Paths,
         address: &VolumeAddress,
         record: &VolumeRecord,
-        no_fencing: bool,
     ) -> Result<AttachedVolume> {
         let path = match &self.journal {
             Some(path) => path.clone(),
@@ -111,8 +120,8 @@ impl AttachToWrite {
         let size = JournalSize::new(self.journal_bytes, &path, 1);
         let options = OpenOptions {
             journal_bytes: size.of(&path, limits::journal_bytes_min(record.segment_bytes)),
-            staging_folder: self.staging.clone().unwrap_or_default(),
-            no_fencing,
+            staging_folder: self.staging.folder(),
+            no_fencing: self.fencing.no_fencing,
             segment_age_max: Duration::from_secs(1),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
@@ -199,12 +208,12 @@ pub(crate) fn refuse_served(folder: &Path, name: &str) -> Result<()> {
 }
 
 /// Opens the newest cut of a volume for reading: everything its server has accepted, if it runs on
-/// this machine, or everything that is stored. `cut` also allows a cut that may lack the newest
+/// this machine, or everything that is stored. `allowed` may allow a cut that lacks the newest
 /// accepted writes.
 pub(crate) fn open_cut(
     paths: &Paths,
     address: &VolumeAddress,
-    cut: bool,
+    allowed: CutOption,
 ) -> Result<(Arc<Volume>, VolumeRecord)> {
     let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
     let record = sawmill_volume::find(&*store, &address.name)?;
@@ -214,7 +223,7 @@ pub(crate) fn open_cut(
             // The cut comes from the store, which may lack what the server has accepted.
             control::wait(&folder, &address.name, "stored", None)?;
         }
-        _ if cut => {}
+        _ if allowed.cut => {}
         _ => require_clean(&*store, address, &record)?,
     }
     let options = OpenOptions { read_only: true, ..OpenOptions::new(PathBuf::new()) };

@@ -19,6 +19,7 @@ mod daemon;
 mod doors;
 mod driving;
 mod durable;
+mod fencing;
 mod file_device;
 mod folders;
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 const SHARED: &str = "/dev/shm";
@@ -23,6 +24,24 @@ const INITIAL_IPC: &str = "ipc:[4026531839]";
 /// Users from this id on may log in (systemd's boundary), or exist for one service
 /// (`DynamicUser=`).
 const FIRST_LOGIN_UID: u32 = 1000;
+
+/// Where memory that outlives the process is, as an option of a command.
+#[derive(Args, Default)]
+pub(crate) struct StagingOption {
+    /// Folder for memory that outlives the process: accepted writes that are not in the journal
+    /// yet. Default: /dev/shm/sawmill-UID if it lasts until the machine reboots; otherwise (in a
+    /// container, or for a user who logs in) the folder of the journal.
+    #[arg(long, value_name = "FOLDER")]
+    staging: Option<PathBuf>,
+}
+
+impl StagingOption {
+    /// The chosen folder. Without one the path is empty: [`folder`] chooses when the journal is
+    /// known.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.staging.clone().unwrap_or_default()
+    }
+}
 
 /// The folder for the memory of the journal at `journal`.
 pub(crate) fn folder(journal: &Path) -> PathBuf {

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use super::content::Content;
 use super::flight::{CompletionCounts, Flight, Flights, OPERATIONS};
-use crate::trace::{Format, Operation, ReadOptions, Request, Trace};
+use crate::trace::{Operation, ReadOptions, Request, Trace};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
@@ -28,6 +28,8 @@ use sawmill_console::units::{human_count, human_duration, human_size};
 
 /// The longest request sent; longer requests of a trace are sent in pieces.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// Requests in flight, unless the user chooses: enough to keep a disk and the way to it busy.
+const DEPTH_DEFAULT: u32 = 32;
 /// Each disk of a trace starts at a multiple of this.
 const DEVICE_BYTES: u64 = 1 << 20;
 
@@ -52,7 +54,7 @@ pub(super) struct Arguments {
     speed: f64,
 
     /// Requests in flight, at most.
-    #[arg(long, value_name = "N", default_value_t = 32,
+    #[arg(long, value_name = "N", default_value_t = DEPTH_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
 
@@ -60,13 +62,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
 
-    /// Format of the trace, if it cannot be detected.
-    #[arg(long, value_name = "FORMAT", value_enum)]
-    format: Option<Format>,
-
-    /// Count lines that are not requests instead of stopping at the first.
-    #[arg(long)]
-    skip_bad_lines: bool,
+    #[command(flatten)]
+    read: ReadOptions,
 }
 
 fn parse_speed(text: &str) -> Result<f64, String> {
@@ -189,9 +186,7 @@ fn connect(uri: &str) -> Result<Client> {
 }
 
 fn open(arguments: &Arguments) -> Result<Trace> {
-    let options =
-        ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines };
-    Trace::open(&arguments.trace, options)
+    Trace::open(&arguments.trace, arguments.read)
 }
 
 /// Calls `action` for the requests of a trace, as many as the user wants.

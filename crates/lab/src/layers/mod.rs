@@ -14,6 +14,7 @@ use std::sync::Arc;
 use clap::Args;
 use sawmill_device::BlockDevice;
 
+use crate::SEED_DEFAULT;
 use inject::{InjectLayer, Rule};
 use record::RecordedDevice;
 use sawmill_console::exit::Result;
@@ -29,7 +30,7 @@ pub struct LayerOptions {
     inject: Vec<Rule>,
 
     /// With --inject and rates: the random seed.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = SEED_DEFAULT)]
     inject_seed: u64,
 
     /// Record every request in this file (CSV), which `sawmill bench replay` and `simulate` read.

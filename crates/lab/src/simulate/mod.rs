@@ -20,13 +20,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use sawmill_volume::forecast::ForecastOptions;
 use sawmill_volume::gc::policy::{Choice, GcPolicy};
 
-use crate::trace::{Format, ReadOptions};
+use crate::trace::ReadOptions;
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use sawmill_console::units::{parse_duration, parse_size, parse_size_u32};
+use sawmill_console::units::{
+    exact_duration, exact_size, parse_duration, parse_size, parse_size_u32,
+};
+
+/// How often a trace is played, unless the user chooses.
+const REPEATS_DEFAULT: u32 = 1;
 
 /// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars
 /// per month.
@@ -40,13 +46,8 @@ pub struct Arguments {
     #[arg(value_name = "TRACE", required = true, num_args = 1..)]
     traces: Vec<PathBuf>,
 
-    /// Format of the traces. Default: detected by content.
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
-
-    /// Count lines that are not requests instead of stopping at the first.
-    #[arg(long)]
-    skip_bad_lines: bool,
+    #[command(flatten)]
+    read: ReadOptions,
 
     /// Size of the disk. Default: as far as the trace reaches, in whole GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -59,29 +60,32 @@ pub struct Arguments {
 
     /// Play each trace this many times in a row, to come closer to its steady state.
     #[arg(
-        long, value_name = "N", default_value_t = 1,
+        long, value_name = "N", default_value_t = REPEATS_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     repeat: u32,
 
     /// Size at which a batch is sealed.
-    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size_u32)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32,
+          default_value = exact_size(engine().segment_bytes.into()))]
     segment_bytes: u32,
 
     /// Seal a batch at this age, even if it is small; 0: never by age.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(engine().segment_age_max))]
     segment_age: Duration,
 
     /// Collect garbage when less than this share of the stored data is live.
     #[arg(
-        long, value_name = "RATIO", default_value_t = default_gc().start,
+        long, value_name = "RATIO", default_value_t = GcPolicy::default().start,
         value_parser = parse_ratio,
     )]
     gc_start: f64,
 
     /// Stop collecting when at least this share is live.
     #[arg(
-        long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio,
+        long, value_name = "RATIO", default_value_t = GcPolicy::default().stop,
+        value_parser = parse_ratio,
     )]
     gc_stop: f64,
 
@@ -116,8 +120,9 @@ enum ChoiceName {
     CostBenefit,
 }
 
-fn default_gc() -> GcPolicy {
-    GcPolicy::default()
+/// What a volume does if its user chooses nothing. The size of the disk plays no part in that.
+fn engine() -> ForecastOptions {
+    ForecastOptions::new(0)
 }
 
 fn parse_ratio(text: &str) -> Result<f64, String> {
@@ -146,7 +151,7 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     // Before the traces, which may take minutes: a mistake in the price file is reported at once.
     let prices = prices::Prices::load(arguments.prices.as_deref())?;
     let play = play::PlayOptions {
-        read: ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines },
+        read: arguments.read,
         size_bytes: arguments.size,
         widen_bytes: arguments.widen,
         repeat: arguments.repeat,
@@ -177,7 +182,6 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sawmill_volume::forecast::ForecastOptions;
     use sawmill_volume::limits::GC_HOLE_BYTES_MAX;
 
     use super::*;
@@ -188,13 +192,12 @@ mod tests {
         arguments: Arguments,
     }
 
-    /// The texts of the help name sizes as people write them, so they are not made of the engine's.
     #[test]
-    fn the_defaults_in_the_help_are_those_of_the_engine() {
+    fn the_help_and_the_defaults_are_those_of_the_engine() {
         let arguments = Program::parse_from(["simulate", "trace"]).arguments;
-        let engine = ForecastOptions::new(1 << 30);
-        assert_eq!(arguments.segment_bytes, engine.segment_bytes);
-        assert_eq!(arguments.segment_age, engine.segment_age_max);
+        assert_eq!(arguments.segment_bytes, engine().segment_bytes);
+        assert_eq!(arguments.segment_age, engine().segment_age_max);
+        // The text of an option cannot be made of a constant.
         assert_eq!(GC_HOLE_BYTES_MAX, 8 << 10, "--no-gc-plugs says 8 KiB");
     }
 }

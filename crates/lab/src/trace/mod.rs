@@ -26,7 +26,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use sawmill_console::exit::{Failure, Result};
 use source::Source;
@@ -114,12 +114,15 @@ impl Format {
     }
 }
 
-/// How to read a trace.
-#[derive(Clone, Copy, Debug, Default)]
+/// How to read a trace, as options of a command.
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct ReadOptions {
-    /// None: detect it.
+    /// Format of the trace. Default: detected by content.
+    #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
+
     /// Count lines that are not requests instead of stopping at the first.
+    #[arg(long)]
     pub(crate) skip_bad_lines: bool,
 }
 

@@ -16,16 +16,25 @@ use clap::{Args, ValueEnum};
 use sawmill_device::BlockDevice;
 use sawmill_verify::cut::Cut;
 use sawmill_verify::cut_check::CutCheck;
+use sawmill_verify::recording::SECTOR_BYTES;
 use sawmill_verify::run;
 use sawmill_verify::session::RecordedSession;
 use sawmill_verify::subject::{RecoveryMode, Subject};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 
 use self::document::Document;
+use crate::SEED_DEFAULT;
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::parse_size;
+
+/// Requests of the workload with stamps, unless the user chooses.
+const REQUESTS_DEFAULT: u64 = 600;
+/// Files of the workload in a file system, unless the user chooses.
+const FILES_DEFAULT: u64 = 60;
+/// Crashes of a server, unless the user chooses.
+const ROUNDS_DEFAULT: u64 = 20;
 
 /// Check what a block device holds after a power failure at any moment.
 ///
@@ -52,14 +61,14 @@ pub struct Arguments {
     images: Option<usize>,
 
     /// Tear writes at multiples of 512 or 4096 bytes; 0: never.
-    #[arg(long, value_name = "BYTES", value_parser = parse_tear, default_value = "512")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_tear, default_value_t = SECTOR_BYTES)]
     tear: u64,
 
     #[command(flatten)]
     crash: CrashArguments,
 
     /// Seed of the random choices. The same seed gives the same workload and the same cuts.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = SEED_DEFAULT)]
     seed: u64,
 
     /// Keep the recording, and all that a finding needs to be repeated, in this folder. It must be
@@ -142,11 +151,11 @@ struct WorkArguments {
     check: Option<String>,
 
     /// Requests of the workload with stamps.
-    #[arg(long, value_name = "N", default_value_t = 600)]
+    #[arg(long, value_name = "N", default_value_t = REQUESTS_DEFAULT)]
     requests: u64,
 
     /// Files to create, replace and remove in a file system.
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    #[arg(long, value_name = "N", default_value_t = FILES_DEFAULT)]
     files: u64,
 
     /// Also trim, and check that trimmed ranges read as zeroes. Always on with --sawmill.
@@ -169,7 +178,7 @@ struct CrashArguments {
     crash: Option<String>,
 
     /// Number of crashes. Before each, --requests requests are answered.
-    #[arg(long, value_name = "N", requires = "crash", default_value_t = 20)]
+    #[arg(long, value_name = "N", requires = "crash", default_value_t = ROUNDS_DEFAULT)]
     rounds: u64,
 
     /// What must be there after a crash: everything that was answered, or only what was flushed.

@@ -7,6 +7,8 @@
 //! and errors look (`sawmill_console`).
 
 mod config_file;
+#[cfg(test)]
+mod defaults;
 mod disks;
 #[cfg(test)]
 mod documented;

@@ -13,11 +13,13 @@ use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Paths, VolumeAddress};
+use crate::fencing::FencingOption;
 use crate::folders;
+use crate::memory::StagingOption;
 use crate::plan::{CachePlan, JournalPlan, Plan};
 use crate::sizes::JournalSize;
 use sawmill_console::exit::{Failure, Result};
-use sawmill_console::units::{parse_duration, parse_size};
+use sawmill_console::units::{exact_duration, exact_size, parse_duration, parse_size};
 
 /// Where the local parts of volumes are, and which losses are accepted.
 #[derive(Args)]
@@ -60,9 +62,8 @@ pub(super) struct OpenArguments {
     #[arg(long, conflicts_with = "read_only")]
     accept_older_store: bool,
 
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
+    #[command(flatten)]
+    fencing: FencingOption,
 }
 
 /// Options that few users need to change.
@@ -70,20 +71,24 @@ pub(super) struct OpenArguments {
 #[command(next_help_heading = "Tuning")]
 pub(super) struct Tuning {
     /// Store a batch at this age, even if it is small; 0: never by age.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(defaults().segment_age_max))]
     segment_age: Duration,
 
     /// Sync the journal when an accepted write is this old, even without a flush; 0: never.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(defaults().log_age_max))]
     log_age: Duration,
 
     /// Make writes and flushes wait while an accepted write of this age is not stored, at least 1s;
     /// 0: never.
-    #[arg(long, value_name = "DURATION", value_parser = parse_age, default_value = "0s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_age,
+          default_value = exact_duration(defaults().unstored_age_max.unwrap_or_default()))]
     unstored_age_max: Duration,
 
     /// Write a checkpoint after this much log.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          default_value = exact_size(limits::CHECKPOINT_BYTES_DEFAULT))]
     checkpoint_bytes: u64,
 
     /// Segments to upload in parallel, at most 32.
@@ -91,18 +96,17 @@ pub(super) struct Tuning {
           value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
     uploads: u32,
 
-    /// Folder for memory that outlives the process: accepted writes that are not in the journal
-    /// yet. Default: /dev/shm/sawmill-UID if it lasts until the machine reboots; otherwise (in a
-    /// container, or for a user who logs in) the folder of the journal.
-    #[arg(long, value_name = "FOLDER")]
-    staging: Option<PathBuf>,
+    #[command(flatten)]
+    staging: StagingOption,
 
     /// Memory in that folder for one volume.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          default_value = exact_size(limits::STAGING_BYTES_DEFAULT))]
     staging_bytes: u64,
 
     /// Bytes to read ahead of a sequential reader; 0: none.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          default_value = exact_size(limits::PREFETCH_BYTES_DEFAULT))]
     prefetch: u64,
 
     /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
@@ -121,8 +125,14 @@ pub(super) struct Tuning {
     gc_choice: String,
 
     /// Live data to move per second at most; 0: no limit.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          default_value = exact_size(GcPolicy::default().bytes_per_second_max))]
     gc_rate: u64,
+}
+
+/// What an attachment does if its user chooses nothing.
+fn defaults() -> OpenOptions {
+    OpenOptions::new(PathBuf::new())
 }
 
 impl Tuning {
@@ -188,14 +198,13 @@ impl OpenArguments {
             journal,
             journal_size: JournalSize::new(self.journal_bytes, &place, volumes.len()),
             options: OpenOptions {
-                // Without one, `wiring` chooses the folder when it knows the journal.
-                staging_folder: tuning.staging.clone().unwrap_or_default(),
+                staging_folder: tuning.staging.folder(),
                 staging_bytes: tuning.staging_bytes,
                 read_only: self.read_only,
                 accept_journal_loss: self.accept_journal_loss,
                 accept_memory_loss: self.accept_memory_loss,
                 accept_older_store: self.accept_older_store,
-                no_fencing: self.no_fencing,
+                no_fencing: self.fencing.no_fencing,
                 segment_age_max: tuning.segment_age,
                 log_age_max: tuning.log_age,
                 unstored_age_max: Some(tuning.unstored_age_max).filter(|age| !age.is_zero()),
@@ -203,7 +212,7 @@ impl OpenArguments {
                 uploads_max: tuning.uploads,
                 prefetch_bytes: tuning.prefetch,
                 gc,
-                ..OpenOptions::new(PathBuf::new())
+                ..defaults()
             },
             doors: Vec::new(),
             nbd_budget: Budget::default(),

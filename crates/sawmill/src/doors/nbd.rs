@@ -17,7 +17,7 @@ use crate::folders::make_parent;
 use crate::listening::{check_free, resolve};
 use crate::nbd_device::NbdDevice;
 use sawmill_console::exit::{Failure, Result};
-use sawmill_console::units::parse_size;
+use sawmill_console::units::{exact_size, parse_size};
 
 pub(super) const KIND: Kind = Kind {
     keywords: &["nbd", "nbd-insecure"],
@@ -55,7 +55,8 @@ pub(crate) struct NbdMemory {
     /// Memory for the requests and replies of all NBD connections of this process, at least 160M.
     /// When it is full, clients wait; a client that does not read its replies is disconnected when
     /// others wait.
-    #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_budget,
+          default_value = exact_size(Budget::BYTES_DEFAULT))]
     nbd_memory_max: Budget,
 }
 

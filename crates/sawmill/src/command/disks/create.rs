@@ -12,11 +12,14 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_volume::{CreateOptions, FlushMode, limits};
 
 use crate::command::Context;
+use crate::fencing::FencingOption;
 use crate::sizes;
 use crate::wiring;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
-use sawmill_console::units::{human_size, parse_size, parse_size_u32, parse_whole_seconds};
+use sawmill_console::units::{
+    exact_duration, exact_size, human_size, parse_size, parse_size_u32, parse_whole_seconds,
+};
 
 /// Create a volume.
 #[derive(Args)]
@@ -32,6 +35,9 @@ pub(in crate::command) struct Arguments {
 
     #[command(flatten)]
     shape: Shape,
+
+    #[command(flatten)]
+    fencing: FencingOption,
 }
 
 /// The properties of a new volume besides its size.
@@ -39,25 +45,29 @@ pub(in crate::command) struct Arguments {
 pub(in crate::command) struct Shape {
     /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to
     /// it.
-    #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size_u32,
+          default_value_t = defaults().block_bytes)]
     block_size: u32,
 
     /// Size at which a batch of writes becomes an object: a power of two from 256K to 64M.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32, default_value = "8M")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32,
+          default_value = exact_size(defaults().segment_bytes.into()))]
     segment_bytes: u32,
 
     /// What a completed flush guarantees: logged (on the local disk), stored (in the store) or weak
     /// (order only: nothing is durable).
-    #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
+    #[arg(long, value_name = "MODE", value_enum, default_value = defaults().flush.name())]
     flush: Flush,
 
     /// Keep every stored moment for this long: 24h, 90m; 0: none. `sawmill set` changes it.
-    #[arg(long, value_name = "DURATION", value_parser = parse_whole_seconds, default_value = "0")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_whole_seconds,
+          default_value = exact_duration(Duration::from_secs(defaults().retention_s)))]
     retention: Duration,
+}
 
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
+/// The shape of a volume if its user chooses nothing but the size, which is not used here.
+fn defaults() -> CreateOptions {
+    CreateOptions::new(0)
 }
 
 /// The flush modes, as values of an option.
@@ -83,14 +93,18 @@ impl From<Flush> for FlushMode {
 
 impl Shape {
     /// The same as options of the engine.
-    pub(in crate::command) fn options(self, size_bytes: u64) -> CreateOptions {
+    pub(in crate::command) fn options(
+        self,
+        size_bytes: u64,
+        fencing: FencingOption,
+    ) -> CreateOptions {
         CreateOptions {
             size_bytes,
             block_bytes: self.block_size,
             segment_bytes: self.segment_bytes,
             flush: self.flush.into(),
             retention_s: self.retention.as_secs(),
-            no_fencing: self.no_fencing,
+            no_fencing: fencing.no_fencing,
         }
     }
 }
@@ -112,7 +126,7 @@ fn serving_text(context: &Context, record: &VolumeRecord) -> Option<String> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.paths.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
-    let options = arguments.shape.options(arguments.size);
+    let options = arguments.shape.options(arguments.size, arguments.fencing);
     let record = sawmill_volume::create(&*store, &address.name, &options)?;
     let document = super::info::RecordDocument::new(&address.store_url, &record);
     if context.json {

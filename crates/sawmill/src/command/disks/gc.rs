@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use sawmill_volume::GcPolicy;
 use sawmill_volume::gc::Garbage;
 
 use crate::admin::status::VolumeStatus;
@@ -39,7 +40,8 @@ pub(in crate::command) struct Arguments {
 
     /// Empty segments with a smaller share of live data than this: 0 to 1. With 1, all data is
     /// rewritten, so that the whole volume lies in address order.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_threshold)]
+    #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start,
+          value_parser = parse_threshold)]
     threshold: f64,
 
     /// Print what would be moved and freed; change nothing.
@@ -48,10 +50,6 @@ pub(in crate::command) struct Arguments {
 
     #[command(flatten)]
     attach: AttachToWrite,
-
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
 }
 
 /// What `--json` prints.
@@ -126,7 +124,7 @@ fn at_rest(
     address: &VolumeAddress,
 ) -> Result<CollectReply> {
     let (_, record) = wiring::find(address)?;
-    let attached = arguments.attach.open(&context.paths, address, &record, arguments.no_fencing)?;
+    let attached = arguments.attach.open(&context.paths, address, &record)?;
     let volume = attached.volume.clone();
     let look = || {
         let status = volume.status();

@@ -34,10 +34,6 @@ pub(in crate::command) struct Arguments {
     #[arg(long)]
     yes_lose_data: bool,
 
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
-
     #[command(flatten)]
     attach: AttachToWrite,
 }
@@ -75,8 +71,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
     // A volume that has the size already is not attached: that would cost an epoch for nothing.
     if resized.is_none() && size_bytes != old_size_bytes {
-        let attached =
-            arguments.attach.open(&context.paths, &address, &record, arguments.no_fencing)?;
+        let attached = arguments.attach.open(&context.paths, &address, &record)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
         // Close even if the size was refused: that stores what the journal held.
         attached.close()?;

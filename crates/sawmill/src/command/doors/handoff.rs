@@ -14,7 +14,12 @@ use crate::control::protocol::{ControlRequest, HandOff};
 use crate::handoff::HandOffResult;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use sawmill_console::units::parse_duration;
+use sawmill_console::units::{exact_duration, parse_duration};
+
+/// The time to get ready, unless the user sets one. The old process serves meanwhile.
+const READY_TIME_DEFAULT: Duration = Duration::from_secs(30);
+/// The longest interruption, unless the user sets one: short, because requests wait that long.
+const STALL_TIME_DEFAULT: Duration = Duration::from_secs(5);
 
 /// Replace the process that serves a volume with a new one, of the same or a newer version, without
 /// disconnecting clients.
@@ -34,11 +39,13 @@ pub(in crate::command) struct Arguments {
     binary: Option<PathBuf>,
 
     /// Time for the new process to get ready.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(READY_TIME_DEFAULT))]
     timeout: Duration,
 
     /// Longest interruption of service; after it, the old process resumes.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(STALL_TIME_DEFAULT))]
     stall_max: Duration,
 }
 

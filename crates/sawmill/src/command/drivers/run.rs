@@ -43,10 +43,8 @@ pub(in crate::command) struct Arguments {
     #[command(flatten)]
     nbd_memory: NbdMemory,
 
-    /// An option of the device; it overrides the driver's own value: size=1073741824, mode=batch,
-    /// on_death=fail and others. docs/format/driver.md lists them all.
-    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
-    options: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceOptions,
 
     /// Fail the device when the driver that this command started dies.
     #[arg(long)]
@@ -65,6 +63,15 @@ pub(in crate::command) struct Arguments {
     command: Vec<OsString>,
 }
 
+/// What the user says about a device in place of its driver.
+#[derive(Args)]
+pub(super) struct DeviceOptions {
+    /// An option of the device; it overrides the driver's own value: size=1073741824, mode=batch,
+    /// on_death=fail and others. May be repeated. docs/format/driver.md lists them all.
+    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
+    pub(super) options: Vec<(String, String)>,
+}
+
 fn door_help() -> String {
     let examples = plan::examples();
     format!("A door as one word: {examples}. May be repeated. Default: an NBD Unix socket")
@@ -74,7 +81,7 @@ fn parse_door(text: &str) -> Result<DoorPlan, String> {
     DoorPlan::parse(text).map_err(|failure| failure.to_string())
 }
 
-pub(in crate::command) fn parse_option(text: &str) -> Result<(String, String), String> {
+fn parse_option(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err(format!("'{text}' is not an option; write NAME=VALUE")),
@@ -90,7 +97,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if doors.is_empty() {
         doors.push(DoorPlan::at_socket(&folder.join("nbd.sock")));
     }
-    let options = arguments.options.iter();
+    let options = arguments.device.options.iter();
     let layers = arguments.layers.clone();
     let plan = Plan {
         name,

@@ -21,7 +21,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::admin::status::{ProcessStatus, milliseconds};
 use crate::admin::{Admin, Callbacks, ListenAddress};
 use crate::command::Context;
-use crate::command::disks::serve::{REMIND_EVERY, parse_loopback};
+use crate::command::disks::serve::REMIND_EVERY;
 use crate::config::check_name;
 use crate::daemon::{self, DoorDocument};
 use crate::doors::nbd::NbdMemory;
@@ -34,9 +34,9 @@ use crate::link::end_report::{
 };
 use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
-use crate::listening::check_free;
+use crate::listening::{AdminOption, check_free};
 use sawmill_console::exit::{Exit, Failure, Result};
-use sawmill_console::units::{human_size, parse_duration, parse_size};
+use sawmill_console::units::{exact_duration, exact_size, human_size, parse_duration, parse_size};
 
 /// Interval of cache ticks and link status checks.
 const TICK: Duration = Duration::from_secs(1);
@@ -80,13 +80,12 @@ pub(in crate::command) struct Arguments {
     shared: bool,
 
     /// Fail requests after this long without contact to the target, whole seconds; 0: never.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(seconds(InitiatorOptions::default().timeout_s)))]
     timeout: Duration,
 
-    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback
-    /// address, for example 127.0.0.1:9101.
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    admin: AdminOption,
 
     #[command(flatten)]
     cache: CacheOptions,
@@ -110,8 +109,8 @@ struct CacheOptions {
 
     /// Memory for the cache.
     #[arg(
-        long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
-        requires = "cache",
+        long, value_name = "SIZE", value_parser = parse_size, requires = "cache",
+        default_value = exact_size(Options::default().cache_bytes_max),
     )]
     cache_bytes: u64,
 
@@ -120,8 +119,8 @@ struct CacheOptions {
     dirty_bytes: Option<u64>,
 
     /// Interval at which dirty bytes are written back without a flush, whole seconds.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s",
-          requires = "cache")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "cache",
+          default_value = exact_duration(seconds(Options::default().flush_interval_s)))]
     flush_interval: Duration,
 }
 
@@ -168,6 +167,10 @@ impl CacheOptions {
             ..Options::default()
         }))
     }
+}
+
+fn seconds(whole: u32) -> Duration {
+    Duration::from_secs(whole.into())
 }
 
 /// Rounds up: a fraction must not become 0, which means something else.
@@ -244,7 +247,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let plans = arguments.doors.plans_or(&folder.join("nbd.sock"));
     let cache = arguments.cache.options()?;
     // P91: before the open below, which may fence another initiator.
-    check_addresses(&plans, arguments.admin)?;
+    check_addresses(&plans, arguments.admin.address)?;
     let remote = Remote::connect(&place, security, options)?;
     let Arguments { read_only, take_over, shared, .. } = *arguments;
     let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
@@ -271,7 +274,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let report_source = report_source(&place, &remote, &exposed);
     let _status_listener =
         StatusListener::start(&context.paths.links_folder()?, Arc::clone(&report_source))?;
-    let admin = arguments.admin.map(|at| admin(at, report_source, &doors, began)).transpose()?;
+    let admin =
+        arguments.admin.address.map(|at| admin(at, report_source, &doors, began)).transpose()?;
     let attachment = Attachment { json: context.json, name, place, remote, device, exposed, doors };
     attachment.announce(admin.as_ref())?;
     daemon::notify(sd_notify::NotifyState::Ready);

@@ -30,8 +30,14 @@ use crate::link::remote::{Remote, own_name};
 use crate::link::{KeyOptions, key_failed};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use sawmill_console::units::{human_count, human_duration, human_size, parse_duration};
+use sawmill_console::units::{
+    exact_duration, human_count, human_duration, human_size, parse_duration,
+};
 
+/// The time for answers, unless the user sets one: enough to repeat a question three times.
+const ANSWERS_TIME_DEFAULT: Duration = Duration::from_secs(1);
+/// The time over which rates are measured, unless the user sets one.
+const RATES_TIME_DEFAULT: Duration = Duration::from_secs(1);
 /// Interval at which a question is repeated, because it may get lost.
 const SEEK_EVERY: Duration = Duration::from_millis(250);
 /// The longest answer in bytes; a longer packet is cut and then ignored.
@@ -80,7 +86,8 @@ struct FindArguments {
     name: Option<String>,
 
     /// How long to wait for answers.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(ANSWERS_TIME_DEFAULT))]
     wait: Duration,
 }
 
@@ -135,7 +142,8 @@ struct List {
 #[derive(Args)]
 struct Status {
     /// Measure rates over this long; 0: no rates.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(RATES_TIME_DEFAULT))]
     over: Duration,
 }
 

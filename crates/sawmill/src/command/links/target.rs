@@ -4,7 +4,6 @@
 //! it any more. What a volume accepted is as safe as with `serve`. Not here: who may open what, and
 //! the packets (`sawmill-link`), opening volumes (`wiring`).
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +23,7 @@ use serde::Serialize;
 
 use crate::admin::Admin;
 use crate::command::Context;
-use crate::command::disks::serve::{ServeEvent, close, forward_signals, parse_loopback};
+use crate::command::disks::serve::{ServeEvent, close, forward_signals};
 use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::{Paths, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
@@ -35,14 +34,17 @@ use crate::link::location::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
 use crate::link::{KeyOptions, key_failed};
+use crate::listening::AdminOption;
 use crate::plan::{CachePlan, Plan};
 use crate::serving::ServeProcess;
 use crate::{folders, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
-use sawmill_console::units::{human_size, parse_size, parse_size_u32};
+use sawmill_console::units::{exact_size, human_size, parse_size, parse_size_u32};
 
 /// The smallest size of a device; every size is a multiple of it.
 const BLOCK_BYTES: u64 = 512;
+/// Only many small requests on many connections need more than one.
+const RECEIVERS_DEFAULT: u32 = 1;
 /// Interval of checks for missed signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -83,28 +85,26 @@ pub(in crate::command) struct Arguments {
     slots: u16,
 
     /// Bytes per request: a connection takes --slots times this much memory. Whole pages, 4K to 4M.
-    #[arg(long, value_name = "SIZE", value_parser = parse_slot, default_value = "256K")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_slot,
+          default_value = exact_size(TargetOptions::default().slot_bytes_max.into()))]
     slot_bytes: u32,
 
     /// Concurrent connections, at most.
-    #[arg(long, value_name = "N", default_value_t = 64,
+    #[arg(long, value_name = "N",
+          default_value_t = TargetOptions::default().connections_max as u32,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     connections: u32,
 
     /// Receiving threads per UDP address.
-    #[arg(
-        long, value_name = "N", default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=64),
-    )]
+    #[arg(long, value_name = "N", default_value_t = RECEIVERS_DEFAULT,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
     receivers: u32,
 
     #[command(flatten)]
     opening: OpenArguments,
 
-    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback
-    /// address, for example 127.0.0.1:9101.
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    admin: AdminOption,
 
     #[command(flatten)]
     tuning: Tuning,
@@ -312,7 +312,7 @@ fn plan(paths: &Paths, arguments: &Arguments, requests: &[ExportRequest]) -> Res
     let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
     // Files and disks do not use it, and a cache serves one process at a time.
     let cache = if without { CachePlan::None } else { plan.cache };
-    Ok(Plan { admin: arguments.admin, cache, ..plan })
+    Ok(Plan { admin: arguments.admin.address, cache, ..plan })
 }
 
 /// Opens the devices that are not volumes.

@@ -7,10 +7,10 @@ use clap::Args;
 
 use crate::attach::served;
 use crate::command::Context;
+use crate::fencing::FencingOption;
 use crate::{control, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use sawmill_volume::Fencing;
 
 /// Make a volume from the present state of another one, or from a cut of it. No data is copied.
 ///
@@ -26,9 +26,8 @@ pub(in crate::command) struct Arguments {
     #[arg(value_name = "NEW")]
     name: String,
 
-    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
-    #[arg(long)]
-    no_fencing: bool,
+    #[command(flatten)]
+    fencing: FencingOption,
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
@@ -55,7 +54,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     let store = wiring::open_store(&base.store_url)?;
     let cut = base.cut.as_ref().map(|(_, cut)| cut);
-    let fencing = if arguments.no_fencing { Fencing::Waived } else { Fencing::Demanded };
+    let fencing = arguments.fencing.fencing();
     let record = sawmill_volume::clone(&*store, &base.name, cut, &new, fencing)?;
     let document = crate::command::disks::info::RecordDocument::new(&base.store_url, &record);
     if context.json {

@@ -6,7 +6,7 @@ use sawmill_device::BlockDevice;
 use sawmill_volume::CreateOptions;
 
 use super::import::{ExistingData, ImportJob, fill};
-use crate::attach::{AttachToWrite, open_cut};
+use crate::attach::{AttachToWrite, CutOption, open_cut};
 use crate::command::Context;
 use crate::transfer::ends::VolumeEnd;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -14,7 +14,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 /// Copy a volume to a new one, in this store or another.
 ///
 /// If this machine serves the volume, everything accepted so far is stored first, and the copy has
-/// the state at the start of the command. Resumable: rerun to continue.
+/// the state at the start of the command. Resumable: rerun to continue. --no-fencing, --journal,
+/// --journal-bytes and --staging are about DEST.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -25,14 +26,8 @@ pub(in crate::command) struct Arguments {
     #[arg(value_name = "DEST")]
     destination: String,
 
-    /// Copy what is stored, even if a journal elsewhere may hold newer writes.
-    #[arg(long)]
-    cut: bool,
-
-    /// Accept a destination store that cannot fence (no atomic conditional PUT); you guarantee a
-    /// single writer.
-    #[arg(long)]
-    no_fencing: bool,
+    #[command(flatten)]
+    cut: CutOption,
 
     #[command(flatten)]
     again: ExistingData,
@@ -64,7 +59,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 segment_bytes: record.segment_bytes,
                 flush: record.flush_mode,
                 retention_s: 0,
-                no_fencing: arguments.no_fencing,
+                no_fencing: arguments.attach.fencing.no_fencing,
             },
             attach: &arguments.attach,
             again: &arguments.again,

@@ -19,7 +19,8 @@ use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
 use serde::Serialize;
 
-use crate::attach::open_cut;
+use super::import::RestartOption;
+use crate::attach::{CutOption, open_cut};
 use crate::command::Context;
 use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
@@ -59,13 +60,11 @@ pub(in crate::command) struct Arguments {
     #[arg(long, conflicts_with = "to_nbd")]
     overwrite: bool,
 
-    /// Start over instead of resuming an interrupted command.
-    #[arg(long)]
-    restart: bool,
+    #[command(flatten)]
+    restart: RestartOption,
 
-    /// Export what is stored, even if a journal elsewhere may hold newer writes.
-    #[arg(long)]
-    cut: bool,
+    #[command(flatten)]
+    cut: CutOption,
 }
 
 /// The destination.
@@ -110,7 +109,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let source = VolumeEnd::new(volume, &address.name);
     let position = source.position();
     let mut bar = Bar::new(format!("exporting {}", address.name));
-    let job = Job { source, record, folder, restart: arguments.restart, bar: &mut bar };
+    let job = Job { source, record, folder, restart: arguments.restart.restart, bar: &mut bar };
     let (target, moved) = match (&arguments.destination.to_file, &arguments.destination.to_nbd) {
         (Some(path), _) => (path.display().to_string(), job.fill_path(path, arguments)?),
         (None, Some(uri)) => (uri.clone(), job.fill_nbd(uri)?),

@@ -72,9 +72,16 @@ pub(in crate::command) struct ExistingData {
     #[arg(long)]
     overwrite: bool,
 
+    #[command(flatten)]
+    restart: RestartOption,
+}
+
+/// What to do about an attempt that was interrupted.
+#[derive(Args, Clone, Copy)]
+pub(super) struct RestartOption {
     /// Start over instead of resuming an interrupted command.
     #[arg(long)]
-    restart: bool,
+    pub(super) restart: bool,
 }
 
 /// What `--json` prints.
@@ -92,7 +99,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.paths.resolve(&arguments.volume)?;
     let filling = |source: &dyn Source, far_name: String, far_state: String| {
         let what = format!("importing {}", address.name);
-        let create = arguments.shape.options(source.size_bytes());
+        let create = arguments.shape.options(source.size_bytes(), arguments.attach.fencing);
         let Arguments { attach, again, .. } = arguments;
         fill(
             context,
@@ -246,8 +253,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &ImportJob<'_>) -> Re
     let start = if created { fresh() } else { start_of(&file, again, &address.name)? };
     // Before the attach: if this process dies in it, the volume is known to be of an import.
     file.keep(start.from)?;
-    let attached =
-        filling.attach.open(&context.paths, address, &record, filling.create.no_fencing)?;
+    let attached = filling.attach.open(&context.paths, address, &record)?;
     // Attaching began a new epoch. A later run resumes only if the store still has this one.
     file.known.epoch = attached.volume.status().epoch;
     file.keep(start.from)?;
@@ -295,7 +301,7 @@ fn start_of(file: &ProgressFile, again: &ExistingData, name: &str) -> Result<Sta
         );
         return Err(Failure::new(Exit::Refused, text));
     }
-    if again.restart || !untouched {
+    if again.restart.restart || !untouched {
         return Ok(fresh());
     }
     if earlier.far_state != known.far_state {

@@ -23,7 +23,12 @@ use crate::config::VolumeAddress;
 use crate::{seen, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use sawmill_console::units::{human_count, human_duration, human_size, parse_duration, parse_size};
+use sawmill_console::units::{
+    exact_duration, human_count, human_duration, human_size, parse_duration, parse_size,
+};
+
+/// A replica is about as far behind as this and the age at which a batch is stored.
+const EVERY_DEFAULT: Duration = Duration::from_secs(2);
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///
@@ -47,7 +52,8 @@ pub(in crate::command) struct Arguments {
     follow: bool,
 
     /// With --follow: how long to wait when there is nothing new.
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration,
+          default_value = exact_duration(EVERY_DEFAULT))]
     every: Duration,
 
     /// Bytes to copy per second at most; 0: no limit.

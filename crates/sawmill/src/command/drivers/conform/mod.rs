@@ -25,6 +25,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use super::run::DeviceOptions;
 use crate::command::Context;
 use crate::daemon;
 use crate::doors::kind::Trial;
@@ -45,6 +46,9 @@ const NOTE_CHARS_MAX: usize = 300;
 /// Time for a clause to end after its device has failed.
 const GIVE_UP_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// The time for a driver to connect and to disconnect, unless the user sets one.
+const WITHIN_S_DEFAULT: u32 = 30;
+
 /// Test a driver: run the block device contract's tests on it, and kill, replace and end it.
 ///
 /// Starts the command once for each clause, as `sawmill run` does. OVERWRITES the content of the
@@ -63,10 +67,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
     kind: Kind,
 
-    /// An option of the device; it overrides the driver's own value. May be repeated. See `sawmill
-    /// run`.
-    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = super::run::parse_option)]
-    options: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceOptions,
 
     /// Run only the clauses whose name contains this. May be repeated.
     #[arg(long = "clause", value_name = "TEXT")]
@@ -74,7 +76,7 @@ pub(in crate::command) struct Arguments {
 
     /// Seconds a driver may take to connect and to disconnect. After the last request, its process
     /// must exit within a third of this.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+    #[arg(long, value_name = "SECONDS", default_value_t = WITHIN_S_DEFAULT,
         value_parser = clap::value_parser!(u32).range(3..=3600))]
     within: u32,
 
@@ -142,7 +144,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::start();
     let within = Duration::from_secs(arguments.within.into());
     let (door, kind) = (arguments.door, arguments.kind);
-    let mut plan = TestPlan::new(door, kind, &arguments.options, &arguments.command, within);
+    let mut plan = TestPlan::new(door, kind, &arguments.device.options, &arguments.command, within);
     let is_selected = |test: &Test| {
         arguments.clauses.is_empty()
             || arguments.clauses.iter().any(|text| test.name().contains(text.as_str()))
