@@ -176,7 +176,7 @@ const HEALTH: (&str, &str) =
 
 /// Per volume and operation, labels `volume` and `operation`.
 const OPERATION: &[Metric<OperationStatus>] = &[
-    counter("sawmill_requests_total", "Requests answered to the front doors.", |operation| {
+    counter("sawmill_requests_total", "Requests answered to the doors.", |operation| {
         operation.requests
     }),
     counter("sawmill_request_bytes_total", "Bytes of requests that succeeded.", |operation| {
@@ -194,7 +194,7 @@ const OPERATION: &[Metric<OperationStatus>] = &[
 const OPERATION_LATENCY: (&str, &str) =
     ("sawmill_request_seconds", "Time from a request to its answer.");
 
-/// Per front door, labels `door` and `address`.
+/// Per door, labels `door` and `address`.
 const DOOR: &[Metric<DoorStatus>] = &[
     gauge("sawmill_door_connections", "Connections open now.", |door| door.connections),
     gauge(
