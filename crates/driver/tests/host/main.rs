@@ -469,7 +469,7 @@ fn a_failed_chunk_is_reported_to_every_flush_of_it_and_to_no_other() {
 }
 
 #[test]
-fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
+fn a_weak_flush_reports_a_chunk_that_failed_before() {
     let stage = Stage::new("mode=batch weak_flush=1");
     let mut driver = Puppet::connect(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
