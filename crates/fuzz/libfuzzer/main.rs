@@ -4,10 +4,10 @@
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use sawmill_fuzz::{TARGETS, Target};
+use sawmill_fuzz::{FuzzTarget, TARGETS};
 
-fn target() -> &'static Target {
-    static CHOSEN: OnceLock<&Target> = OnceLock::new();
+fn target() -> &'static FuzzTarget {
+    static CHOSEN: OnceLock<&FuzzTarget> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("SAWMILL_FUZZ_TARGET").unwrap_or_default();
         let chosen = TARGETS.iter().find(|target| target.name == name);

@@ -1,4 +1,4 @@
-//! Facts about doors of other processes: vhost-user frontends, FUSE mounts, packets of a mount
+//! DoorFacts about doors of other processes: vhost-user frontends, FUSE mounts, packets of a mount
 //! holder.
 //!
 //! Invariants: a door takes over from any facts, hands over the same facts again and serves, or
@@ -30,12 +30,12 @@ const REGION_BYTES: u64 = 64 << 10;
 /// The mount that the FUSE door asks for; nothing is mounted there.
 const MOUNTPOINT: &str = "/proc";
 
-type Facts = BTreeMap<String, String>;
+type DoorFacts = BTreeMap<String, String>;
 
 /// A line for each fact: its name, a blank, its value.
 pub(crate) fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let facts: Facts = text
+    let facts: DoorFacts = text
         .lines()
         .filter_map(|line| line.split_once(' '))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -45,7 +45,7 @@ pub(crate) fn run(bytes: &[u8]) {
     no_thread_panicked();
 }
 
-fn fuse(facts: &Facts) {
+fn fuse(facts: &DoorFacts) {
     let kernel = File::open("/dev/null").expect("it is there").into();
     let piece = DoorPiece { facts: facts.clone(), ..piece("fuse", vec![kernel]) };
     fuzzing::fuse_hand_over(Path::new(MOUNTPOINT), "disk", piece);
@@ -55,7 +55,7 @@ fn piece(what: &str, descriptors: Vec<OwnedFd>) -> DoorPiece {
     DoorPiece { what: what.to_owned(), descriptors, ..DoorPiece::default() }
 }
 
-fn vhost(facts: &Facts) {
+fn vhost(facts: &DoorFacts) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("vhost.sock");
     let Some((door, handed_facts)) = take_over(&path, facts) else { return };
@@ -65,7 +65,7 @@ fn vhost(facts: &Facts) {
 }
 
 /// A door that has taken over from these facts and serves, and the facts that it hands over.
-fn take_over(path: &PathBuf, facts: &Facts) -> Option<(VhostDoor, Facts)> {
+fn take_over(path: &PathBuf, facts: &DoorFacts) -> Option<(VhostDoor, DoorFacts)> {
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).expect("the path is free");
     let (frontend, socket) = UnixStream::pair().expect("a socket");
@@ -83,7 +83,7 @@ fn take_over(path: &PathBuf, facts: &Facts) -> Option<(VhostDoor, Facts)> {
 }
 
 /// The descriptors behind the connection that these facts name, in the order of `hand_over`.
-fn files(facts: &Facts) -> Vec<OwnedFd> {
+fn files(facts: &DoorFacts) -> Vec<OwnedFd> {
     let number =
         |name: &str| facts.get(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event");

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sawmill_fuzz::mutate::mutate;
-use sawmill_fuzz::{TARGETS, Target};
+use sawmill_fuzz::{FuzzTarget, TARGETS};
 use sawmill_testkit::Dice;
 
 /// No input makes a target use more memory.
@@ -30,7 +30,7 @@ fn inputs(target: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| std::fs::read(path).expect("a file of the corpus")).collect()
 }
 
-fn target(name: &str) -> &'static Target {
+fn target(name: &str) -> &'static FuzzTarget {
     TARGETS.iter().find(|target| target.name == name).expect("a target")
 }
 
