@@ -114,8 +114,8 @@ func Test_what_nothing_older_can_come_for_is_forgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(resolver.areas) > 3 || len(resolver.past) > 3 {
-		t.Fatalf("%d areas, %d chunks are remembered", len(resolver.areas), len(resolver.past))
+	if len(resolver.areas) > 3 || len(resolver.chunks) > 3 {
+		t.Fatalf("%d areas, %d chunks are remembered", len(resolver.areas), len(resolver.chunks))
 	}
 }
 

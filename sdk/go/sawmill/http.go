@@ -34,8 +34,8 @@ func (h *HTTPSource) ReadAt(p []byte, off int64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	wanted := p[:min(int64(len(p)), h.Size-off)]
-	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+int64(len(wanted))-1))
+	part := p[:min(int64(len(p)), h.Size-off)]
+	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+int64(len(part))-1))
 	reply, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return 0, err
@@ -44,7 +44,7 @@ func (h *HTTPSource) ReadAt(p []byte, off int64) (int, error) {
 	if reply.StatusCode != http.StatusPartialContent {
 		return 0, fmt.Errorf("%s: %s to a range request", h.URL, reply.Status)
 	}
-	n, err := io.ReadFull(reply.Body, wanted)
+	n, err := io.ReadFull(reply.Body, part)
 	if err == nil && n < len(p) {
 		err = io.EOF
 	}

@@ -12,23 +12,23 @@ type Resolver struct {
 	mu        sync.Mutex // protects the fields below; an area has a lock of its own
 	areas     map[int64]*area
 	floor     uint64
-	past      []passed
+	chunks    []appliedChunk
 }
 
 // area holds the remembered writes of a collision area.
 type area struct {
 	mu      sync.Mutex
 	users   int // protected by Resolver.mu: the goroutines that use this area
-	applied []applied
+	applied []appliedWrite
 }
 
-type applied struct {
+type appliedWrite struct {
 	start, end           int64
 	writeNumber, horizon uint64
 }
 
-// passed is a chunk that was applied, with the areas that remember it.
-type passed struct {
+// appliedChunk is a chunk that was applied, with the areas that remember it.
+type appliedChunk struct {
 	horizon uint64
 	areas   []int64
 }
@@ -42,7 +42,7 @@ func NewResolver(areaBytes int64) *Resolver {
 // entry counts as not applied, and the rest of the chunk is skipped.
 func (r *Resolver) Apply(chunk Chunk, write func(p []byte, off int64) error) error {
 	r.forget(chunk.Floor)
-	done := passed{horizon: chunk.Horizon}
+	done := appliedChunk{horizon: chunk.Horizon}
 	defer func() { r.remember(done) }()
 	for entry, data := range chunk.Entries() {
 		number := entry.Address / r.areaBytes
@@ -73,7 +73,7 @@ func (r *Resolver) apply(number int64, entry ChunkEntry, data []byte, horizon ui
 		}
 	}
 	end := entry.Address + entry.Length
-	area.applied = append(area.applied, applied{entry.Address, end, entry.WriteNumber, horizon})
+	area.applied = append(area.applied, appliedWrite{entry.Address, end, entry.WriteNumber, horizon})
 	return nil
 }
 
@@ -98,10 +98,10 @@ func (r *Resolver) put(number int64, area *area) {
 	}
 }
 
-func (r *Resolver) remember(chunk passed) {
+func (r *Resolver) remember(chunk appliedChunk) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.past = append(r.past, chunk)
+	r.chunks = append(r.chunks, chunk)
 }
 
 // forget drops writes for which nothing older can arrive: all chunks below the floor are answered.
@@ -113,16 +113,16 @@ func (r *Resolver) forget(floor uint64) {
 	}
 	r.floor = floor
 	var old []int64
-	kept := r.past[:0]
-	for _, chunk := range r.past {
+	kept := r.chunks[:0]
+	for _, chunk := range r.chunks {
 		if chunk.horizon < floor {
 			old = append(old, chunk.areas...)
 		} else {
 			kept = append(kept, chunk)
 		}
 	}
-	clear(r.past[len(kept):])
-	r.past = kept
+	clear(r.chunks[len(kept):])
+	r.chunks = kept
 	r.mu.Unlock()
 	for _, number := range old {
 		area := r.take(number)

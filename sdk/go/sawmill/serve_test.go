@@ -58,13 +58,13 @@ func expect(t *testing.T, driver *mockhost.Driver, lane int, number uint64, errn
 }
 
 func Test_payloads_are_slices_of_the_shared_memory(t *testing.T) {
-	seen := ""
+	payload := ""
 	device := disk{
 		read: func(p []byte, off int64) error {
 			copy(p, fmt.Sprintf("%d@%d", len(p), off))
 			return nil
 		},
-		write: func(p []byte, off int64) error { seen = string(p); return nil },
+		write: func(p []byte, off int64) error { payload = string(p); return nil },
 	}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
 	copy(driver.Memory[0][4096:], "written")
@@ -76,8 +76,8 @@ func Test_payloads_are_slices_of_the_shared_memory(t *testing.T) {
 		Kind: mockhost.Read, Number: 8, Address: 1024, Length: 8, Offset: 8192,
 	})
 	expect(t, driver, 0, 8, 0)
-	if got := string(driver.Memory[0][8192:8200]); seen != "written" || got != "8@1024\x00\x00" {
-		t.Fatalf("wrote %q, read %q", seen, got)
+	if got := string(driver.Memory[0][8192:8200]); payload != "written" || got != "8@1024\x00\x00" {
+		t.Fatalf("wrote %q, read %q", payload, got)
 	}
 	driver.End("ended")
 	if err := handle.Wait(); err != nil || handle.Replaced() {
@@ -131,7 +131,7 @@ func Test_commands_run_side_by_side_and_end_waits_for_them(t *testing.T) {
 	}
 }
 
-func Test_what_was_not_given_is_not_said(t *testing.T) {
+func Test_an_option_that_is_not_given_is_not_in_hello(t *testing.T) {
 	options := Options{Size: 4096, FailOnDeath: true}
 	driver, handle, hello := attached(t, disk{}, options, "mode=plain\n")
 	for _, line := range strings.Split(strings.TrimSpace(hello), "\n") {
@@ -178,7 +178,7 @@ func Test_a_host_that_dies_is_an_error(t *testing.T) {
 }
 
 func Test_a_refused_driver_receives_the_reason(t *testing.T) {
-	for expected, say := range map[string]func(d *mockhost.Driver){
+	for expected, script := range map[string]func(d *mockhost.Driver){
 		"busy as can be": func(d *mockhost.Driver) {
 			d.Send(mockhost.Refused, "errno=16\nmessage=busy as can be\n")
 		},
@@ -200,7 +200,7 @@ func Test_a_refused_driver_receives_the_reason(t *testing.T) {
 		t.Setenv("SAWMILL_DRIVER", host.Path)
 		go func() {
 			driver, _ := host.Accept()
-			say(driver)
+			script(driver)
 		}()
 		_, err := Start(context.Background(), disk{}, Options{})
 		if err == nil || !strings.Contains(err.Error(), expected) {

@@ -81,8 +81,8 @@ def carry_out(session: Session, inbox: Inbox) -> None:
     """A thread's life."""
     lane = inbox.lane
     try:
-        while (taken := inbox.take()) is not None:
-            turn, command = taken
+        while (task := inbox.take()) is not None:
+            turn, command = task
             try:
                 call = lane.worker.call(command)
                 if lane.in_order and command.kind == Kind.FLUSH:

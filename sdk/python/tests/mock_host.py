@@ -1,7 +1,7 @@
 """A small host for tests: sends what a test wants, valid or not.
 
 `MockHost` listens; `welcome` does the handshake with the next driver, and returns that driver's
-`Attached`, which sends commands and reads answers. Reads and writes go through the queue's
+`AttachedDriver`, which sends commands and reads answers. Reads and writes go through the queue's
 memory as with a real host.
 """
 
@@ -49,7 +49,7 @@ class MockHost:
         }
         facts = {"protocol": 1, "name": "disk", "generation": 1, **DEFAULTS, **own, **options}
         control.send(wire.encode(Control.WELCOME, facts))
-        attached = Attached(control, hello, facts)
+        attached = AttachedDriver(control, hello, facts)
         for _ in range(int(facts["hw_queues"])):
             attached.add_queue()
         attached.send_message(Control.ATTACHED)
@@ -129,7 +129,7 @@ class Queue:
             return True
 
 
-class Attached:
+class AttachedDriver:
     """A driver that is attached. `queues`; in batch mode `writes` and `reads`."""
 
     def __init__(self, control, hello, facts):

@@ -8,7 +8,7 @@ import unittest
 
 import sawmill
 from sawmill.wire import COMMAND, Control, Kind
-from test_batch import Chunked, hand_out
+from test_batch import ChunkDisk, hand_out
 from test_plain import Case, Ram
 
 
@@ -108,11 +108,11 @@ class Coroutines(Case):
         self.serve(Quick(), work)
 
     def test_chunks_come_to_coroutines_and_a_flush_follows_them(self):
-        class Slow(Chunked):
+        class Slow(ChunkDisk):
             async def write_chunk(self, chunk):
                 for _ in range(10):
                     await asyncio.sleep(0)
-                Chunked.write_chunk(self, chunk)
+                ChunkDisk.write_chunk(self, chunk)
 
             async def flush(self):
                 self.received.append("flush")

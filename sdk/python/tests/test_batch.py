@@ -34,7 +34,7 @@ def hand_out(queue, writes, offset=0, flag=FLAG_WRITE, **more):
     return queue.send(Kind.CHUNK, 0, len(raw), offset=offset, **{"entries": len(writes), **more})
 
 
-class Chunked:
+class ChunkDisk:
     """A device for chunks."""
 
     size, mode = "1M", "batch"
@@ -55,7 +55,7 @@ class Chunked:
 
 class Chunks(Case):
     def test_a_device_gets_the_entries_of_a_chunk_and_its_bytes(self):
-        device = Chunked()
+        device = ChunkDisk()
         handle, host = self.start(device)
         self.assertEqual(host.hello["mode"], "batch")
         hand_out(host.writes[0], [(512, 1, b"a" * 512), (8192, 3, b"b" * 4096)], offset=65536)
@@ -69,7 +69,7 @@ class Chunks(Case):
         self.assertTrue(handle.wait())
 
     def test_a_chunk_that_could_not_be_stored_is_answered_with_its_errno(self):
-        class Full(Chunked):
+        class Full(ChunkDisk):
             def write_chunk(self, chunk):
                 raise OSError(errno.ENOSPC, "full")
 
@@ -81,7 +81,7 @@ class Chunks(Case):
     def test_a_flush_follows_the_chunks_before_it_though_they_are_not_answered(self):
         command, entered, go_on = [], threading.Event(), threading.Event()
 
-        class Slow(Chunked):
+        class Slow(ChunkDisk):
             def write_chunk(self, chunk):
                 entered.set()
                 go_on.wait()
@@ -123,7 +123,7 @@ class Chunks(Case):
             ("sector 7, sectors 2", [(3584, 1, b"a" * 1024)], {}),
             ("sector 1, sectors 1", good + [(512, 2, b"")], {"broken": True}),
         ):
-            handle, host = self.start(Chunked())
+            handle, host = self.start(ChunkDisk())
             queue, broken = host.writes[0], more.pop("broken", False)
             offset = more.pop("offset", 0)
             if broken:
@@ -141,14 +141,14 @@ class Chunks(Case):
 
     def test_a_device_for_chunks_alone_is_none_for_plain_commands(self):
         with self.assertRaisesRegex(TypeError, 'set mode="batch"'):
-            sawmill.start(Chunked(), mode="plain")
+            sawmill.start(ChunkDisk(), mode="plain")
 
 
-class Resolved(Case):
+class Resolvers(Case):
     """Writes that are distributed to queues and arrive in any order,
     compared with what a disk would hold."""
 
-    def written(self, dice, writes_count, areas):
+    def random_writes(self, dice, writes_count, areas):
         """Writes in their order with their numbers, and the disk after them."""
         disk, numbers, writes = bytearray(areas * AREA_BYTES), [0] * areas, []
         for n in range(writes_count):
@@ -179,7 +179,7 @@ class Resolved(Case):
     def trial(self, seed, late=True):
         dice = random.Random(seed)
         areas = dice.randrange(1, 5)
-        writes, disk = self.written(dice, dice.randrange(1, 120), areas)
+        writes, disk = self.random_writes(dice, dice.randrange(1, 120), areas)
         chunks = self.chunks_of(dice, writes, dice.randrange(1, 5))
         options = Effective(True, len(disk), 512, AREA_BYTES, 1 << 20, METADATA_BYTES, wire.Facts())
         # Some arrive almost in order, some in any order.
@@ -232,7 +232,7 @@ class Resolved(Case):
     def test_an_ordinary_device_served_in_batches_ends_as_the_writes_did(self):
         for seed in range(10):
             dice = random.Random(seed)
-            writes, disk = self.written(dice, 100, 4)
+            writes, disk = self.random_writes(dice, 100, 4)
             chunks = self.chunks_of(dice, writes, 2)
             dice.shuffle(chunks)
             device = Ram()

@@ -202,16 +202,16 @@ class Errors(Case):
 
     def test_memory_that_was_kept_cannot_be_used_after_the_answer(self):
         class Keeper(Ram):
-            kept = None
+            memory = None
 
             def read(self, offset, buffer):
-                Keeper.kept = buffer
+                Keeper.memory = buffer
                 buffer[:] = bytes(len(buffer))
 
         _, host = self.start(Keeper())
         host.queues[0].read(0, 512)
         with self.assertRaises(ValueError):
-            Keeper.kept[0] = 1
+            Keeper.memory[0] = 1
         host.finish()
 
     def test_the_bytes_of_a_write_cannot_be_changed(self):

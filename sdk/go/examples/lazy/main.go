@@ -18,37 +18,37 @@ const block = 64 << 10
 type lazy struct {
 	sawmill.Device // of FILE
 	source         io.ReaderAt
-	file, kept     *os.File
-	sync.Mutex     // of kept
+	file, blockMap *os.File
+	sync.Mutex     // of blockMap
 }
 
-// keep fetches what FILE lacks of a range. A block counts when it is on the disk.
-func (l *lazy) keep(off int64, length int) (err error) {
+// fetch gets what FILE lacks of a range. A block counts when it is on the disk.
+func (l *lazy) fetch(off int64, length int) (err error) {
 	l.Lock()
 	defer l.Unlock()
 	for n := off / block; n*block < off+int64(length) && err == nil; n++ {
-		mark := make([]byte, 1)
-		if _, err = l.kept.ReadAt(mark, n); err != nil || mark[0] == 1 {
+		state := make([]byte, 1)
+		if _, err = l.blockMap.ReadAt(state, n); err != nil || state[0] == 1 {
 			continue
 		}
 		from := io.NewSectionReader(l.source, n*block, block)
 		_, err = io.Copy(io.NewOffsetWriter(l.file, n*block), from)
 		if err = errors.Join(err, l.file.Sync()); err == nil {
-			_, err = l.kept.WriteAt([]byte{1}, n)
+			_, err = l.blockMap.WriteAt([]byte{1}, n)
 		}
 	}
 	return err
 }
 
 func (l *lazy) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return errors.Join(l.keep(off, len(p)), l.Device.ReadAt(ctx, p, off))
+	return errors.Join(l.fetch(off, len(p)), l.Device.ReadAt(ctx, p, off))
 }
 
 func (l *lazy) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return errors.Join(l.keep(off, len(p)), l.Device.WriteAt(ctx, p, off))
+	return errors.Join(l.fetch(off, len(p)), l.Device.WriteAt(ctx, p, off))
 }
 
-func (l *lazy) Flush(context.Context) error { return errors.Join(l.file.Sync(), l.kept.Sync()) }
+func (l *lazy) Flush(context.Context) error { return errors.Join(l.file.Sync(), l.blockMap.Sync()) }
 
 func main() {
 	source, err := sawmill.OpenHTTP(os.Args[1])
@@ -56,12 +56,12 @@ func main() {
 		log.Fatal(err)
 	}
 	file, _ := os.OpenFile(os.Args[2], os.O_RDWR|os.O_CREATE, 0o600)
-	kept, _ := os.OpenFile(os.Args[2]+".map", os.O_RDWR|os.O_CREATE, 0o600)
-	err = errors.Join(file.Truncate(source.Size), kept.Truncate(source.Size/block+1))
+	blockMap, _ := os.OpenFile(os.Args[2]+".map", os.O_RDWR|os.O_CREATE, 0o600)
+	err = errors.Join(file.Truncate(source.Size), blockMap.Truncate(source.Size/block+1))
 	if err != nil {
 		log.Fatal(err)
 	}
 	under := sawmill.FromReaderWriterAt(file, file)
-	device := lazy{Device: under, source: source, file: file, kept: kept}
+	device := lazy{Device: under, source: source, file: file, blockMap: blockMap}
 	sawmill.Main(&device, sawmill.Options{Size: source.Size})
 }

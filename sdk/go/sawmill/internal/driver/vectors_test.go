@@ -82,12 +82,12 @@ var commands = map[string][]mockhost.Command{
 	"v1-two":          {flagged(write, Again), flush},
 }
 
-type answered struct {
+type answer struct {
 	number uint64
 	errno  int32
 }
 
-var answers = map[string][]answered{
+var answers = map[string][]answer{
 	"v1-done":     {{0x0102030405060708, 0}},
 	"v1-no-space": {{0x1112131415161718, 28}},
 	"v1-two":      {{0x0102030405060708, 0}, {0xf1f2f3f4f5f6f7f8, 110}},
@@ -169,7 +169,7 @@ func Test_commands_are_the_golden_ones(t *testing.T) {
 }
 
 func Test_answers_are_the_golden_ones(t *testing.T) {
-	eachVector(t, "answer", answers, func(t *testing.T, values []answered, packet []byte) {
+	eachVector(t, "answer", answers, func(t *testing.T, values []answer, packet []byte) {
 		var encoded []byte
 		for _, value := range values {
 			encoded = append(encoded, encodeAnswer(value.number, value.errno)...)
