@@ -108,8 +108,8 @@ pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
     Err(Errno::LOOP.into())
 }
 
-/// The folder may be missing.
-fn unfound(path: &Path, error: std::io::Error) -> Error {
+/// Why the folder cannot be used; it may be missing.
+fn folder_error(path: &Path, error: std::io::Error) -> Error {
     if error.kind() != std::io::ErrorKind::NotFound {
         return unusable(path, error);
     }
@@ -119,7 +119,7 @@ fn unfound(path: &Path, error: std::io::Error) -> Error {
 
 /// Prepares the folder for a mount: removes what dead servers of ours left there.
 fn prepared(path: &Path) -> Result<PathBuf> {
-    let path = settled(path).map_err(|error| unfound(path, error))?;
+    let path = settled(path).map_err(|error| folder_error(path, error))?;
     // Mounts of several dead servers may lie on each other.
     while let Some(existing_mount) = mounted_at(&path) {
         let kind = &existing_mount.kind;
@@ -153,7 +153,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
             }
         }
     }
-    let facts = std::fs::metadata(&path).map_err(|error| unfound(&path, error))?;
+    let facts = std::fs::metadata(&path).map_err(|error| folder_error(&path, error))?;
     if !facts.is_dir() {
         return Err(refusal(ErrorKind::Invalid, &path, "is not a folder"));
     }

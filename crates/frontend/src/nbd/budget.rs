@@ -33,7 +33,7 @@ const CONNECTION_BYTES_MIN: u64 = 2 * PAYLOAD_BYTES_MAX as u64 + (8 << 20);
 /// A limit on the memory for requests and replies of all NBD servers with this budget. Clones share
 /// it.
 #[derive(Clone)]
-pub struct Budget(Arc<Inner>);
+pub struct Budget(Arc<SharedBudget>);
 
 /// The usage of a [`Budget`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct BudgetUse {
     pub waiting: u64,
 }
 
-struct Inner {
+struct SharedBudget {
     bytes_max: u64,
     state: Mutex<State>,
     /// Connections that wait, for cheap checks.
@@ -94,7 +94,11 @@ impl Budget {
     }
 
     fn of(bytes_max: u64) -> Self {
-        Budget(Arc::new(Inner { bytes_max, state: Mutex::default(), waiting: AtomicU64::new(0) }))
+        Budget(Arc::new(SharedBudget {
+            bytes_max,
+            state: Mutex::default(),
+            waiting: AtomicU64::new(0),
+        }))
     }
 
     /// The current usage.
@@ -116,20 +120,26 @@ impl Budget {
         (self.pool_bytes_max() / 4).max(CONNECTION_BYTES_MIN).min(self.pool_bytes_max())
     }
 
-    /// The part of one more connection; `None` if all parts are assigned. A connection from another
-    /// process was admitted there, and gets its part in any case.
-    pub(super) fn enter(&self, in_any_case: bool) -> Option<Arc<ConnectionBudget>> {
+    /// The part of one more connection; `None` if all parts are assigned.
+    pub(super) fn admit(&self) -> Option<Arc<ConnectionBudget>> {
         let mut state = self.0.state.lock();
         let room = self.0.bytes_max - self.pool_bytes_max();
-        if !in_any_case && (state.connections + 1) * SURE_BYTES > room {
-            return None;
-        }
+        ((state.connections + 1) * SURE_BYTES <= room).then(|| self.part(&mut state))
+    }
+
+    /// The part of a connection from another process: it was admitted there, and gets its part in
+    /// any case.
+    pub(super) fn adopt(&self) -> Arc<ConnectionBudget> {
+        self.part(&mut self.0.state.lock())
+    }
+
+    fn part(&self, state: &mut State) -> Arc<ConnectionBudget> {
         state.connections += 1;
-        Some(Arc::new(ConnectionBudget {
+        Arc::new(ConnectionBudget {
             budget: self.clone(),
             bytes: AtomicU64::new(0),
             granted: AtomicU64::new(0),
-        }))
+        })
     }
 
     /// Grants memory of the pool to waiting connections, as far as it goes.
@@ -335,12 +345,23 @@ impl Account {
     }
 
     /// Updates the account, with this many bytes of small replies. Memory that is not needed any
-    /// more returns to the pool; if others wait or the thread is about to wait, all of it does.
-    pub(super) fn settle(&mut self, small_bytes: u64, about_to_wait: bool) {
+    /// more returns to the pool; if others wait, all of it does.
+    pub(super) fn settle(&mut self, small_bytes: u64) {
         self.small_bytes = small_bytes;
+        self.give_back(if self.is_wanted() { 0 } else { 2 * PIECE_BYTES });
+    }
+
+    /// Returns all memory to the pool that is not in use: the thread is about to wait for an idle
+    /// client, which has no small replies.
+    pub(super) fn rest(&mut self) {
+        self.small_bytes = 0;
+        self.give_back(0);
+    }
+
+    /// Returns memory that is not in use, unless it is at most `kept_bytes`.
+    fn give_back(&mut self, kept_bytes: u64) {
         let excess_bytes = self.memory_bytes().saturating_sub(SURE_BYTES);
         let granted = self.granted();
-        let kept_bytes = if about_to_wait || self.is_wanted() { 0 } else { 2 * PIECE_BYTES };
         if excess_bytes <= granted && granted - excess_bytes <= kept_bytes {
             return;
         }
@@ -362,8 +383,8 @@ impl Account {
     /// when others have freed enough; or it is at its limit, and must send its own replies first.
     pub(super) fn ensure(&mut self, bytes: u64) -> bool {
         let needed = self.memory_bytes() + bytes;
-        // A connection that waits already goes the long way: `ask` also takes its place among the
-        // waiting away, which would otherwise be granted memory that nobody wants.
+        // A connection that waits already goes the long way: `request` also takes its
+        // place among the waiting away, which would otherwise be granted memory that nobody wants.
         if self.pending_order.is_none() && needed <= SURE_BYTES + self.granted() {
             return true;
         }

@@ -32,6 +32,8 @@ use super::ticket::{Body, Ticket};
 mod judge;
 mod memory;
 
+use memory::Progress;
+
 /// Why parsing stopped.
 enum Pause {
     /// More bytes are needed: this many in the receive buffer.
@@ -89,9 +91,8 @@ pub(super) struct Connection {
     account: Account,
     /// Memory that is missing to continue.
     short_of: Option<u64>,
-    /// Since when others wait for memory that the client keeps, and the bytes in and out at that
-    /// time.
-    wanted_since: Option<(Instant, u64, u64)>,
+    /// How far the client was when others began to wait for memory that it keeps.
+    wanted_since: Option<Progress>,
     submitted: u64,
     submitted_bytes: u64,
     /// How many more requests and bytes may be submitted before the next check.
@@ -311,7 +312,7 @@ impl Connection {
             REQUESTS_IN_FLIGHT_MAX.saturating_sub(outbox_state.in_flight),
             IN_FLIGHT_BYTES_MAX.saturating_sub(outbox_state.held_bytes),
         );
-        self.account.settle(outbox_state.small_bytes, false);
+        self.account.settle(outbox_state.small_bytes);
         outbox_state
     }
 
@@ -515,10 +516,11 @@ impl Connection {
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
                 let room = BudgetBuffer::room(self.account.connection_budget(), STATUS_BYTES_MAX);
-                (
-                    STATUS_BYTES_MAX,
-                    Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room },
-                )
+                let runs_max = match header.flags & command_flag::REQ_ONE {
+                    0 => EXTENTS_MAX,
+                    _ => 1,
+                };
+                (STATUS_BYTES_MAX, Body::Status { runs_max, room })
             }
             (_, None) => (0, Body::Empty),
         };

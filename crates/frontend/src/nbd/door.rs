@@ -17,7 +17,7 @@ use super::listener::Listener;
 use super::options::NbdOptions;
 use super::outbox::ClientChannel;
 use super::peer_identity::PeerIdentity;
-use super::server::{Client, Entry, Export, NbdServer, NbdState};
+use super::server::{Client, Entry, Export, NbdServer, NbdState, StartMode};
 use super::session::{InputBacklog, Session};
 use crate::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 
@@ -64,7 +64,7 @@ impl NbdServer {
         // Everything that can be wrong with the pieces is found before the server exists: the
         // caller goes back to the other process, which has not let go of anything.
         options.check()?;
-        let server = NbdServer::new(options, listener, metrics, true)?;
+        let server = NbdServer::new(options, listener, metrics, StartMode::OnTrial)?;
         for export in exports {
             server.add_export(export)?;
         }
@@ -90,11 +90,7 @@ impl NbdServer {
         };
         // The client was shown a size and abilities once and keeps relying on them; NBD has no
         // message that takes one back.
-        let geometry = match paused_connection.facts.on(
-            &export.device.geometry(),
-            paused_connection.style,
-            paused_connection.block_status,
-        ) {
+        let geometry = match paused_connection.geometry_on(&export.device.geometry()) {
             Ok(geometry) => geometry,
             Err(reason) => {
                 tracing::warn!(
@@ -120,7 +116,7 @@ impl NbdServer {
             }
         };
         // The other process has admitted it.
-        let Some(connection_budget) = self.shared.options.budget.enter(true) else { return };
+        let connection_budget = self.shared.options.budget.adopt();
         channel.queue_unsent(BudgetBuffer::from(&connection_budget, unsent));
         let peer_identity = PeerIdentity::of(&channel.socket);
         let entry = Entry {

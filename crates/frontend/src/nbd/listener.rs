@@ -34,14 +34,6 @@ impl Listener {
         }
     }
 
-    /// Removes the Unix socket, unless it belongs to another process.
-    pub(super) fn remove_unless(&self, on_trial: bool) {
-        // On trial, the other process still accepts on that file, and clients find it there.
-        if !on_trial {
-            self.remove();
-        }
-    }
-
     /// Device and inode of the Unix socket.
     pub(super) fn identity(&self) -> Option<(u64, u64)> {
         match &self.socket {

@@ -13,8 +13,6 @@ use sawmill_nbd_proto::{
     EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC, chunk,
 };
 
-use super::limits::EXTENTS_MAX;
-
 const STATE_HOLE_AND_ZERO: u32 = 0b11;
 
 /// An NBD error number.
@@ -146,19 +144,18 @@ impl RequestIdentity {
     }
 
     /// Appends the answer to a block status query. Adjacent equal runs are merged, and the list
-    /// ends at the limit or, with `one`, after its first run. Empty runs are omitted.
-    pub(super) fn push_block_status(self, out: &mut Vec<u8>, runs: &[Allocation], one: bool) {
-        let limit = if one { 1 } else { EXTENTS_MAX };
-        let mut merged_runs: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
+    /// ends after `runs_max` of them. Empty runs are omitted.
+    pub(super) fn push_block_status(self, out: &mut Vec<u8>, runs: &[Allocation], runs_max: usize) {
+        let mut merged_runs: Vec<Allocation> = Vec::with_capacity(runs.len().min(runs_max));
         for run in runs.iter().filter(|run| run.length > 0) {
             // A run that only continues the last one is still taken when the list is full: the
             // longer the answer reaches, the fewer queries follow.
-            let full = merged_runs.len() == limit;
+            let is_full = merged_runs.len() == runs_max;
             match merged_runs.last_mut() {
                 Some(last) if last.data == run.data => {
                     last.length = last.length.saturating_add(run.length)
                 }
-                _ if full => break,
+                _ if is_full => break,
                 _ => merged_runs.push(*run),
             }
         }

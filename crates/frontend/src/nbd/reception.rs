@@ -180,8 +180,8 @@ impl NbdState {
         if !self.exports.contains(&export) {
             return Err(End::Stopping);
         }
-        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client \
-            connected");
+        let style = session.style;
+        tracing::debug!(peer, export = export.name, ?style, "nbd: a client connected");
         let Some(peer_identity) = registry.entries.get(&id).map(|entry| entry.peer_identity) else {
             return Err(End::Stopping);
         };
@@ -191,7 +191,7 @@ impl NbdState {
         // Only after the handshake: half-open connections must not use up the memory that is set
         // aside for clients.
         let connection_budget =
-            self.options.budget.enter(false).ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
+            self.options.budget.admit().ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
         if let Some(entry) = registry.entries.get_mut(&id) {
             entry.export = Some(export);
         }
@@ -238,13 +238,9 @@ impl NbdState {
                     "nbd: connection closed: the client broke the protocol"
                 );
             }
-            End::Refused(reason) => tracing::warn!(
-                peer,
-                reason,
-                left_out,
-                "nbd: refused a \
-                connection"
-            ),
+            End::Refused(reason) => {
+                tracing::warn!(peer, reason, left_out, "nbd: refused a connection")
+            }
             _ => tracing::warn!(
                 peer,
                 left_out,

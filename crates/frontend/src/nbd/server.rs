@@ -118,6 +118,24 @@ pub(super) struct NbdState {
     pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// How a server starts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StartMode {
+    /// With a listener of its own.
+    Serving,
+    /// With what it took over from another process, which may still roll that back: it is quiet
+    /// until it is resumed.
+    OnTrial,
+}
+
+/// Removes the Unix socket of a server that does not start.
+fn discard(listener: &Listener, start_mode: StartMode) {
+    // On trial, the other process still accepts on that file, and clients find it there.
+    if start_mode == StartMode::Serving {
+        listener.remove();
+    }
+}
+
 /// A running NBD server. Dropping it is [`Stop::Now`](crate::Stop::Now).
 pub struct NbdServer {
     pub(super) shared: Arc<NbdState>,
@@ -131,15 +149,15 @@ impl NbdServer {
     pub fn start(options: NbdOptions) -> Result<Self> {
         options.check()?;
         let listener = Listener::open(&options)?;
-        Self::new(options, listener, NbdMetrics::default(), false)
+        Self::new(options, listener, NbdMetrics::default(), StartMode::Serving)
     }
 
-    /// A server behind this listener. On trial, it is quiet until it is resumed.
+    /// A server behind this listener.
     pub(super) fn new(
         options: NbdOptions,
         listener: Listener,
         metrics: NbdMetrics,
-        on_trial: bool,
+        start_mode: StartMode,
     ) -> Result<Self> {
         let system = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "nbd: cannot start the server", error)
@@ -147,7 +165,7 @@ impl NbdServer {
         let waker = match Waker::new() {
             Ok(waker) => waker,
             Err(error) => {
-                listener.remove_unless(on_trial);
+                discard(&listener, start_mode);
                 return Err(system(error));
             }
         };
@@ -158,10 +176,10 @@ impl NbdServer {
             registry: Mutex::new(Registry { past: metrics, ..Registry::default() }),
             changed: Condvar::new(),
             stopping: AtomicBool::new(false),
-            pausing: AtomicBool::new(on_trial),
+            pausing: AtomicBool::new(start_mode == StartMode::OnTrial),
             released: Condvar::new(),
             complaints: Complaints::default(),
-            on_trial: AtomicBool::new(on_trial),
+            on_trial: AtomicBool::new(start_mode == StartMode::OnTrial),
             waker,
             accepting: Mutex::default(),
         });
@@ -175,7 +193,7 @@ impl NbdServer {
                 Ok(NbdServer { shared })
             }
             Err(error) => {
-                shared.listener.remove_unless(on_trial);
+                discard(&shared.listener, start_mode);
                 Err(system(error))
             }
         }

@@ -2,7 +2,8 @@
 //! facts as shown to the client, the unread bytes, and the reason for the end.
 //!
 //! Invariant: a connection keeps the size, the longest request and the flags that its client was
-//! shown. [`ExportFacts::on`] refuses a device that no longer supports them, and never shows more.
+//! shown. [`PausedConnection::geometry_on`] refuses a device that no longer supports them, and
+//! never shows more.
 //!
 //! Not here: the loop of requests (`connection`), and the hand-over of a session (`hand_over`).
 
@@ -64,45 +65,8 @@ impl ExportFacts {
             flags: transmission_flags(geometry, style),
         }
     }
-
-    /// The geometry for a connection whose client was shown these facts, on a device with the
-    /// geometry `now`; or the reason why the device does not support them.
-    pub(super) fn on(
-        &self,
-        now: &Geometry,
-        style: Style,
-        block_status: bool,
-    ) -> Result<Geometry, String> {
-        let current_facts = ExportFacts::of(now, style);
-        if current_facts.size_bytes < self.size_bytes {
-            return Err(format!(
-                "its size is {} bytes and was {}",
-                current_facts.size_bytes, self.size_bytes
-            ));
-        }
-        if current_facts.request_bytes_max < self.request_bytes_max {
-            let (now, before) = (current_facts.request_bytes_max, self.request_bytes_max);
-            return Err(format!("its longest request is {now} bytes and was {before}"));
-        }
-        let read_only = self.flags & transmission::READ_ONLY != 0;
-        if now.read_only && !read_only {
-            return Err("it is read-only now".into());
-        }
-        // READ_ONLY takes abilities away. A device that has become writable still does all that was
-        // shown.
-        let lost_flags = self.flags & !transmission::READ_ONLY & !current_facts.flags;
-        if lost_flags != 0 {
-            return Err(format!("it no longer supports the transmission flags {lost_flags:#x}"));
-        }
-        if block_status && !now.operations.allocation {
-            return Err("it no longer reports its allocation".into());
-        }
-        // The client keeps what it was shown, also of a device that has grown: it checks its own
-        // requests against that.
-        let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
-        Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
-    }
 }
+
 /// The state of a paused connection: enough to resume it elsewhere, with its socket and its unsent
 /// replies.
 #[derive(Debug)]
@@ -111,6 +75,42 @@ pub(super) struct PausedConnection {
     pub(super) block_status: bool,
     pub(super) facts: ExportFacts,
     pub(super) backlog: InputBacklog,
+}
+
+impl PausedConnection {
+    /// The geometry for its client, which relies on the facts that it was shown, on a device with
+    /// the geometry `now`; or the reason why the device does not support them.
+    pub(super) fn geometry_on(&self, now: &Geometry) -> Result<Geometry, String> {
+        let shown = &self.facts;
+        let current_facts = ExportFacts::of(now, self.style);
+        if current_facts.size_bytes < shown.size_bytes {
+            return Err(format!(
+                "its size is {} bytes and was {}",
+                current_facts.size_bytes, shown.size_bytes
+            ));
+        }
+        if current_facts.request_bytes_max < shown.request_bytes_max {
+            let (now, before) = (current_facts.request_bytes_max, shown.request_bytes_max);
+            return Err(format!("its longest request is {now} bytes and was {before}"));
+        }
+        let was_read_only = shown.flags & transmission::READ_ONLY != 0;
+        if now.read_only && !was_read_only {
+            return Err("it is read-only now".into());
+        }
+        // READ_ONLY takes abilities away. A device that has become writable still does all that was
+        // shown.
+        let lost_flags = shown.flags & !transmission::READ_ONLY & !current_facts.flags;
+        if lost_flags != 0 {
+            return Err(format!("it no longer supports the transmission flags {lost_flags:#x}"));
+        }
+        if self.block_status && !now.operations.allocation {
+            return Err("it no longer reports its allocation".into());
+        }
+        // The client keeps what it was shown, also of a device that has grown: it checks its own
+        // requests against that.
+        let (size_bytes, request_bytes_max) = (shown.size_bytes, shown.request_bytes_max);
+        Ok(Geometry { size_bytes, request_bytes_max, read_only: was_read_only, ..*now })
+    }
 }
 
 /// The refusal of a request: the errno and text that the client gets.

@@ -21,8 +21,8 @@ pub(super) enum Body {
     /// The buffer for the data of a read: `bytes[head_bytes..end]`, with room for the reply's head
     /// before it.
     Read { bytes: BudgetBuffer, head_bytes: usize, end: usize },
-    /// A block status query; with `one`, for a single run. `room` counts the memory of the answer.
-    Status { one: bool, room: BudgetBuffer },
+    /// A block status query for at most `runs_max` runs. `room` counts the memory of the answer.
+    Status { runs_max: usize, room: BudgetBuffer },
 }
 
 /// One request in flight.
@@ -78,8 +78,9 @@ impl Exchange for Ticket {
             }
             // The protocol demands at least one run. Without one, a client would ask for the same
             // range forever, so an empty answer is an error of the device.
-            (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
-                channel.answer(charged_bytes, |out| identity.push_block_status(out, &runs, one));
+            (Ok(Reply::Allocation(runs)), Body::Status { runs_max, room }) if !runs.is_empty() => {
+                channel
+                    .answer(charged_bytes, |out| identity.push_block_status(out, &runs, runs_max));
                 drop(room);
             }
             (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {

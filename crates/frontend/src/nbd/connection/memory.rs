@@ -19,6 +19,14 @@ use super::{Connection, STATUS_BYTES_MAX};
 /// memory it keeps.
 const PROGRESS_BYTES_MIN: u64 = 1 << 20;
 
+/// How far the client of a connection had come at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Progress {
+    at: Instant,
+    received_bytes: u64,
+    sent_bytes: u64,
+}
+
 impl Connection {
     /// Whether the missing memory is available now.
     pub(super) fn may_go_on(&mut self) -> bool {
@@ -64,7 +72,7 @@ impl Connection {
         self.intake.rest();
         self.drop_read_spares();
         self.account.withdraw();
-        self.account.settle(0, true);
+        self.account.rest();
     }
 
     /// Whether the client has kept memory for which others wait, and has read next to nothing (or
@@ -78,13 +86,20 @@ impl Connection {
             return false;
         }
         let counters = &self.channel.counters;
-        let now =
-            (Instant::now(), counters.bytes_in.load(Relaxed), counters.bytes_out.load(Relaxed));
+        let now = Progress {
+            at: Instant::now(),
+            received_bytes: counters.bytes_in.load(Relaxed),
+            sent_bytes: counters.bytes_out.load(Relaxed),
+        };
         let since = *self.wanted_since.get_or_insert(now);
-        if since.0.elapsed() < self.shared.options.linger_time_max {
+        if since.at.elapsed() < self.shared.options.linger_time_max {
             return false;
         }
-        let moved_bytes = if state.socket_full { now.2 - since.2 } else { now.1 - since.1 };
+        let moved_bytes = if state.socket_full {
+            now.sent_bytes - since.sent_bytes
+        } else {
+            now.received_bytes - since.received_bytes
+        };
         // Each period is judged by itself: a client that read a gigabyte before it stopped has no
         // credit.
         self.wanted_since = Some(now);
