@@ -116,8 +116,8 @@ fn write(statement: &Statement<'_>, into: &mut Body<'_>) -> bool {
         Statement::Command(command, inline) => {
             into.command(&command, inline.len(), |place| place.copy_from_slice(inline))
         }
-        Statement::Data(Data { slot, sequence, offset, bytes }) => {
-            into.data(slot, sequence, offset, bytes.len(), |place| place.copy_from_slice(bytes))
+        Statement::Data(Data { slot, use_number, offset, bytes }) => {
+            into.data(slot, use_number, offset, bytes.len(), |place| place.copy_from_slice(bytes))
         }
         Statement::Reply(reply, inline) => {
             into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline))

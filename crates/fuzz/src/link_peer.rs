@@ -239,13 +239,13 @@ impl TestTarget {
         mouth
     }
 
-    /// The bytes of the reply to slot 0, use `sequence`.
-    fn reply(&self, sequence: u64) -> Option<(u8, Vec<u8>)> {
+    /// The bytes of the reply to slot 0, use `use_number`.
+    fn reply(&self, use_number: u64) -> Option<(u8, Vec<u8>)> {
         let packets = self.wire.take();
         let mut replies =
             packets.iter().flat_map(statements).filter_map(|statement| match statement {
                 Statement::Reply(reply, inline)
-                    if reply.slot == 0 && reply.sequence == sequence =>
+                    if reply.slot == 0 && reply.use_number == use_number =>
                 {
                     Some((reply.status, inline.to_vec()))
                 }
@@ -255,8 +255,8 @@ impl TestTarget {
     }
 }
 
-fn command(operation: Operation, sequence: u64, flags: u8, length: u64) -> Command {
-    Command { operation, slot: 0, flags, export: 0, sequence, address: 1000, length }
+fn command(operation: Operation, use_number: u64, flags: u8, length: u64) -> Command {
+    Command { operation, slot: 0, flags, export: 0, use_number, address: 1000, length }
 }
 
 /// Any bytes to a target, as its peer's.
@@ -376,7 +376,7 @@ impl Asker {
         };
         let bytes = opened.encode();
         let length = bytes.len() as u32;
-        let reply = Reply { slot: open.slot, sequence: open.sequence, status: 0, length };
+        let reply = Reply { slot: open.slot, use_number: open.use_number, status: 0, length };
         self.receive(end.packet_of(|body| {
             assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
         }));

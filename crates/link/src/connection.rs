@@ -1,5 +1,5 @@
-//! One connection as one end sees it: it opens packets, hands their statements to slots or handles them
-//! as notes, and puts what is ready into packets of the least loaded link.
+//! One connection as one end sees it: it opens packets, hands their statements to slots or handles
+//! them as notes, and puts what is ready into packets of the least loaded link.
 //!
 //! Both ends use this; they differ in their [`SlotEnd`]: an initiator's slots or a target's. Any
 //! thread may call any method. A thread that finds the sending half of a link locked leaves the
@@ -172,8 +172,8 @@ impl<E: SlotEnd> Connection<E> {
         self.last_received_at_ns.load(Ordering::Relaxed)
     }
 
-    /// Handles a packet of kind *sealed*. Calls `control_statement` for statements that are not handled here,
-    /// after the packet was authenticated.
+    /// Handles a packet of kind *sealed*. Calls `control_statement` for statements that are not
+    /// handled here, after the packet was authenticated.
     pub(crate) fn receive(
         &self,
         header: &Packet,
@@ -504,7 +504,7 @@ impl<E: SlotEnd> Connection<E> {
         self.links.iter().map(of).sum()
     }
 
-    /// ConnectionLink `index` uses this path from now on, in packets of this many bytes.
+    /// Link `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
         let kind = if path.peer == Peer::Stream { PathKind::Stream } else { PathKind::Datagrams };
@@ -514,7 +514,7 @@ impl<E: SlotEnd> Connection<E> {
         output.open = true;
     }
 
-    /// ConnectionLink `index` carries nothing until it is reopened; what was in flight there uses other
+    /// Link `index` carries nothing until it is reopened; what was in flight there uses other
     /// links.
     pub(crate) fn close_link(&self, index: usize) {
         let mut output = self.links[index].output.lock();

@@ -1,8 +1,8 @@
 //! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they
 //! need.
 //!
-//! Invariants: a piece that is in a packet is in no other one until it counts as lost. The text of a
-//! failure is sent whole. No allocation after `new`.
+//! Invariants: a piece that is in a packet is in no other one until it counts as lost. The text of
+//! a failure is sent whole. No allocation after `new`.
 //!
 //! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
 
@@ -23,11 +23,11 @@ pub(crate) enum Head {
 type Fill<'a> = &'a dyn Fn(usize, &mut [u8]);
 
 impl Head {
-    /// Slot and sequence.
+    /// Slot and use number.
     fn use_of_slot(&self) -> (u16, u64) {
         match self {
-            Head::Command(command) => (command.slot, command.sequence),
-            Head::Reply(reply) => (reply.slot, reply.sequence),
+            Head::Command(command) => (command.slot, command.use_number),
+            Head::Reply(reply) => (reply.slot, reply.use_number),
         }
     }
 
@@ -76,7 +76,7 @@ impl UnsentPieces {
         body: &mut Body<'_>,
         pieces: &mut SentPieces,
     ) -> SlotFill {
-        let (slot, sequence) = head.use_of_slot();
+        let (slot, use_number) = head.use_of_slot();
         while !pieces.is_full() {
             let (kind, offset, put) = if self.head {
                 let Some(inline) = head.put(body, bytes, fill) else { return SlotFill::More };
@@ -87,7 +87,7 @@ impl UnsentPieces {
                 let want = (end as usize * GRAIN_BYTES).min(bytes) - offset;
                 let room = body.payload_room(data_at::SIZE, want);
                 let at = offset as u32;
-                if room == 0 || !body.data(slot, sequence, at, room, |into| fill(offset, into)) {
+                if room == 0 || !body.data(slot, use_number, at, room, |into| fill(offset, into)) {
                     return SlotFill::More;
                 }
                 (PieceKind::Body, offset, room)
@@ -99,7 +99,7 @@ impl UnsentPieces {
             pieces.push(SentPiece {
                 kind,
                 slot,
-                sequence,
+                use_number,
                 offset: offset as u32,
                 bytes: put as u32,
             });

@@ -1,9 +1,9 @@
-//! The protocol between the two ends of a link: packets, the statements in them, and the messages of the
-//! handshake.
+//! The protocol between the two ends of a link: packets, the statements in them, and the messages
+//! of the handshake.
 //!
-//! Modules: this file is the packet's header; [`statement`] the content of a sealed packet; [`greeting`]
-//! the payloads of the handshake and of discovery; [`control`] requests to a target other than
-//! reads and writes.
+//! Modules: this file is the packet's header; [`statement`] the content of a sealed packet;
+//! [`greeting`] the payloads of the handshake and of discovery; [`control`] requests to a target
+//! other than reads and writes.
 //!
 //! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its
 //! input justifies. A packet contains its own length, so that a stream can be cut into packets, and

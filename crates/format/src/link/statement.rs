@@ -1,8 +1,8 @@
 //! The statements of a sealed packet: commands, data, replies, acknowledgements, notes about links.
 //!
-//! Invariants: the statements of a packet follow each other without gaps; a statement of kind 0, or the end
-//! of the body, ends them, and only zeroes follow. Every statement is self-contained: it names its slot
-//! and sequence, so that statements may come in any order, twice, or never.
+//! Invariants: the statements of a packet follow each other without gaps; a statement of kind 0, or
+//! the end of the body, ends them, and only zeroes follow. Every statement is self-contained: it
+//! names its slot and use number, so that statements may come in any order, twice, or never.
 //!
 //! Not here: the state of a slot, and the effect of a statement (`crates/link`).
 
@@ -20,7 +20,7 @@ layout! {
     FLAGS: 4, 1, "flags";
     EXPORT: 5, 1, "export";
     INLINE_BYTES: 6, 2, "inline_bytes";
-    SEQUENCE: 8, 8, "sequence";
+    USE_NUMBER: 8, 8, "use_number";
     ADDRESS: 16, 8, "address";
     LENGTH: 24, 8, "length";
 }
@@ -32,7 +32,7 @@ layout! {
     RESERVED: 1, 1, "reserved";
     SLOT: 2, 2, "slot";
     OFFSET: 4, 4, "offset";
-    SEQUENCE: 8, 8, "sequence";
+    USE_NUMBER: 8, 8, "use_number";
     BYTES: 16, 4, "bytes";
 }
 
@@ -44,7 +44,7 @@ layout! {
     SLOT: 2, 2, "slot";
     INLINE_BYTES: 4, 2, "inline_bytes";
     RESERVED: 6, 2, "reserved";
-    SEQUENCE: 8, 8, "sequence";
+    USE_NUMBER: 8, 8, "use_number";
     LENGTH: 16, 4, "length";
 }
 
@@ -181,7 +181,7 @@ pub struct Command {
     /// The open export's number, from the answer to its open.
     pub export: u8,
     /// Which use of the slot: grows with each use.
-    pub sequence: u64,
+    pub use_number: u64,
     /// First byte of the range.
     pub address: u64,
     /// Bytes of the range; for packed writes and opens, of the payload.
@@ -194,7 +194,7 @@ pub struct Data<'a> {
     /// The slot.
     pub slot: u16,
     /// Which use of it.
-    pub sequence: u64,
+    pub use_number: u64,
     /// Where in the payload they begin: a multiple of [`GRAIN_BYTES`].
     pub offset: u32,
     /// The bytes.
@@ -207,7 +207,7 @@ pub struct Reply {
     /// The slot.
     pub slot: u16,
     /// Which use of it.
-    pub sequence: u64,
+    pub use_number: u64,
     /// 0, or what went wrong (see `status` on the page).
     pub status: u8,
     /// Bytes of the whole payload: of a read, of the answer to a control, of an error's text.
@@ -312,7 +312,7 @@ impl<'a> Statements<'a> {
             slot: command_at::SLOT.u16(at),
             flags: command_at::FLAGS.u8(at),
             export: command_at::EXPORT.u8(at),
-            sequence: command_at::SEQUENCE.u64(at),
+            use_number: command_at::USE_NUMBER.u64(at),
             address: command_at::ADDRESS.u64(at),
             length: command_at::LENGTH.u64(at),
         };
@@ -333,7 +333,7 @@ impl<'a> Statements<'a> {
         check_field(WHAT, "bytes", "none", !bytes.is_empty())?;
         Ok(Statement::Data(Data {
             slot: data_at::SLOT.u16(at),
-            sequence: data_at::SEQUENCE.u64(at),
+            use_number: data_at::USE_NUMBER.u64(at),
             offset,
             bytes,
         }))
@@ -344,7 +344,7 @@ impl<'a> Statements<'a> {
         check_reserved(WHAT, reply_at::RESERVED, at)?;
         let reply = Reply {
             slot: reply_at::SLOT.u16(at),
-            sequence: reply_at::SEQUENCE.u64(at),
+            use_number: reply_at::USE_NUMBER.u64(at),
             status: reply_at::STATUS.u8(at),
             length: reply_at::LENGTH.u32(at),
         };
@@ -494,7 +494,7 @@ impl<'a> Body<'a> {
         command_at::FLAGS.put(at, [command.flags]);
         command_at::EXPORT.put(at, [command.export]);
         command_at::INLINE_BYTES.put(at, (inline as u16).to_le_bytes());
-        command_at::SEQUENCE.put(at, command.sequence.to_le_bytes());
+        command_at::USE_NUMBER.put(at, command.use_number.to_le_bytes());
         command_at::ADDRESS.put(at, command.address.to_le_bytes());
         command_at::LENGTH.put(at, command.length.to_le_bytes());
         fill(&mut at[command_at::SIZE..]);
@@ -505,7 +505,7 @@ impl<'a> Body<'a> {
     pub fn data(
         &mut self,
         slot: u16,
-        sequence: u64,
+        use_number: u64,
         offset: u32,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]),
@@ -515,7 +515,7 @@ impl<'a> Body<'a> {
         data_at::RESERVED.put(at, [0]);
         data_at::SLOT.put(at, slot.to_le_bytes());
         data_at::OFFSET.put(at, offset.to_le_bytes());
-        data_at::SEQUENCE.put(at, sequence.to_le_bytes());
+        data_at::USE_NUMBER.put(at, use_number.to_le_bytes());
         data_at::BYTES.put(at, (bytes as u32).to_le_bytes());
         fill(&mut at[data_at::SIZE..]);
         true
@@ -529,7 +529,7 @@ impl<'a> Body<'a> {
         reply_at::SLOT.put(at, reply.slot.to_le_bytes());
         reply_at::INLINE_BYTES.put(at, (inline as u16).to_le_bytes());
         reply_at::RESERVED.put(at, [0; 2]);
-        reply_at::SEQUENCE.put(at, reply.sequence.to_le_bytes());
+        reply_at::USE_NUMBER.put(at, reply.use_number.to_le_bytes());
         reply_at::LENGTH.put(at, reply.length.to_le_bytes());
         fill(&mut at[reply_at::SIZE..]);
         true

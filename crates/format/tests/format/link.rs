@@ -16,11 +16,11 @@ const COMMAND: Command = Command {
     slot: 258,
     flags: FUA,
     export: 7,
-    sequence: 0x0102_0304,
+    use_number: 0x0102_0304,
     address: 1 << 20,
     length: 130,
 };
-const REPLY: Reply = Reply { slot: 258, sequence: 0x0102_0304, status: 10, length: 4 };
+const REPLY: Reply = Reply { slot: 258, use_number: 0x0102_0304, status: 10, length: 4 };
 pub(crate) const JOIN: Note =
     Note { kind: NoteKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
 /// Newest first; the last two touch.

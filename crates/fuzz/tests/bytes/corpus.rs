@@ -52,27 +52,27 @@ const LATER: u8 = 1 << 6;
 fn command_piece(
     slot: u16,
     operation: Operation,
-    sequence: u64,
+    use_number: u64,
     range: (u64, u64),
     inline: &[u8],
 ) -> Vec<u8> {
     let (address, length) = range;
-    let command = Command { operation, slot, flags: 0, export: 0, sequence, address, length };
+    let command = Command { operation, slot, flags: 0, export: 0, use_number, address, length };
     link_piece(LATER, |body| {
         body.command(&command, inline.len(), |into| into.copy_from_slice(inline));
     })
 }
 
-fn answered(slot: u16, sequence: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
-    let reply = Reply { slot, sequence, status, length: bytes.len() as u32 };
+fn answered(slot: u16, use_number: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
+    let reply = Reply { slot, use_number, status, length: bytes.len() as u32 };
     link_piece(LATER, |body| {
         body.reply(&reply, bytes.len(), |into| into.copy_from_slice(bytes));
     })
 }
 
-fn bytes_of(slot: u16, sequence: u64, offset: u32, bytes: usize) -> Vec<u8> {
+fn bytes_of(slot: u16, use_number: u64, offset: u32, bytes: usize) -> Vec<u8> {
     link_piece(LATER, |body| {
-        body.data(slot, sequence, offset, bytes, |into| into.fill(4));
+        body.data(slot, use_number, offset, bytes, |into| into.fill(4));
     })
 }
 

@@ -148,7 +148,7 @@ pub(super) const NOT_OPEN: u8 = u8::MAX;
 
 /// The common fields of all control commands.
 fn control(operation: Operation) -> Command {
-    Command { operation, slot: 0, flags: 0, export: NOT_OPEN, sequence: 0, address: 0, length: 0 }
+    Command { operation, slot: 0, flags: 0, export: NOT_OPEN, use_number: 0, address: 0, length: 0 }
 }
 
 /// The place in an open's answer that names the connection it arrived on: see

@@ -104,7 +104,7 @@ pub(crate) fn operation_of(asks: Asks) -> Operation {
     }
 }
 
-/// The command for a request; slot and sequence are set later.
+/// The command for a request; slot and use number are set later.
 pub(crate) fn template(request: &Request, operation: Operation, export: u8) -> Command {
     let fua = if request.flags.fua { statement::FUA } else { 0 };
     let no_unmap = if request.flags.no_unmap { statement::NO_UNMAP } else { 0 };
@@ -113,7 +113,7 @@ pub(crate) fn template(request: &Request, operation: Operation, export: u8) -> C
         slot: 0,
         flags: fua | no_unmap,
         export,
-        sequence: 0,
+        use_number: 0,
         address: request.address,
         length: request.length,
     }

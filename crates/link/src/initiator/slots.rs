@@ -1,8 +1,9 @@
 //! The initiator's slots: each carries one chunk of a request to the target, until it is answered.
 //!
 //! Invariants: a slot is the credit for a buffer of the target, granted at the handshake; a chunk
-//! without a slot waits. A slot's sequence grows with each use, so that late packets of an earlier
-//! use are recognized and dropped. A slot is free again only when its whole answer has arrived.
+//! without a slot waits. The use number of a slot grows with each use, so that late packets of an
+//! earlier use are recognized and dropped. A slot is free again only when its whole answer has
+//! arrived.
 //!
 //! Not here: which chunk is sent next (`pending`).
 
@@ -56,7 +57,7 @@ impl Slots {
             slot: 0,
             flags: 0,
             export: 0,
-            sequence: 0,
+            use_number: 0,
             address: 0,
             length: 0,
         };
@@ -123,9 +124,9 @@ impl Slots {
                 continue;
             }
             let mut slot = self.slots[usize::from(index)].lock();
-            let sequence = slot.command.sequence + 1;
+            let use_number = slot.command.use_number + 1;
             let export = self.pendings.number(command.export);
-            slot.command = Command { slot: index, sequence, export, ..command };
+            slot.command = Command { slot: index, use_number, export, ..command };
             (slot.export, slot.chunk) = (command.export, chunk);
             (slot.live, slot.reply, slot.failure) = (true, None, None);
             slot.come.clear();
@@ -156,7 +157,7 @@ impl Slots {
 
     fn reply(&self, reply: &Reply, inline: &[u8]) -> Result<(), Violation> {
         let mut slot = self.slot(reply.slot)?.lock();
-        if !slot.live || slot.command.sequence != reply.sequence {
+        if !slot.live || slot.command.use_number != reply.use_number {
             return Ok(());
         }
         // A repeated reply may carry more of the payload than the first, if its packet was longer.
@@ -176,7 +177,7 @@ impl Slots {
 
     fn data(&self, data: &Data<'_>) -> Result<(), Violation> {
         let mut slot = self.slot(data.slot)?.lock();
-        if !slot.live || slot.command.sequence != data.sequence {
+        if !slot.live || slot.command.use_number != data.use_number {
             return Ok(());
         }
         self.place(&mut slot, data.offset, data.bytes)?;
@@ -271,7 +272,7 @@ impl SlotEnd for Slots {
     fn lost(&self, piece: &SentPiece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
-        let goes = slot.live && slot.command.sequence == piece.sequence;
+        let goes = slot.live && slot.command.use_number == piece.use_number;
         if goes {
             slot.unsent.lost(piece);
         }

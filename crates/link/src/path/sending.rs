@@ -60,13 +60,13 @@ pub(crate) enum PieceKind {
 pub(crate) struct SentPiece {
     pub(crate) kind: PieceKind,
     pub(crate) slot: u16,
-    pub(crate) sequence: u64,
+    pub(crate) use_number: u64,
     pub(crate) offset: u32,
     pub(crate) bytes: u32,
 }
 
 const NO_PIECE: SentPiece =
-    SentPiece { kind: PieceKind::Head, slot: 0, sequence: 0, offset: 0, bytes: 0 };
+    SentPiece { kind: PieceKind::Head, slot: 0, use_number: 0, offset: 0, bytes: 0 };
 
 /// The pieces of one packet.
 #[derive(Clone, Copy)]

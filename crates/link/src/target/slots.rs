@@ -1,10 +1,10 @@
-//! The target's slots: a command is gathered from its statements, executed by the device, and answered.
-//! The answer stays until the initiator reuses the slot, which is its receipt.
+//! The target's slots: a command is gathered from its statements, executed by the device, and
+//! answered. The answer stays until the initiator reuses the slot, which is its receipt.
 //!
-//! Invariants: a command is executed once, however often its statements arrive: a statement of an earlier use
-//! of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the
-//! buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the buffer
-//! and the exchange of a slot are reused.
+//! Invariants: a command is executed once, however often its statements arrive: a statement of an
+//! earlier use of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet
+//! to the buffer that the device reads. Reuse of a slot in use is a violation. No allocation: the
+//! buffer and the exchange of a slot are reused.
 //!
 //! Not here: which device, and access to it (`served`).
 
@@ -38,7 +38,7 @@ enum Phase {
 }
 
 struct Slot {
-    sequence: u64,
+    use_number: u64,
     phase: Phase,
     command: Option<Command>,
     come: GrainSet,
@@ -82,7 +82,7 @@ impl Slots {
         let slot = |slot| {
             let buffer = vec![0; slot_bytes as usize].into();
             Mutex::new(Slot {
-                sequence: 0,
+                use_number: 0,
                 phase: Phase::Idle,
                 command: None,
                 come: GrainSet::new(slot_bytes as usize),
@@ -120,26 +120,27 @@ impl Slots {
         }
     }
 
-    /// The slot, ready for statements of use `sequence`; none if they are late or duplicates.
+    /// The slot, ready for statements of use `use_number`; none if they are late or duplicates.
     fn gathering(
         &self,
         index: u16,
-        sequence: u64,
+        use_number: u64,
     ) -> Result<Option<MutexGuard<'_, Slot>>, Violation> {
         let slot = self
             .slots
             .get(usize::from(index))
             .ok_or(Violation::Rule("it names a slot that does not exist"))?;
         let mut slot = slot.lock();
-        if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering)
+        if use_number < slot.use_number
+            || (use_number == slot.use_number && slot.phase != Phase::Gathering)
         {
             return Ok(None);
         }
-        if sequence > slot.sequence {
+        if use_number > slot.use_number {
             if !matches!(slot.phase, Phase::Idle | Phase::Answered) {
                 return Err(Violation::Rule("a slot is reused before its request was answered"));
             }
-            (slot.sequence, slot.phase, slot.command) = (sequence, Phase::Gathering, None);
+            (slot.use_number, slot.phase, slot.command) = (use_number, Phase::Gathering, None);
             slot.come.clear();
         }
         Ok(Some(slot))
@@ -151,7 +152,7 @@ impl Slots {
         if !fits {
             return Err(Violation::Rule("a command is longer than a slot"));
         }
-        let Some(mut slot) = self.gathering(command.slot, command.sequence)? else {
+        let Some(mut slot) = self.gathering(command.slot, command.use_number)? else {
             return Ok(None);
         };
         if slot.command.is_none() {
@@ -168,7 +169,7 @@ impl Slots {
         {
             return Err(Violation::Rule("bytes outside the slot"));
         }
-        let Some(mut slot) = self.gathering(data.slot, data.sequence)? else { return Ok(None) };
+        let Some(mut slot) = self.gathering(data.slot, data.use_number)? else { return Ok(None) };
         slot.place(data.offset, data.bytes);
         slot.whole()
     }
@@ -208,8 +209,8 @@ impl Slots {
         let Some(carried) = slot.exchange.as_ref().filter(|_| slot.phase == Phase::Answered) else {
             return SlotFill::All;
         };
-        let (sequence, status, length) = (slot.sequence, slot.status, slot.answer_bytes);
-        let head = Head::Reply(Reply { slot: index, sequence, status, length });
+        let (use_number, status, length) = (slot.use_number, slot.status, slot.answer_bytes);
+        let head = Head::Reply(Reply { slot: index, use_number, status, length });
         let fill = |offset: usize, into: &mut [u8]| {
             into.copy_from_slice(&carried.buffer[offset..offset + into.len()]);
         };
@@ -220,7 +221,7 @@ impl Slots {
     pub(super) fn lost(&self, piece: &SentPiece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
-        let goes = slot.phase == Phase::Answered && slot.sequence == piece.sequence;
+        let goes = slot.phase == Phase::Answered && slot.use_number == piece.use_number;
         if goes {
             slot.unsent.lost(piece);
         }

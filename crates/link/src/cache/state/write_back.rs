@@ -79,8 +79,8 @@ impl State {
         row.take_while(|(number, next)| *number == next && whole(*next)).count()
     }
 
-    /// The pages of the next write-back, and their runs: a row of whole pages, or what can be packed
-    /// before the next such row.
+    /// The pages of the next write-back, and their runs: a row of whole pages, or what can be
+    /// packed before the next such row.
     fn choose(&self, runs: &mut Vec<PageRun>) -> Vec<u64> {
         let first = self
             .dirty

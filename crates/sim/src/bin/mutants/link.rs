@@ -26,14 +26,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a statement of an earlier use of a slot counts for the newer one",
         "link/src/target/slots.rs",
-        "if sequence < slot.sequence || (sequence",
-        "if (sequence",
+        "if use_number < slot.use_number\n            || (use_number",
+        "if (use_number",
     ),
     mutant(
         "a command that comes again is carried out again",
         "link/src/target/slots.rs",
-        "(sequence == slot.sequence && slot.phase != Phase::Gathering)",
-        "(sequence == slot.sequence && slot.phase == Phase::Working)",
+        "(use_number == slot.use_number && slot.phase != Phase::Gathering)",
+        "(use_number == slot.use_number && slot.phase == Phase::Working)",
     ),
     mutant(
         "a credit is not given back",
@@ -45,7 +45,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         concat!(
             "        let (place, failure) = (slot.chunk.place, slot.failure.take());\n",
-            "        let again = slot.command.sequence % 50 == 0;\n",
+            "        let again = slot.command.use_number % 50 == 0;\n",
             "        drop(slot);\n",
             "        if !again {\n",
             "            self.free.lock().push(index);\n",
@@ -103,8 +103,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a reply that comes again with more of its bytes is not looked at",
         "link/src/initiator/slots.rs",
-        "if !slot.live || slot.command.sequence != reply.sequence {",
-        "if !slot.live || slot.command.sequence != reply.sequence || slot.reply.is_some() {",
+        "if !slot.live || slot.command.use_number != reply.use_number {",
+        "if !slot.live || slot.command.use_number != reply.use_number || slot.reply.is_some() {",
     ),
     mutant(
         "a device that comes back is given the number of another",
