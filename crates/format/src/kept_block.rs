@@ -62,7 +62,7 @@ layout! {
     PREAMBLE: 0, 16, "preamble";
     VOLUME_ID: 16, 16, "volume_id";
     PUT_ID: 32, 16, "put_id";
-    SLOT: 48, 8, "slot";
+    PIN_NUMBER: 48, 8, "pin_number";
     CLONE_ID: 56, 16, "clone_id";
     NUMBER: 72, 8, "number";
     THROUGH_SEQUENCE: 80, 8, "through_sequence";
@@ -107,7 +107,7 @@ pub struct CutEntry {
     pub position: u64,
     /// The time of the state, in milliseconds since 1970, UTC, by the writer's clock.
     pub wall_unix_ms: u64,
-    /// The slot of a pin; 0 for the other kinds.
+    /// The number of a pin; 0 for the other kinds.
     pub pin: u64,
     /// For a retained checkpoint, how long the volume had been attached by then, in seconds,
     /// rounded up; 0 when its writer was of an older version, and for the other kinds.
@@ -121,7 +121,7 @@ pub struct LineageEntry {
     pub through_sequence: u64,
     /// The ancestor.
     pub volume_id: VolumeId,
-    /// The slot of our pin there.
+    /// The number of our pin there.
     pub pin: u64,
     /// The checkpoint of the ancestor that our pin names.
     pub cut_number: u64,
@@ -143,7 +143,7 @@ pub struct DeadEntry {
 pub struct KeptBlock {
     /// How far back every moment is kept; 0: not at all.
     pub retention_s: u64,
-    /// The first pin slot that did not exist yet.
+    /// The first pin number that did not exist yet.
     pub pins_next: u64,
     /// The kept cuts, sorted.
     pub cuts: Vec<CutEntry>,
@@ -400,7 +400,7 @@ impl Order {
     }
 }
 
-/// A clone's hold on a volume. Slots are taken one after the other and never freed, so that a
+/// A clone's hold on a volume. Pin numbers are taken one after the other and never freed, so that a
 /// reader that gets the next one by name misses none; a clone that ends leaves a word at
 /// [`released_key`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -409,8 +409,8 @@ pub struct Pin {
     pub volume_id: VolumeId,
     /// This put.
     pub put_id: PutId,
-    /// Which slot, from 1.
-    pub slot: u64,
+    /// Which pin of the volume it is, from 1.
+    pub pin_number: u64,
     /// The clone.
     pub clone_id: VolumeId,
     /// The checkpoint it begins from.
@@ -429,7 +429,7 @@ impl Pin {
         preamble::put(&mut bytes, Kind::Pin, pin_at::SIZE);
         pin_at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
         pin_at::PUT_ID.put(&mut bytes, self.put_id.0);
-        pin_at::SLOT.put(&mut bytes, self.slot.to_le_bytes());
+        pin_at::PIN_NUMBER.put(&mut bytes, self.pin_number.to_le_bytes());
         pin_at::CLONE_ID.put(&mut bytes, self.clone_id.0);
         pin_at::NUMBER.put(&mut bytes, self.number.to_le_bytes());
         pin_at::THROUGH_SEQUENCE.put(&mut bytes, self.through_sequence.to_le_bytes());
@@ -440,15 +440,15 @@ impl Pin {
     }
 
     /// Reads the whole object.
-    pub fn decode(bytes: &[u8], volume_id: VolumeId, slot: u64) -> Result<Pin> {
+    pub fn decode(bytes: &[u8], volume_id: VolumeId, pin_number: u64) -> Result<Pin> {
         preamble::open_whole(bytes, Kind::Pin, pin_at::SIZE)?;
         preamble::check_reserved(Kind::Pin, bytes, &[pin_at::RESERVED])?;
         check_identity(PIN, "volume_id", volume_id, VolumeId(pin_at::VOLUME_ID.array(bytes)))?;
-        check_identity(PIN, "slot", slot, pin_at::SLOT.u64(bytes))?;
+        check_identity(PIN, "pin_number", pin_number, pin_at::PIN_NUMBER.u64(bytes))?;
         Ok(Pin {
             volume_id,
             put_id: PutId(pin_at::PUT_ID.array(bytes)),
-            slot,
+            pin_number,
             clone_id: VolumeId(pin_at::CLONE_ID.array(bytes)),
             number: pin_at::NUMBER.u64(bytes),
             through_sequence: pin_at::THROUGH_SEQUENCE.u64(bytes),
@@ -458,8 +458,8 @@ impl Pin {
 }
 
 /// The key of a pin.
-pub fn pin_key(volume_id: VolumeId, slot: u64) -> String {
-    format!("{}{slot:020}", pin_prefix(volume_id))
+pub fn pin_key(volume_id: VolumeId, pin_number: u64) -> String {
+    format!("{}{pin_number:020}", pin_prefix(volume_id))
 }
 
 /// The prefix of all pins of a volume, for listing.
@@ -467,14 +467,14 @@ pub fn pin_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/pin/")
 }
 
-/// The slot in a pin's key, or in the key of its release.
-pub fn parse_slot(key: &str) -> Option<u64> {
+/// The number in a pin's key, or in the key of its release.
+pub fn parse_pin_number(key: &str) -> Option<u64> {
     crate::layout::parse_number(key.rsplit_once('/')?.1)
 }
 
-/// The key of the word that a slot's clone is gone; the object is a copy of the pin.
-pub fn released_key(volume_id: VolumeId, slot: u64) -> String {
-    format!("{}{slot:020}", released_prefix(volume_id))
+/// The key of the word that a pin's clone is gone; the object is a copy of the pin.
+pub fn released_key(volume_id: VolumeId, pin_number: u64) -> String {
+    format!("{}{pin_number:020}", released_prefix(volume_id))
 }
 
 /// The prefix of all release words, for listing.

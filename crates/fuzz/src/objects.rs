@@ -257,12 +257,12 @@ fn record(bytes: &[u8]) {
 
 fn pin(bytes: &[u8]) {
     let volume_id = volume_at(bytes, kept_block::pin_at::VOLUME_ID);
-    let slot = u64_at(bytes, kept_block::pin_at::SLOT).unwrap_or(0);
-    let Ok(value) = Pin::decode(bytes, volume_id, slot) else { return };
+    let pin_number = u64_at(bytes, kept_block::pin_at::PIN_NUMBER).unwrap_or(0);
+    let Ok(value) = Pin::decode(bytes, volume_id, pin_number) else { return };
     assert!(Word::of(&value).is_none_or(|word| word as u64 == value.number));
     assert_eq!(value.encode().as_deref(), Ok(bytes));
-    assert!(Pin::decode(bytes, volume_id, slot ^ 1).is_err());
-    assert!(Pin::decode(bytes, other(volume_id), slot).is_err());
+    assert!(Pin::decode(bytes, volume_id, pin_number ^ 1).is_err());
+    assert!(Pin::decode(bytes, other(volume_id), pin_number).is_err());
 }
 
 /// Orders have no head and no checksum of their own; their frame has them.

@@ -132,7 +132,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
             number: u64_at(object, map_part::at::NUMBER)?,
             put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
         })),
-        Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::SLOT)?)),
+        Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::PIN_NUMBER)?)),
         Kind::NameRecord => Some(name_key(NAME, u64_at(object, name_record::at::NUMBER)?)),
         Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,

@@ -236,8 +236,8 @@ prop_compose! {
         name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(),
         numbers in any::<[u64; 3]>(),
     ) -> Pin {
-        let [slot, number, through_sequence] = numbers;
-        Pin { volume_id, put_id, slot, clone_id, number, through_sequence, name }
+        let [pin_number, number, through_sequence] = numbers;
+        Pin { volume_id, put_id, pin_number, clone_id, number, through_sequence, name }
     }
 }
 
@@ -380,7 +380,7 @@ proptest! {
     #[test]
     fn pins_round_trip(value in pins()) {
         let bytes = value.encode().unwrap();
-        prop_assert_eq!(Pin::decode(&bytes, value.volume_id, value.slot), Ok(value));
+        prop_assert_eq!(Pin::decode(&bytes, value.volume_id, value.pin_number), Ok(value));
     }
 
     #[test]

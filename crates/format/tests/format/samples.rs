@@ -355,7 +355,7 @@ pub(crate) fn pin_value() -> Pin {
     Pin {
         volume_id: VOLUME,
         put_id: PUT,
-        slot: 3,
+        pin_number: 3,
         clone_id: VolumeId([0xc1; 16]),
         number: 8,
         through_sequence: 258,

@@ -26,8 +26,8 @@ use crate::{ErrorKind, Result, names};
 /// Adds what clones need here. Pins keep data from being deleted; a pin whose clone cannot be found
 /// does so forever.
 pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
-    for slot in 1.. {
-        let key = pin_key(list.volume_id, slot);
+    for pin_number in 1.. {
+        let key = pin_key(list.volume_id, pin_number);
         let bytes = match store_calls::get(store, &key, None, Class::Background) {
             Ok(Some(bytes)) => bytes,
             Ok(None) => break,
@@ -37,12 +37,17 @@ pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result
             }
             Err(error) => return Err(error),
         };
-        if store_calls::get(store, &released_key(list.volume_id, slot), None, Class::Background)?
-            .is_some()
+        if store_calls::get(
+            store,
+            &released_key(list.volume_id, pin_number),
+            None,
+            Class::Background,
+        )?
+        .is_some()
         {
             continue;
         }
-        match Pin::decode(&bytes, list.volume_id, slot) {
+        match Pin::decode(&bytes, list.volume_id, pin_number) {
             Ok(pin) => add_clone(store, list, &pin)?,
             Err(error) => {
                 let what = format!("{error}; from now on, no data of the volume is deleted");

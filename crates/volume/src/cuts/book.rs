@@ -23,8 +23,8 @@ use crate::limits;
 const JUMP_MS: u64 = 60_000;
 
 /// A pin that was met.
-pub(crate) struct SlotPin {
-    pub(crate) slot: u64,
+pub(crate) struct NumberedPin {
+    pub(crate) pin_number: u64,
     pub(crate) pin: Pin,
 }
 
@@ -69,7 +69,7 @@ impl LogPosition {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CutBook {
     pub(crate) retention_s: u64,
-    /// The first pin slot that did not exist at the last look; 0 means 1.
+    /// The first pin number that did not exist when it was last asked for; 0 means 1.
     pub(crate) pins_next: u64,
     pub(crate) cuts: Vec<CutEntry>,
     /// The newest retained checkpoint. While there is none, the next checkpoint is retained.
@@ -178,11 +178,11 @@ impl CutBook {
     }
 
     /// Records a clone's pin that was found.
-    pub(crate) fn note(&mut self, seen: &SlotPin) {
-        if seen.slot < self.pins_next {
+    pub(crate) fn note(&mut self, seen: &NumberedPin) {
+        if seen.pin_number < self.pins_next {
             return;
         }
-        self.pins_next = self.pins_next.max(seen.slot + 1);
+        self.pins_next = self.pins_next.max(seen.pin_number + 1);
         self.add(CutEntry {
             kind: CutKind::Pin,
             number: seen.pin.number,
@@ -191,7 +191,7 @@ impl CutBook {
             put_id: seen.pin.put_id,
             position: 0,
             wall_unix_ms: 0,
-            pin: seen.slot,
+            pin: seen.pin_number,
             attached_s: 0,
         });
     }

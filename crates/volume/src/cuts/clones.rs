@@ -11,7 +11,7 @@
 //! A creation that crashes midway leaves pins and objects without a name; `check` of the base lists
 //! them.
 //!
-//! Invariants: pin slots have no gaps, so they can be read by name. Once the name may have been
+//! Invariants: pin numbers have no gaps, so they can be read by name. Once the name may have been
 //! put, nothing that the clone needs is deleted.
 //!
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
@@ -21,7 +21,7 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{
-    KeptBlock, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
+    KeptBlock, LineageEntry, Pin, parse_pin_number, pin_key, pin_prefix, released_key,
 };
 use sawmill_format::map_part::{PartIdentity, part_key};
 use sawmill_format::volume_record::VolumeRecord;
@@ -113,7 +113,7 @@ fn pin_all(
     let mut done: Vec<LineageEntry> = Vec::new();
     for entry in &lineage {
         match put_pin(world, store, entry, clone_id, name) {
-            Ok(slot) => done.push(LineageEntry { pin: slot, ..*entry }),
+            Ok(pin) => done.push(LineageEntry { pin, ..*entry }),
             Err(error) => {
                 release(world, store, clone_id, &done);
                 return Err(error);
@@ -137,8 +137,8 @@ fn needed(stored: &StoredVolume) -> Vec<LineageEntry> {
     entries.filter(|(index, _)| is_needed(*index)).map(|(_, entry)| *entry).collect()
 }
 
-/// Puts a pin into the first free slot. Slots are taken without gaps: a slot is tried only after
-/// the one before it was seen.
+/// Puts a pin into the first free number. Numbers are taken without gaps: a number is tried only
+/// after the one before it was seen.
 fn put_pin(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -148,33 +148,33 @@ fn put_pin(
 ) -> Result<u64> {
     let prefix = pin_prefix(entry.volume_id);
     let listed = Blocking(store).list(&prefix, Class::Read).map_err(|error| store_error(&error))?;
-    let mut slot =
-        listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
+    let mut pin_number =
+        listed.iter().filter_map(|object| parse_pin_number(&object.key)).max().unwrap_or(0) + 1;
     // A lagging list may still show the pins of a volume that was deleted.
-    while slot > 1
-        && store_calls::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?
+    while pin_number > 1
+        && store_calls::get(store, &pin_key(entry.volume_id, pin_number - 1), None, Class::Read)?
             .is_none()
     {
-        slot -= 1;
+        pin_number -= 1;
     }
     loop {
         let pin = Pin {
             volume_id: entry.volume_id,
             put_id: PutId(world.random()?),
-            slot,
+            pin_number,
             clone_id,
             number: entry.cut_number,
             through_sequence: entry.cut_through,
             name: name.to_owned(),
         };
         let put = Blocking(store).put(
-            &pin_key(entry.volume_id, slot),
+            &pin_key(entry.volume_id, pin_number),
             Bytes::from(pin.encode().map_err(cannot_encode)?),
             Class::Upload,
         );
         match put.map_err(|error| store_error(&error))? {
-            PutOutcome::Created => return Ok(slot),
-            PutOutcome::Taken => slot += 1,
+            PutOutcome::Created => return Ok(pin_number),
+            PutOutcome::Taken => pin_number += 1,
         }
     }
 }

@@ -17,7 +17,7 @@ mod find;
 mod removal;
 pub(crate) mod words;
 
-pub(crate) use book::{CutBook, Lineage, LogPosition, SlotPin, needs};
+pub(crate) use book::{CutBook, Lineage, LogPosition, NumberedPin, needs};
 pub use clones::{clone, clone_in};
 pub use cut::{Cut, rfc3339};
 pub use find::{CutInfo, PastReport, past};

@@ -61,7 +61,7 @@ pub(crate) fn release_pins(
         let pin = Pin {
             volume_id: entry.volume_id,
             put_id: PutId(world.random()?),
-            slot: entry.pin,
+            pin_number: entry.pin,
             clone_id: kin.clone_id,
             number: 0,
             through_sequence: 0,
@@ -138,17 +138,19 @@ pub(crate) fn remove_objects(
 /// The names of the clones that need a volume, as they were when they were made.
 pub(crate) fn pinned_by(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    let mut slot = 1;
+    let mut pin_number = 1;
     loop {
-        let key = pin_key(volume_id, slot);
+        let key = pin_key(volume_id, pin_number);
         let Some(bytes) = store_calls::get(store, &key, None, Class::Read)? else {
             return Ok(names);
         };
-        if store_calls::get(store, &released_key(volume_id, slot), None, Class::Read)?.is_none() {
+        if store_calls::get(store, &released_key(volume_id, pin_number), None, Class::Read)?
+            .is_none()
+        {
             // An unreadable pin still holds.
-            names.push(Pin::decode(&bytes, volume_id, slot).map_or(key, |pin| pin.name));
+            names.push(Pin::decode(&bytes, volume_id, pin_number).map_or(key, |pin| pin.name));
         }
-        slot += 1;
+        pin_number += 1;
     }
 }
 

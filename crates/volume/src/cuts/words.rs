@@ -67,7 +67,7 @@ pub(crate) fn put(
     let pin = Pin {
         volume_id,
         put_id: PutId(world.random()?),
-        slot: number,
+        pin_number: number,
         clone_id: volume_id,
         number: word as u64,
         through_sequence: content.fence,

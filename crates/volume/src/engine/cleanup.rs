@@ -21,7 +21,7 @@ use std::time::Duration;
 use sawmill_format::checkpoint::{
     checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
 };
-use sawmill_format::kept_block::{parse_slot, released_prefix};
+use sawmill_format::kept_block::{parse_pin_number, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
@@ -226,9 +226,9 @@ impl Cleanup {
         }
     }
 
-    pub(super) fn handle_releases(&mut self, context: &Context, slots: &[u64]) {
+    pub(super) fn handle_releases(&mut self, context: &Context, pin_numbers: &[u64]) {
         self.in_flight -= 1;
-        pins::release(context, slots);
+        pins::release(context, pin_numbers);
     }
 
     /// Whether an event is about the current cleanup, and not about an earlier one.
@@ -310,8 +310,9 @@ impl Cleanup {
         }
         if pins::is_pinned(context) {
             // A list that lags only lets pins live longer.
-            let slots = |keys: Vec<String>| keys.iter().filter_map(|key| parse_slot(key)).collect();
-            let event = move |keys| Event::ReleasesListed { slots: slots(keys) };
+            let numbers =
+                |keys: Vec<String>| keys.iter().filter_map(|key| parse_pin_number(key)).collect();
+            let event = move |keys| Event::ReleasesListed { pin_numbers: numbers(keys) };
             self.list(context, released_prefix(volume_id), HashSet::new(), |_| true, event);
         }
     }

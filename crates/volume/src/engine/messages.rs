@@ -62,7 +62,7 @@ pub(crate) enum Event {
     },
     PinOutcome(PinOutcome),
     ReleasesListed {
-        slots: Vec<u64>,
+        pin_numbers: Vec<u64>,
     },
     Planned {
         plan: MovePlan,
@@ -89,7 +89,7 @@ pub(crate) struct DeleteOutcome {
 pub(crate) struct PinOutcome {
     pub(super) number: u64,
     pub(super) doomed: Vec<u32>,
-    pub(super) slot: u64,
+    pub(super) pin_number: u64,
     pub(super) outcome: sawmill_store::Result<Bytes>,
 }
 

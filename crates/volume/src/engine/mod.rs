@@ -258,7 +258,9 @@ impl Engine {
             Event::PartsListed { keys, number } => {
                 self.cleanup.handle_parts_listed(context, keys, number)
             }
-            Event::ReleasesListed { slots } => self.cleanup.handle_releases(context, &slots),
+            Event::ReleasesListed { pin_numbers } => {
+                self.cleanup.handle_releases(context, &pin_numbers)
+            }
             Event::PinOutcome(pin_outcome) => self.cleanup.handle_pin(context, pin_outcome, now),
             Event::SegmentsDeleted(deleted) => {
                 let sequences = self.cleanup.handle_deleted(context, deleted, now);

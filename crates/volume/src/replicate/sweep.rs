@@ -17,7 +17,7 @@ use sawmill_format::checkpoint::{
     parse_kept_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{Pin, parse_slot, pin_key, pin_prefix, released_prefix};
+use sawmill_format::kept_block::{Pin, parse_pin_number, pin_key, pin_prefix, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
 use sawmill_store::{Blocking, Class, ObjectStore};
@@ -109,16 +109,19 @@ fn old_segments(
 /// The last sequence that a clone here may need.
 fn pinned_through(store: &dyn ObjectStore, id: VolumeId) -> Result<u64> {
     let released: HashSet<u64> =
-        list(store, &released_prefix(id), parse_slot)?.into_iter().collect();
+        list(store, &released_prefix(id), parse_pin_number)?.into_iter().collect();
     let mut through = 0;
-    for slot in list(store, &pin_prefix(id), parse_slot)? {
-        if released.contains(&slot) {
+    for pin_number in list(store, &pin_prefix(id), parse_pin_number)? {
+        if released.contains(&pin_number) {
             continue;
         }
-        if let Some(bytes) = store_calls::get(store, &pin_key(id, slot), None, Class::Background)? {
+        if let Some(bytes) =
+            store_calls::get(store, &pin_key(id, pin_number), None, Class::Background)?
+        {
             // An unreadable pin protects everything.
-            through = through
-                .max(Pin::decode(&bytes, id, slot).map_or(u64::MAX, |pin| pin.through_sequence));
+            through = through.max(
+                Pin::decode(&bytes, id, pin_number).map_or(u64::MAX, |pin| pin.through_sequence),
+            );
         }
     }
     Ok(through)

@@ -355,12 +355,12 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
 }
 
 /// What somebody else says of a volume, in its word of that number.
-fn word_pin(volume_id: VolumeId, slot: u64, number: u64) -> Pin {
+fn word_pin(volume_id: VolumeId, pin_number: u64, number: u64) -> Pin {
     let put_id = PutId([9; 16]);
     Pin {
         volume_id,
         put_id,
-        slot,
+        pin_number,
         clone_id: volume_id,
         number,
         through_sequence: 0,
