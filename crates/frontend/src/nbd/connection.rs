@@ -146,7 +146,7 @@ impl Connection {
     }
 
     fn serve(&mut self) -> End {
-        let mut room = false;
+        let mut has_room = false;
         loop {
             if self.shared.is_pausing()
                 && let Some(end) = self.rest()
@@ -160,14 +160,16 @@ impl Connection {
                 Ok(pause) => pause,
                 Err(violation) => {
                     // Ends the burst: replies that are ready go out before the connection closes.
-                    self.settle(SocketNews { has_room: room, should_wake: false });
+                    self.settle(SocketNews { has_room, should_wake: false });
                     return End::Violation(violation);
                 }
             };
-            let full = matches!(pause, Pause::Full) || !self.may_receive();
-            let outbox_state =
-                self.settle(SocketNews { has_room: std::mem::take(&mut room), should_wake: full });
-            if outbox_state.closed {
+            let is_full = matches!(pause, Pause::Full) || !self.may_receive();
+            let outbox_state = self.settle(SocketNews {
+                has_room: std::mem::take(&mut has_room),
+                should_wake: is_full,
+            });
+            if outbox_state.is_closed {
                 return if self.channel.is_stopping() {
                     End::Stopping
                 } else {
@@ -180,20 +182,20 @@ impl Connection {
             let wanted_bytes = match pause {
                 Pause::Disconnect => return End::Disconnect,
                 _ if self.channel.is_stopping() => return End::Stopping,
-                Pause::Hungry(wanted_bytes) if !full => wanted_bytes,
+                Pause::Hungry(wanted_bytes) if !is_full => wanted_bytes,
                 Pause::Hungry(_) | Pause::Full => {
                     if !self.may_go_on() {
                         let directions =
-                            Directions { read: false, write: outbox_state.socket_full };
-                        room = self.wait(directions, None).write;
+                            Directions { read: false, write: outbox_state.is_socket_full };
+                        has_room = self.wait(directions, None).write;
                     }
                     continue;
                 }
             };
-            if outbox_state.socket_full {
+            if outbox_state.is_socket_full {
                 // Both ways: a client with one thread may send a request's rest before it reads.
                 let ready = self.wait(Directions { read: true, write: true }, None);
-                room = ready.write;
+                has_room = ready.write;
                 if !ready.read {
                     continue;
                 }
@@ -204,8 +206,8 @@ impl Connection {
                     if outbox_state.is_idle {
                         self.rest_memory();
                     }
-                    room = self
-                        .wait(Directions { read: true, write: outbox_state.socket_full }, None)
+                    has_room = self
+                        .wait(Directions { read: true, write: outbox_state.is_socket_full }, None)
                         .write;
                 }
                 ReceiveOutcome::End(end) => return end,
@@ -217,31 +219,31 @@ impl Connection {
     /// resumes. A connection that is ending meets the same end in the process that resumes it.
     /// Returns why this one ends, if it does.
     fn rest(&mut self) -> Option<End> {
-        let mut room = false;
+        let mut has_room = false;
         while self.shared.is_pausing() && !self.channel.is_released() {
             // Nothing was taken yet, and another process may still send unsent replies.
-            if self.shared.on_trial.load(Relaxed) {
+            if self.shared.is_on_trial.load(Relaxed) {
                 self.shared.hold(self.id, &self.channel, self.held());
                 if self.channel.is_stopping() && !self.channel.is_released() {
                     return Some(End::Stopping);
                 }
                 continue;
             }
-            let outbox_state = self.settle(SocketNews { has_room: room, should_wake: true });
+            let outbox_state = self.settle(SocketNews { has_room, should_wake: true });
             if self.channel.is_stopping() {
                 return Some(End::Stopping);
             }
-            if outbox_state.closed {
+            if outbox_state.is_closed {
                 return Some(End::Broken(Errno::PIPE));
             }
             // Still is enough, idle is not needed: replies that the client does not read go with
             // the connection to the process that takes over (P57).
             if outbox_state.is_still {
                 self.shared.hold(self.id, &self.channel, self.held());
-                room = false;
+                has_room = false;
             } else {
-                room = self
-                    .wait(Directions { read: false, write: outbox_state.socket_full }, None)
+                has_room = self
+                    .wait(Directions { read: false, write: outbox_state.is_socket_full }, None)
                     .write;
             }
         }
@@ -269,14 +271,14 @@ impl Connection {
     /// whether another process does that instead.
     fn finish(&mut self) -> bool {
         let linger_time_max = self.shared.options.linger_time_max;
-        let mut room = false;
+        let mut has_room = false;
         let mut last = (u64::MAX, Instant::now());
         loop {
             if self.shared.is_pausing() && matches!(self.rest(), Some(End::LetGo)) {
                 return true;
             }
-            let outbox_state = self.settle(SocketNews { has_room: room, should_wake: true });
-            if outbox_state.closed || outbox_state.is_idle || self.is_stalled(&outbox_state) {
+            let outbox_state = self.settle(SocketNews { has_room, should_wake: true });
+            if outbox_state.is_closed || outbox_state.is_idle || self.is_stalled(&outbox_state) {
                 return false;
             }
             let mut patience = None;
@@ -300,8 +302,8 @@ impl Connection {
                 }
                 patience = Some(remaining_time);
             }
-            room = self
-                .wait(Directions { read: false, write: outbox_state.socket_full }, patience)
+            has_room = self
+                .wait(Directions { read: false, write: outbox_state.is_socket_full }, patience)
                 .write;
         }
     }

@@ -239,7 +239,7 @@ impl QuietDoor for QuietNbdDoor {
 
     fn resume(self: Box<Self>) {
         // First: a thread that goes on must not find a door that still belongs to another process.
-        self.0.on_trial.store(false, Relaxed);
+        self.0.is_on_trial.store(false, Relaxed);
         self.0.resume();
     }
 }
@@ -250,18 +250,18 @@ impl NbdState {
         {
             let mut registry = self.registry.lock();
             // A thread that has just finished its handshake is on its way to its pause.
-            while self.is_pausing() && !registry.is_quiet() && !self.on_trial.load(Relaxed) {
+            while self.is_pausing() && !registry.is_quiet() && !self.is_on_trial.load(Relaxed) {
                 if self.changed.wait_for(&mut registry, QUIET_TIME_MAX).timed_out() {
                     break;
                 }
             }
             let is_quiet = self.is_pausing() && registry.is_quiet();
             // On trial, nothing was taken yet, whether the threads know that or not.
-            if !is_quiet && !self.on_trial.load(Relaxed) {
+            if !is_quiet && !self.is_on_trial.load(Relaxed) {
                 tracing::error!("nbd: cannot hand over a door that is not quiet; it resumes");
                 return;
             }
-            self.stopping.store(true, Relaxed);
+            self.is_stopping.store(true, Relaxed);
             registry.entries.values().for_each(|entry| entry.channel.release());
         }
         self.waker.wake();

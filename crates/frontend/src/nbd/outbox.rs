@@ -126,9 +126,9 @@ struct Outbox {
     /// The connection's thread is in a burst and sends at its end.
     is_in_burst: bool,
     /// The socket accepts no more; the connection's thread waits for room.
-    socket_full: bool,
+    is_socket_full: bool,
     /// Nothing can be sent any more.
-    closed: bool,
+    is_closed: bool,
     /// The connection's thread wants to be woken by the next reply.
     should_wake: bool,
     completed: u64,
@@ -207,8 +207,8 @@ pub(super) struct OutboxState {
     /// Allocated for small replies.
     pub(super) small_bytes: u64,
     /// Wait until the socket accepts more.
-    pub(super) socket_full: bool,
-    pub(super) closed: bool,
+    pub(super) is_socket_full: bool,
+    pub(super) is_closed: bool,
 }
 
 /// One connection, as seen by the server and by the threads that complete its requests.
@@ -218,23 +218,23 @@ pub(super) struct ClientChannel {
     pub(super) waker: Waker,
     pub(super) counters: Counters,
     outbox: Mutex<Outbox>,
-    stopping: AtomicBool,
+    is_stopping: AtomicBool,
     /// The socket belongs to another process now.
-    released: AtomicBool,
+    is_released: AtomicBool,
 }
 
 impl ClientChannel {
     pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
         let waker = Waker::new()?;
         let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
-        let (stopping, released) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (is_stopping, is_released) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(ClientChannel {
             socket,
             waker,
             counters: Counters::default(),
             outbox,
-            stopping,
-            released,
+            is_stopping,
+            is_released,
         })
     }
 
@@ -263,7 +263,7 @@ impl ClientChannel {
     /// Queues a reply without read data and counts its request, of `charged_bytes`, as completed.
     pub(super) fn answer(&self, charged_bytes: u64, push: impl FnOnce(&mut Vec<u8>)) {
         let mut outbox = self.outbox.lock();
-        if !outbox.closed {
+        if !outbox.is_closed {
             outbox.append_small(push);
         }
         self.completed(outbox, charged_bytes);
@@ -274,7 +274,7 @@ impl ClientChannel {
         let mut outbox = self.outbox.lock();
         // The charge for a read is the length of its data.
         self.counters.read(charged_bytes);
-        if !outbox.closed {
+        if !outbox.is_closed {
             outbox.queued_bytes += piece.bytes().len() as u64;
             outbox.queue.push_back(piece);
         }
@@ -287,7 +287,8 @@ impl ClientChannel {
         let send_now = !outbox.is_in_burst || outbox.queued_bytes >= SEND_BYTES as u64;
         // A completing thread belongs to the device: after a few rounds, or at a full socket, it
         // leaves the rest to the connection's thread and never waits for a client.
-        let has_unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
+        let has_unsent =
+            send_now && !outbox.is_socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
         // After sending: a thread that started to wait during it waits for its end.
         let should_wake = std::mem::take(&mut outbox.should_wake);
         drop(outbox);
@@ -302,7 +303,7 @@ impl ClientChannel {
         let Some(mut sender) = outbox.sender.take() else { return false };
         let mut rounds = 0;
         let mut has_unsent = false;
-        while !outbox.closed {
+        while !outbox.is_closed {
             sender.queue.append(&mut outbox.queue);
             if sender.queue.is_empty() {
                 break;
@@ -324,7 +325,7 @@ impl ClientChannel {
                 SendOutcome::All if outbox.is_in_burst => break,
                 SendOutcome::All => (),
                 SendOutcome::SocketFull => {
-                    outbox.socket_full = true;
+                    outbox.is_socket_full = true;
                     has_unsent = true;
                     break;
                 }
@@ -334,7 +335,7 @@ impl ClientChannel {
                 }
             }
         }
-        if outbox.closed {
+        if outbox.is_closed {
             // `abandon` on another thread does not reach a sender that was taken out.
             sender.queue.clear();
         }
@@ -343,12 +344,12 @@ impl ClientChannel {
     }
 
     fn abandon(&self, outbox: &mut Outbox) {
-        outbox.closed = true;
+        outbox.is_closed = true;
         outbox.queue.clear();
         outbox.sender.iter_mut().for_each(|sender| sender.queue.clear());
         outbox.queued_bytes = 0;
         // It would also end the connection for the process that owns it now.
-        if !self.released.load(Relaxed) {
+        if !self.is_released.load(Relaxed) {
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
     }
@@ -368,11 +369,11 @@ impl ClientChannel {
     ) -> OutboxState {
         let mut outbox = self.outbox.lock();
         outbox.is_in_burst = false;
-        outbox.socket_full &= !news.has_room;
+        outbox.is_socket_full &= !news.has_room;
         // Before sending: a reply that comes while the lock is free for the system call must wake
         // the thread, too.
         outbox.should_wake = news.should_wake;
-        if !outbox.socket_full {
+        if !outbox.is_socket_full {
             self.send_some(&mut outbox, u32::MAX);
         }
         let in_flight = submitted - outbox.completed;
@@ -384,8 +385,8 @@ impl ClientChannel {
             held_bytes: submitted_bytes - outbox.completed_bytes + outbox.queued_bytes,
             queued_bytes: outbox.queued_bytes,
             small_bytes: outbox.small_bytes,
-            socket_full: outbox.socket_full,
-            closed: outbox.closed,
+            is_socket_full: outbox.is_socket_full,
+            is_closed: outbox.is_closed,
         }
     }
 
@@ -418,7 +419,7 @@ impl ClientChannel {
 
     /// Accepts no more requests; those in flight are answered, then the connection ends.
     pub(super) fn stop(&self) {
-        self.stopping.store(true, Relaxed);
+        self.is_stopping.store(true, Relaxed);
         // The receiving side only: replies to what is in flight still go out. It also ends a `recv`
         // in which the connection's thread waits, which the waker cannot.
         let _ = shutdown(&self.socket, Shutdown::Read);
@@ -427,24 +428,24 @@ impl ClientChannel {
 
     /// Ends the connection immediately; requests in flight continue in the device, without a reply.
     pub(super) fn close(&self) {
-        self.stopping.store(true, Relaxed);
+        self.is_stopping.store(true, Relaxed);
         self.abandon(&mut self.outbox.lock());
         self.waker.wake();
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        self.stopping.load(Relaxed)
+        self.is_stopping.load(Relaxed)
     }
 
     /// Leaves the socket to another process: nothing is sent or received here, and closing it ends
     /// nothing.
     pub(super) fn release(&self) {
-        self.released.store(true, Relaxed);
-        self.stopping.store(true, Relaxed);
+        self.is_released.store(true, Relaxed);
+        self.is_stopping.store(true, Relaxed);
         self.waker.wake();
     }
 
     pub(super) fn is_released(&self) -> bool {
-        self.released.load(Relaxed)
+        self.is_released.load(Relaxed)
     }
 }

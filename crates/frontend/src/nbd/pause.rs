@@ -1,6 +1,6 @@
 //! How a server quiesces and resumes: which threads pause, and how that is awaited.
 //!
-//! `pausing` asks every thread of the server to pause. The accepting thread pauses immediately; a
+//! `is_pausing` asks every thread of the server to pause. The accepting thread pauses immediately; a
 //! connection's thread when its client's requests are answered (replies may be unsent). Both report
 //! to the registry, and wait for `released`. A client in the middle of its handshake does not delay
 //! this: its thread pauses after the handshake, before its first request.
@@ -31,7 +31,7 @@ impl Entry {
 impl Registry {
     /// Whether no thread accepts requests, and all accepted ones are answered.
     pub(super) fn is_quiet(&self) -> bool {
-        self.accepting_held && self.entries.values().all(Entry::is_quiet)
+        self.is_accepting_held && self.entries.values().all(Entry::is_quiet)
     }
 
     fn is_settled(&self) -> bool {
@@ -47,7 +47,7 @@ impl NbdState {
     /// Whether threads must pause.
     #[inline]
     pub(super) fn is_pausing(&self) -> bool {
-        self.pausing.load(Relaxed)
+        self.is_pausing.load(Relaxed)
     }
 
     /// Pauses the thread of a connection that is still.
@@ -75,12 +75,12 @@ impl NbdState {
         if !self.is_pausing() {
             return;
         }
-        registry.accepting_held = true;
+        registry.is_accepting_held = true;
         self.changed.notify_all();
-        while self.is_pausing() && !self.stopping.load(Relaxed) {
+        while self.is_pausing() && !self.is_stopping.load(Relaxed) {
             self.released.wait(&mut registry);
         }
-        registry.accepting_held = false;
+        registry.is_accepting_held = false;
     }
 
     /// Makes paused threads check whether they must still pause.
@@ -97,15 +97,15 @@ impl NbdState {
         let mut registry = self.registry.lock();
         // Under the registry's lock, as every change of it: a thread between its check and its wait
         // would otherwise miss the end of the pause.
-        self.pausing.store(true, Relaxed);
+        self.is_pausing.store(true, Relaxed);
         self.waker.wake();
         let mut was_woken = false;
         loop {
-            if self.stopping.load(Relaxed) {
+            if self.is_stopping.load(Relaxed) {
                 return Err(Error::new(ErrorKind::Closed, "nbd: the server is stopping"));
             }
             // Until then another connection may arrive; its thread checks before its first request.
-            if registry.accepting_held && !was_woken {
+            if registry.is_accepting_held && !was_woken {
                 registry.entries.values().for_each(|entry| entry.channel.waker.wake());
                 was_woken = true;
             }
@@ -135,7 +135,7 @@ impl NbdState {
     }
 
     fn end_pause(&self, _registry: &mut Registry) {
-        self.pausing.store(false, Relaxed);
+        self.is_pausing.store(false, Relaxed);
         self.released.notify_all();
     }
 }

@@ -85,14 +85,14 @@ impl RequestIdentity {
 
     /// The head of the only chunk of a reply, and its length; not for `Style::Simple`.
     fn chunk(self, kind: u16, payload_bytes: u32) -> ([u8; 32], usize) {
-        let extended = self.style == Style::Extended;
-        let magic = if extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
+        let is_extended = self.style == Style::Extended;
+        let magic = if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
         let mut head = [0; 32];
         head[..4].copy_from_slice(&magic.to_be_bytes());
         head[4..6].copy_from_slice(&chunk::DONE.to_be_bytes());
         head[6..8].copy_from_slice(&kind.to_be_bytes());
         head[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        if extended {
+        if is_extended {
             head[16..24].copy_from_slice(&self.offset.to_be_bytes());
             head[24..].copy_from_slice(&u64::from(payload_bytes).to_be_bytes());
             (head, 32)
@@ -160,8 +160,8 @@ impl RequestIdentity {
             }
         }
         let count = merged_runs.len() as u32;
-        let extended = self.style == Style::Extended;
-        if extended {
+        let is_extended = self.style == Style::Extended;
+        if is_extended {
             self.push_chunk(out, chunk::BLOCK_STATUS_EXT, 8 + 16 * count);
             out.extend_from_slice(&BASE_ALLOCATION_ID.to_be_bytes());
             out.extend_from_slice(&count.to_be_bytes());
@@ -171,7 +171,7 @@ impl RequestIdentity {
         }
         for run in merged_runs {
             let state = if run.data { 0 } else { STATE_HOLE_AND_ZERO };
-            if extended {
+            if is_extended {
                 out.extend_from_slice(&run.length.to_be_bytes());
                 out.extend_from_slice(&u64::from(state).to_be_bytes());
             } else {

@@ -34,7 +34,7 @@ const LEAVE_TIME_MAX: Duration = Duration::from_millis(100);
 impl NbdState {
     pub(super) fn accept_all(self: &Arc<Self>) {
         let mut pause = None;
-        while !self.stopping.load(Relaxed) {
+        while !self.is_stopping.load(Relaxed) {
             if self.is_pausing() {
                 self.hold_accepting();
                 continue;
@@ -107,7 +107,7 @@ impl NbdState {
         }
         while registry.haggling(|_| true).count() >= 2 * self.options.handshakes_max {
             // Evicted connections are on their way out; new ones wait in the system's queue.
-            if self.stopping.load(Relaxed) || self.is_pausing() {
+            if self.is_stopping.load(Relaxed) || self.is_pausing() {
                 break;
             }
             self.changed.wait_for(&mut registry, LEAVE_TIME_MAX);

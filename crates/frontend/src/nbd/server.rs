@@ -86,7 +86,7 @@ pub(super) struct Registry {
     /// before this one.
     pub(super) past: NbdMetrics,
     /// Whether the accepting thread is paused.
-    pub(super) accepting_held: bool,
+    pub(super) is_accepting_held: bool,
 }
 
 impl Registry {
@@ -105,14 +105,14 @@ pub(super) struct NbdState {
     pub(super) registry: Mutex<Registry>,
     /// A connection has left the registry, or a thread has paused.
     pub(super) changed: Condvar,
-    pub(super) stopping: AtomicBool,
+    pub(super) is_stopping: AtomicBool,
     /// Threads must pause; changed under the registry's lock.
-    pub(super) pausing: AtomicBool,
+    pub(super) is_pausing: AtomicBool,
     /// Paused threads must check again.
     pub(super) released: Condvar,
     pub(super) complaints: Complaints,
     /// Taken over from another process, which may still roll that back.
-    pub(super) on_trial: AtomicBool,
+    pub(super) is_on_trial: AtomicBool,
     /// Wakes the accepting thread.
     pub(super) waker: Waker,
     pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
@@ -175,11 +175,11 @@ impl NbdServer {
             exports: Exports::default(),
             registry: Mutex::new(Registry { past: metrics, ..Registry::default() }),
             changed: Condvar::new(),
-            stopping: AtomicBool::new(false),
-            pausing: AtomicBool::new(start_mode == StartMode::OnTrial),
+            is_stopping: AtomicBool::new(false),
+            is_pausing: AtomicBool::new(start_mode == StartMode::OnTrial),
             released: Condvar::new(),
             complaints: Complaints::default(),
-            on_trial: AtomicBool::new(start_mode == StartMode::OnTrial),
+            is_on_trial: AtomicBool::new(start_mode == StartMode::OnTrial),
             waker,
             accepting: Mutex::default(),
         });
@@ -319,10 +319,10 @@ impl NbdState {
     /// with the first.
     pub(super) fn end(&self, how: impl Fn(&ClientChannel)) {
         // On trial, everything belongs to another process and must not be ended.
-        if self.on_trial.load(Relaxed) {
+        if self.is_on_trial.load(Relaxed) {
             return self.release();
         }
-        self.stopping.store(true, Relaxed);
+        self.is_stopping.store(true, Relaxed);
         self.waker.wake();
         self.nudge();
         if let Some(thread) = self.accepting.lock().take() {

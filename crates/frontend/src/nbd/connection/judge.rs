@@ -20,10 +20,11 @@ impl Connection {
         if unfit != 0 {
             return refuse(NbdErrno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
         }
-        let extended = self.session.style == Style::Extended;
+        let is_extended = self.session.style == Style::Extended;
         // The flag says that a payload follows. Without it, a write in an extended header has no
         // bytes.
-        if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
+        if is_extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0
+        {
             return refuse(NbdErrno::Inval, "a write without the payload flag".into());
         }
         if command == Command::Flush {

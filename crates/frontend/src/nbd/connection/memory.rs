@@ -80,7 +80,7 @@ impl Connection {
     pub(super) fn is_stalled(&mut self, state: &OutboxState) -> bool {
         // Where the client has nothing to read or to send, the device is slow, and no connection is
         // closed for that.
-        let is_up_to_client = state.socket_full || self.filling.is_some();
+        let is_up_to_client = state.is_socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
             self.wanted_since = None;
             return false;
@@ -95,7 +95,7 @@ impl Connection {
         if since.at.elapsed() < self.shared.options.linger_time_max {
             return false;
         }
-        let moved_bytes = if state.socket_full {
+        let moved_bytes = if state.is_socket_full {
             now.sent_bytes - since.sent_bytes
         } else {
             now.received_bytes - since.received_bytes
