@@ -72,7 +72,8 @@ pub trait Door: Send + Sync {
     fn counts(&self) -> DoorCounts;
 
     /// Accepts no more requests and waits until the accepted ones are answered, for `patience` at
-    /// most. Returns `Closed` for a door that has ended.
+    /// most. Of a door whose users have ended it (an unmounted folder, a deleted device), this or
+    /// [`QuietDoor::hand_over`] returns `Closed`.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>>;
 
     /// Announces the device's new size to those who have it open. Returns `Refused` where this door
