@@ -19,6 +19,7 @@ from .errors import HostGone, ProtocolError
 PROTOCOL = 1
 PACKET_BYTES_MAX = 65_536
 DESCRIPTORS_MAX = 4
+NUMBER_DIGITS_MAX = 20
 
 COMMAND = struct.Struct("<IIQQQQQQQ")
 ANSWER = struct.Struct("<QiI")
@@ -89,8 +90,10 @@ class Facts(list[tuple[str, str]]):
     def number(self, name: str) -> int:
         """The first value of this name, a number of zero or more."""
         value = self.get(name)
-        if value is None or not (value.isascii() and value.isdigit()):
-            raise ProtocolError(f"the host sent {name}={value}, which is not a number")
+        # The digits are counted: beyond a few thousand, Python raises an error of its own.
+        is_number = value is not None and value.isascii() and value.isdigit()
+        if value is None or not is_number or len(value) > NUMBER_DIGITS_MAX:
+            raise ProtocolError(f"the host sent {name}={value}, which is not a number of 64 bits")
         return int(value)
 
 

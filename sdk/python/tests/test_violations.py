@@ -66,6 +66,7 @@ class HandshakeViolations(Case):
         self.raises("mode=fast", lambda control: self.welcome(control, mode="fast"))
         self.raises("size=-1", lambda control: self.welcome(control, size=-1))
         self.raises("size=1e9", lambda control: self.welcome(control, size="1e9"))
+        self.raises("not a number", lambda control: self.welcome(control, size="9" * 5000))
         batch = {"mode": "batch", "collision_area_size": 0}
         self.raises("invalid chunk sizes", lambda control: self.welcome(control, **batch))
 
