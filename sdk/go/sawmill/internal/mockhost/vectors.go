@@ -11,6 +11,16 @@ import (
 // the ending. It skips the test where the module lies outside of the repository.
 func Vectors(t testing.TB, folder string) map[string][]byte {
 	t.Helper()
+	packets := make(map[string][]byte)
+	for name, packet := range files(t, "crates/driver/vectors/"+folder, "*.bin") {
+		packets[strings.TrimSuffix(name, ".bin")] = packet
+	}
+	return packets
+}
+
+// files reads those files of a folder of the repository that match a pattern, by their names.
+func files(t testing.TB, folder, pattern string) map[string][]byte {
+	t.Helper()
 	here, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -19,23 +29,23 @@ func Vectors(t testing.TB, folder string) map[string][]byte {
 	for !isFolder(filepath.Join(root, "crates", "driver")) {
 		above := filepath.Dir(root)
 		if above == root {
-			t.Skipf("the golden packets are in Sawmill's repository, and %s is not in it", here)
+			t.Skipf("%s is in Sawmill's repository, and %s is not in it", folder, here)
 		}
 		root = above
 	}
-	files, err := filepath.Glob(filepath.Join(root, "crates/driver/vectors", folder, "*.bin"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no golden packets of %s in %s: %v", folder, root, err)
+	paths, err := filepath.Glob(filepath.Join(root, folder, pattern))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no files %s in %s of %s: %v", pattern, folder, root, err)
 	}
-	packets := make(map[string][]byte, len(files))
-	for _, file := range files {
-		packet, err := os.ReadFile(file)
+	contents := make(map[string][]byte, len(paths))
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		packets[strings.TrimSuffix(filepath.Base(file), ".bin")] = packet
+		contents[filepath.Base(path)] = content
 	}
-	return packets
+	return contents
 }
 
 func isFolder(path string) bool {
