@@ -18,7 +18,7 @@ layout! {
     PREAMBLE: 0, 16, "preamble";
     VOLUME_ID: 16, 16, "volume_id";
     JOURNAL_TAG: 32, 8, "journal_tag";
-    GENERATION: 40, 8, "generation";
+    REVISION: 40, 8, "revision";
     EPOCH: 48, 8, "epoch";
     INTENT_EPOCH: 56, 8, "intent_epoch";
     INTENT_PUT_ID: 64, 16, "intent_put_id";
@@ -87,8 +87,8 @@ pub struct Superblock {
     pub volume_id: VolumeId,
     /// Random, new at each format; every record repeats it.
     pub journal_tag: u64,
-    /// Counts the superblocks written; copy `generation % 2` holds it.
-    pub generation: u64,
+    /// Counts the superblocks written; copy `revision % 2` holds it.
+    pub revision: u64,
     /// The attachment whose records it holds.
     pub epoch: u64,
     /// An epoch that an attachment is about to take; 0 = none.
@@ -120,12 +120,12 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Which copy holds this generation: 0 or 1.
+    /// Which copy holds this revision: 0 or 1.
     pub const fn copy(&self) -> usize {
-        (self.generation % 2) as usize
+        (self.revision % 2) as usize
     }
 
-    /// Where this generation goes in the journal file.
+    /// Where this revision goes in the journal file.
     pub const fn offset_bytes(&self) -> u64 {
         (self.copy() * SUPERBLOCK_BYTES) as u64
     }
@@ -142,7 +142,7 @@ impl Superblock {
         preamble::put_version(&mut bytes, KIND, version, SUPERBLOCK_BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
         at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
-        at::GENERATION.put(&mut bytes, self.generation.to_le_bytes());
+        at::REVISION.put(&mut bytes, self.revision.to_le_bytes());
         at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         at::INTENT_EPOCH.put(&mut bytes, self.intent_epoch.to_le_bytes());
         at::INTENT_PUT_ID.put(&mut bytes, self.intent_put_id.0);
@@ -194,7 +194,7 @@ impl Superblock {
         Ok(Superblock {
             volume_id: VolumeId(at::VOLUME_ID.array(bytes)),
             journal_tag: at::JOURNAL_TAG.u64(bytes),
-            generation: at::GENERATION.u64(bytes),
+            revision: at::REVISION.u64(bytes),
             epoch: at::EPOCH.u64(bytes),
             intent_epoch: at::INTENT_EPOCH.u64(bytes),
             intent_put_id: PutId(at::INTENT_PUT_ID.array(bytes)),
@@ -279,7 +279,7 @@ pub fn choose_superblock(copy_0: &[u8], copy_1: &[u8], volume_id: VolumeId) -> R
     let read = |copy: usize, block: &[u8]| match Superblock::decode(block, volume_id) {
         Ok(superblock) if superblock.copy() != copy => Err(FormatError::Field {
             what: WHAT,
-            field: "generation",
+            field: "revision",
             why: "it belongs in the other copy",
         }),
         read => read,
@@ -287,7 +287,7 @@ pub fn choose_superblock(copy_0: &[u8], copy_1: &[u8], volume_id: VolumeId) -> R
     match (read(0, copy_0), read(1, copy_1)) {
         (Err(error @ FormatError::Version { .. }), _) if crc::is_sealed(copy_0) => Err(error),
         (_, Err(error @ FormatError::Version { .. })) if crc::is_sealed(copy_1) => Err(error),
-        (Ok(one), Ok(other)) => Ok(if one.generation > other.generation { one } else { other }),
+        (Ok(one), Ok(other)) => Ok(if one.revision > other.revision { one } else { other }),
         (Ok(only), Err(_)) | (Err(_), Ok(only)) => Ok(only),
         (Err(_), Err(error @ FormatError::Identity { .. })) => Err(error),
         (Err(error), Err(_)) => Err(error),

@@ -286,10 +286,10 @@ prop_compose! {
         (volume_id, intent_put_id) in ids(), numbers in any::<[u64; 8]>(), blocks in 1u64..1 << 40,
         clean: bool, boot_id: [u8; 16], folder in vec(1u8.., 0..=1022), has_copy: bool,
     ) -> Superblock {
-        let [journal_tag, generation, epoch, intent_epoch, trim, logged, stored_sequence, ..] =
+        let [journal_tag, revision, epoch, intent_epoch, trim, logged, stored_sequence, ..] =
             numbers;
         Superblock {
-            volume_id, journal_tag, generation, epoch, intent_epoch, intent_put_id,
+            volume_id, journal_tag, revision, epoch, intent_epoch, intent_put_id,
             capacity_bytes: blocks * 4096, trim, logged, stored_sequence,
             stored_position: numbers[7], clean,
             bound_epoch: numbers[6], bound_position: numbers[5],

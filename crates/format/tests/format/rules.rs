@@ -312,18 +312,18 @@ fn a_record_that_breaks_a_rule_is_refused() {
     assert_eq!(field(RecordHeader { length: 1, ..pad }), "length");
 }
 
-fn copy_of(generation: u64) -> Vec<u8> {
-    Superblock { generation, ..superblock_value() }.encode().unwrap().to_vec()
+fn copy_of(revision: u64) -> Vec<u8> {
+    Superblock { revision, ..superblock_value() }.encode().unwrap().to_vec()
 }
 
 fn chosen(copy_0: &[u8], copy_1: &[u8]) -> Result<u64, FormatError> {
-    choose_superblock(copy_0, copy_1, VOLUME).map(|superblock| superblock.generation)
+    choose_superblock(copy_0, copy_1, VOLUME).map(|superblock| superblock.revision)
 }
 
 #[test]
 fn the_newest_valid_superblock_copy_counts() {
-    let torn = |generation| {
-        let mut bytes = copy_of(generation);
+    let torn = |revision| {
+        let mut bytes = copy_of(revision);
         bytes[2000] = 1;
         bytes
     };
@@ -331,7 +331,7 @@ fn the_newest_valid_superblock_copy_counts() {
     assert_eq!(chosen(&copy_of(6), &copy_of(5)), Ok(6));
     assert_eq!(chosen(&torn(6), &copy_of(5)), Ok(5));
     assert_eq!(chosen(&copy_of(4), &torn(5)), Ok(4));
-    assert_eq!(chosen(&copy_of(4), &copy_of(8)), Ok(4), "an even generation is not in copy 1");
+    assert_eq!(chosen(&copy_of(4), &copy_of(8)), Ok(4), "an even revision is not in copy 1");
     assert_eq!(
         chosen(&torn(4), &torn(5)),
         Err(FormatError::Checksum { what: "journal superblock" })
@@ -355,7 +355,7 @@ fn an_intact_superblock_of_a_newer_version_is_not_passed_over() {
 #[test]
 fn the_superblock_of_another_volume_is_named() {
     let foreign =
-        Superblock { volume_id: OTHER, generation: 5, ..superblock_value() }.encode().unwrap();
+        Superblock { volume_id: OTHER, revision: 5, ..superblock_value() }.encode().unwrap();
     let error = chosen(&[0; 4096], &foreign).unwrap_err();
     assert!(
         matches!(error, FormatError::Identity { found: IdentityValue::Volume(OTHER), .. }),

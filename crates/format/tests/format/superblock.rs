@@ -16,7 +16,7 @@ pub(crate) fn superblock_value() -> Superblock {
     Superblock {
         volume_id: VOLUME,
         journal_tag: TAG,
-        generation: 5,
+        revision: 5,
         epoch: 3,
         intent_epoch: 4,
         intent_put_id: PUT,

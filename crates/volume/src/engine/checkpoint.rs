@@ -55,8 +55,8 @@ struct CheckpointWrite {
     deletable: Vec<u32>,
     /// Older checkpoints that get a copy with this one.
     copies: Vec<u64>,
-    /// Reads that may have looked up a deletable segment have this generation or an earlier one.
-    generation: u64,
+    /// Reads that may have looked up a deletable segment began in this period or before.
+    read_period: u64,
     /// The requesters of this checkpoint.
     /// Bounded by the threads that wait for one: a caller of `Volume::checkpoint` each.
     senders: Vec<SyncSender<()>>,
@@ -271,7 +271,7 @@ impl Checkpoints {
             kept,
         };
         self.log_bytes = 0;
-        let generation = context.stored.readers.advance();
+        let read_period = context.stored.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         let senders = Vec::new();
@@ -283,7 +283,7 @@ impl Checkpoints {
             odd_looks,
             deletable,
             copies,
-            generation,
+            read_period,
             senders,
         };
         self.write = Some(writing);
@@ -497,7 +497,7 @@ impl Checkpoints {
         let view = context.stored.view();
         let named = Arc::new(self.named_parts(&view, &writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
-        let (doomed, generation) = (writing.deletable, writing.generation);
+        let (doomed, read_period) = (writing.deletable, writing.read_period);
         let all_named =
             || named.puts().chain(roots.kept.iter().map(|(_, put_id)| *put_id)).collect();
         self.own_puts.add(writing.root.put_id, number, all_named);
@@ -507,6 +507,6 @@ impl Checkpoints {
             // The requester may have given up.
             let _ = sender.try_send(());
         }
-        Some(SupersededObjects { spared_from, number, named, roots, own_puts, doomed, generation })
+        Some(SupersededObjects { spared_from, number, named, roots, own_puts, doomed, read_period })
     }
 }

@@ -131,8 +131,8 @@ impl Cleanup {
             self.stage = Stage::Rest;
             return;
         }
-        if !context.stored.readers.passed(self.what.generation) {
-            // Reads of an older generation may have prevented the checkpoint from starting a new
+        if !context.stored.readers.passed(self.what.read_period) {
+            // Reads of an older period may have prevented the checkpoint from starting a new
             // one.
             context.stored.readers.advance();
             self.not_before = now + READS_LOOK_EVERY;

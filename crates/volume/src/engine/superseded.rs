@@ -79,6 +79,6 @@ pub(super) struct SupersededObjects {
     /// The puts of this attachment until then: puts of a later checkpoint are not garbage.
     pub(super) own_puts: Arc<HashSet<PutId>>,
     pub(super) doomed: Vec<u32>,
-    /// Reads that may have looked up a doomed segment have this generation or an earlier one.
-    pub(super) generation: u64,
+    /// Reads that may have looked up a doomed segment began in this period or before.
+    pub(super) read_period: u64,
 }

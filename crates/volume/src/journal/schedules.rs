@@ -233,7 +233,7 @@ fn superblock() -> Superblock {
     Superblock {
         volume_id: VolumeId([1; 16]),
         journal_tag: TAG,
-        generation: 0,
+        revision: 0,
         epoch: 1,
         intent_epoch: 0,
         intent_put_id: PutId([0; 16]),

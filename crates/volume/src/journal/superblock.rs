@@ -60,7 +60,7 @@ impl SuperblockFile {
         }
         let mut next = self.current.clone();
         change(&mut next);
-        next.generation += 1;
+        next.revision += 1;
         let mut block = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
         block.copy_from_slice(&next.encode().map_err(cannot_encode)?);
         let written = self.disk.write_at(next.offset_bytes(), &block);
@@ -109,7 +109,7 @@ pub(crate) mod test_journal {
         Superblock {
             volume_id: VOLUME,
             journal_tag: TAG,
-            generation: 0,
+            revision: 0,
             epoch: 1,
             intent_epoch: 0,
             intent_put_id: PutId([0; 16]),

@@ -245,7 +245,7 @@ fn intend(
             let first = Superblock {
                 volume_id: stored.record.volume_id,
                 journal_tag: u64::from_le_bytes(tag),
-                generation: 0,
+                revision: 0,
                 epoch: 0,
                 intent_epoch,
                 intent_put_id: put_id,

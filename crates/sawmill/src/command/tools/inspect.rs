@@ -381,7 +381,7 @@ impl JournalDocument {
             path: path.display().to_string(),
             volume_id: report.volume_id.to_string(),
             epoch: superblock.epoch,
-            generation: superblock.generation,
+            generation: superblock.revision,
             capacity_bytes: superblock.capacity_bytes,
             clean: superblock.clean,
             stored_sequence: superblock.stored_sequence,

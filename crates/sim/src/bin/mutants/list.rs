@@ -471,8 +471,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a reader: reads that have begun are not waited for",
         "volume/src/engine/cleanup.rs",
-        "if !context.stored.readers.passed(self.what.generation) {",
-        "if false && !context.stored.readers.passed(self.what.generation) {",
+        "if !context.stored.readers.passed(self.what.read_period) {",
+        "if false && !context.stored.readers.passed(self.what.read_period) {",
     ),
     mutant(
         "a moved segment has the bytes of another place",
