@@ -34,10 +34,10 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn snapshot(&self, mounted: bool, in_flight: u64) -> FuseMetrics {
+    pub(super) fn snapshot(&self, connections: u64, in_flight: u64) -> FuseMetrics {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         let counts = DoorCounts {
-            connections: u64::from(mounted),
+            connections,
             connections_total: 1,
             connections_cut: 0,
             connections_refused: 0,

@@ -245,7 +245,7 @@ impl FuseDoor {
     #[must_use]
     pub fn metrics(&self) -> FuseMetrics {
         let channel = &self.mounted.channel;
-        channel.counters.snapshot(!channel.is_finished(), channel.in_flight())
+        channel.counters.snapshot(u64::from(!channel.is_finished()), channel.in_flight())
     }
 }
 

@@ -1,9 +1,9 @@
 //! How a server quiesces and resumes: which threads pause, and how that is awaited.
 //!
-//! `is_pausing` asks every thread of the server to pause. The accepting thread pauses immediately; a
-//! connection's thread when its client's requests are answered (replies may be unsent). Both report
-//! to the registry, and wait for `released`. A client in the middle of its handshake does not delay
-//! this: its thread pauses after the handshake, before its first request.
+//! `is_pausing` asks every thread of the server to pause. The accepting thread pauses immediately;
+//! a connection's thread when its client's requests are answered (replies may be unsent). Both
+//! report to the registry, and wait for `released`. A client in the middle of its handshake does
+//! not delay this: its thread pauses after the handshake, before its first request.
 //!
 //! Invariant: a paused thread touches no socket and no device. Not here: what is handed to another
 //! process.

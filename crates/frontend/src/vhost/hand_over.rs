@@ -20,6 +20,7 @@ use super::Violation;
 use super::inflight::Inflight;
 use super::memory::{DirtyLog, Memory, RegisteredRegion};
 use super::message::{Area, InflightShape, REGIONS_MAX, Region, RingAddresses};
+use super::protocol::CacheMode;
 use super::session::{DoorState, QueueDraft, Session};
 use super::wire;
 use crate::door::DoorPiece;
@@ -64,7 +65,7 @@ fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
     say("features".into(), &[session.features]);
     say("protocol_features".into(), &[session.protocol_features]);
     say("status".into(), &[session.status]);
-    say("writeback".into(), &[session.writeback.into()]);
+    say("writeback".into(), &[session.cache_mode.byte().into()]);
     say("regions".into(), &[session.memory.regions().len() as u64]);
     for (n, RegisteredRegion { region, file }) in session.memory.regions().iter().enumerate() {
         say(
@@ -193,7 +194,7 @@ fn unpack_session(door_state: &Arc<DoorState>, piece: DoorPiece) -> Result<Sessi
     [session.features] = from.numbers("features")?;
     [session.protocol_features] = from.numbers("protocol_features")?;
     [session.status] = from.numbers("status")?;
-    session.writeback = from.numbers("writeback")? == [1];
+    session.cache_mode = CacheMode::of((from.numbers("writeback")? == [1]).into());
     let [regions] = from.numbers("regions")?;
     let mut registered_regions = Vec::new();
     // A frontend cannot have set more, so a larger number is no session of this door.

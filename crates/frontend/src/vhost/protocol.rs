@@ -68,8 +68,35 @@ pub(super) fn features_of(geometry: &Geometry) -> u64 {
     features
 }
 
+/// What the guest knows of a write cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CacheMode {
+    /// There is one: the guest flushes.
+    Writeback,
+    /// There is none, so each change is durable before it is answered.
+    Writethrough,
+}
+
+impl CacheMode {
+    /// The mode of a byte of the configuration space, which is 0 or 1.
+    pub(super) fn of(byte: u8) -> Self {
+        if byte == 0 { CacheMode::Writethrough } else { CacheMode::Writeback }
+    }
+
+    pub(super) fn byte(self) -> u8 {
+        match self {
+            CacheMode::Writeback => 1,
+            CacheMode::Writethrough => 0,
+        }
+    }
+}
+
 /// The configuration space.
-pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_BYTES] {
+pub(super) fn config_of(
+    geometry: &Geometry,
+    queues: u16,
+    cache_mode: CacheMode,
+) -> [u8; CONFIG_BYTES] {
     let mut config = [0; CONFIG_BYTES];
     let mut put =
         |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -87,7 +114,7 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     // sizes, in blocks.
     put(26, &1u16.to_le_bytes());
     put(28, &blocks(geometry.preferred_bytes).to_le_bytes());
-    put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
+    put(WRITEBACK_OFFSET as usize, &[cache_mode.byte()]);
     put(34, &queues.to_le_bytes());
     put(36, &RANGE_SECTORS_MAX.to_le_bytes());
     put(40, &1u32.to_le_bytes());
@@ -154,19 +181,18 @@ pub(super) struct Parts {
     pub(super) data_bytes: u64,
 }
 
-/// Parses a request. `negotiated` are the virtio features. `writethrough` means that the guest
-/// knows of no cache, so each change is durable before it is answered.
+/// Parses a request. `negotiated` are the virtio features.
 pub(super) fn understand(
     header: &[u8; HEADER_BYTES as usize],
     parts: &Parts,
     negotiated: u64,
-    writethrough: bool,
+    cache_mode: CacheMode,
 ) -> Result<Command, Refusal> {
     let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     let sector = u64_at(header, 8);
     // A guest that knows of no cache never flushes: each answer must mean that the change is
     // durable.
-    let fua = Flags { fua: writethrough, no_unmap: false };
+    let fua = Flags { fua: cache_mode == CacheMode::Writethrough, no_unmap: false };
     match kind {
         0 => payload(Operation::Read, sector, parts.data_bytes, Flags::default()),
         1 => payload(Operation::Write, sector, parts.payload_bytes, fua),

@@ -23,7 +23,9 @@ use super::Violation;
 use super::inflight::InflightQueue;
 use super::limits::{BURST_REQUESTS_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::metrics::Counters;
-use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
+use super::protocol::{
+    CacheMode, Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand,
+};
 use super::ring::{Chain, Ring, total};
 
 mod ticket;
@@ -40,8 +42,7 @@ pub(super) struct QueueSetup {
     pub(super) error: Option<Arc<OwnedFd>>,
     /// The negotiated virtio features.
     pub(super) negotiated: u64,
-    /// Whether the guest knows of no write cache.
-    pub(super) writethrough: bool,
+    pub(super) cache_mode: CacheMode,
     pub(super) id: [u8; ID_BYTES],
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) counters: Arc<Counters>,
@@ -67,7 +68,7 @@ struct Answers {
     in_flight_bytes: u64,
     /// The thread is between two checks: it will call, if necessary.
     is_in_burst: bool,
-    detached: bool,
+    is_detached: bool,
     call: Option<Arc<OwnedFd>>,
     spare: Vec<Vec<u8>>,
 }
@@ -76,12 +77,12 @@ struct Answers {
 pub(super) struct Queue {
     setup: QueueSetup,
     waker: Waker,
-    stopping: AtomicBool,
+    is_stopping: AtomicBool,
     /// Whether the guest's memory may still be written.
-    attached: RwLock<bool>,
+    is_attached: RwLock<bool>,
     cursor: Mutex<Cursor>,
     answers: Mutex<Answers>,
-    /// Signals that a request was answered, or that the thread must check `stopping`.
+    /// Signals that a request was answered, or that the thread must check `is_stopping`.
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -121,14 +122,14 @@ impl Queue {
             in_flight: 0,
             in_flight_bytes: 0,
             is_in_burst: false,
-            detached: false,
+            is_detached: false,
             call: setup.call.clone(),
             spare: Vec::new(),
         };
         let queue = Arc::new(Queue {
             waker,
-            stopping: AtomicBool::new(false),
-            attached: RwLock::new(true),
+            is_stopping: AtomicBool::new(false),
+            is_attached: RwLock::new(true),
             cursor: Mutex::new(Cursor { next, counter, again }),
             answers: Mutex::new(answers),
             changed: Condvar::new(),
@@ -152,7 +153,7 @@ impl Queue {
         if running.is_some() {
             return Ok(());
         }
-        self.stopping.store(false, Ordering::SeqCst);
+        self.is_stopping.store(false, Ordering::SeqCst);
         let queue = self.clone();
         let thread = std::thread::Builder::new().name(format!("vhost-q{}", self.setup.index));
         let thread = thread.spawn(move || queue.work());
@@ -164,7 +165,7 @@ impl Queue {
     pub(super) fn pause(&self, deadline: Option<Instant>) -> Result<(), BusyError> {
         self.end_thread();
         let mut answers = self.answers.lock();
-        while answers.in_flight > 0 && !answers.detached {
+        while answers.in_flight > 0 && !answers.is_detached {
             match deadline {
                 None => self.changed.wait(&mut answers),
                 Some(deadline) if Instant::now() >= deadline => return Err(BusyError),
@@ -186,8 +187,8 @@ impl Queue {
     pub(super) fn detach(&self) {
         // Waits for answers that are being copied. Afterward, the frontend may unmap or reuse the
         // memory.
-        *self.attached.write() = false;
-        self.answers.lock().detached = true;
+        *self.is_attached.write() = false;
+        self.answers.lock().is_detached = true;
         self.end_thread();
         self.changed.notify_all();
     }
@@ -195,24 +196,24 @@ impl Queue {
     /// Whether it was detached and has requests in the device.
     pub(super) fn lingers(&self) -> bool {
         let answers = self.answers.lock();
-        answers.detached && answers.in_flight > 0
+        answers.is_detached && answers.in_flight > 0
     }
 
     /// Whether it still lingers at `deadline`.
     pub(super) fn lingers_until(&self, deadline: Instant) -> bool {
         let mut answers = self.answers.lock();
-        while answers.detached && answers.in_flight > 0 {
+        while answers.is_detached && answers.in_flight > 0 {
             if self.changed.wait_until(&mut answers, deadline).timed_out() {
                 break;
             }
         }
-        answers.detached && answers.in_flight > 0
+        answers.is_detached && answers.in_flight > 0
     }
 
     /// Whether it can be forgotten.
     pub(super) fn is_over(&self) -> bool {
-        let idle = self.answers.lock().in_flight == 0;
-        idle && self.thread.lock().is_none()
+        let is_idle = self.answers.lock().in_flight == 0;
+        is_idle && self.thread.lock().is_none()
     }
 
     /// Sets another event for notifying the guest of answers. It is called once, because a call may
@@ -223,7 +224,7 @@ impl Queue {
     }
 
     fn end_thread(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        self.is_stopping.store(true, Ordering::SeqCst);
         self.waker.wake();
         for queue in self.setup.before.iter().map(Arc::as_ref).chain([self]) {
             // Under the lock, so that it does not fall between a thread's check and its sleep.
@@ -242,7 +243,7 @@ impl Queue {
     }
 
     fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
+        self.is_stopping.load(Ordering::SeqCst)
     }
 
     /// The body of the thread `vhost-qN`: serves the ring until the door stops, or the guest breaks
@@ -299,11 +300,11 @@ impl Queue {
         if poll(&mut fds, None).is_err() {
             return Ok(());
         }
-        let (woken, kicked) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-        if woken {
+        let (is_woken, is_kicked) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if is_woken {
             self.waker.clear();
         }
-        if kicked {
+        if is_kicked {
             let what = "the kick event is not an eventfd: reading it failed with";
             match rustix::io::read(&*self.setup.kick, &mut [0; 8]) {
                 Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => (),
@@ -400,7 +401,7 @@ impl Queue {
         // `take` has checked that there is room for the status byte.
         let data_bytes = total(&chain.writable) - 1;
         let parts = Parts { payload_bytes, range: has_range.then_some(range), data_bytes };
-        let command = understand(&header, &parts, self.setup.negotiated, self.setup.writethrough)?;
+        let command = understand(&header, &parts, self.setup.negotiated, self.setup.cache_mode)?;
         let geometry = self.setup.device.geometry();
         match command {
             Command::Device { operation: Operation::Read | Operation::Write, length, .. }
@@ -430,7 +431,7 @@ impl Queue {
             read_bytes: 0,
             charged_bytes: moved_bytes,
             buffer: Vec::new(),
-            damaged: false,
+            is_damaged: false,
         };
         match command {
             Ok(Command::Device { operation, address, length, flags }) => {
@@ -473,18 +474,18 @@ impl Queue {
         }
         let ring = &self.setup.ring;
         // Held while the guest's memory is written: `detach` returns only afterward.
-        let attached = self.attached.read();
+        let is_attached = self.is_attached.read();
         let mut outcome = Ok(());
-        if *attached {
+        if *is_attached {
             let status_at = total(writable).saturating_sub(1);
             outcome = ring.scatter(writable, 0, data);
             outcome = outcome.and_then(|()| ring.scatter(writable, status_at, &[status.byte()]));
         }
         let mut answers = self.answers.lock();
-        if *attached && !answers.detached {
+        if *is_attached && !answers.is_detached {
             outcome = outcome.and_then(|()| self.use_up(&mut answers, ticket.head, written_bytes));
         }
-        drop(attached);
+        drop(is_attached);
         answers.in_flight -= 1;
         answers.in_flight_bytes -= ticket.charged_bytes;
         if answers.is_in_burst {
@@ -531,7 +532,7 @@ impl Queue {
 
     fn settle_locked(&self, mut answers: MutexGuard<'_, Answers>) {
         let (from, to) = (answers.called_used, answers.next_used);
-        if from == to || answers.detached {
+        if from == to || answers.is_detached {
             return;
         }
         answers.called_used = to;

@@ -29,8 +29,8 @@ pub(super) struct Ring {
     pub(super) descriptors: u64,
     pub(super) available: u64,
     pub(super) used: u64,
-    pub(super) event_idx: bool,
-    pub(super) indirect: bool,
+    pub(super) has_event_idx: bool,
+    pub(super) has_indirect: bool,
 }
 
 /// One request as the guest laid it out.
@@ -129,12 +129,12 @@ impl Ring {
             if flags & INDIRECT != 0 {
                 // virtio allows no table inside a table, and none with descriptors after it.
                 // Without this, a chain could be longer than any limit.
-                if is_indirect || !self.indirect || flags & NEXT != 0 {
+                if is_indirect || !self.has_indirect || flags & NEXT != 0 {
                     return refuse("an indirect table where none is allowed".into());
                 }
                 entries = length / DESCRIPTOR_BYTES as u32;
-                let whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
-                if !whole || entries == 0 || entries > INDIRECT_ENTRIES_MAX {
+                let is_whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
+                if !is_whole || entries == 0 || entries > INDIRECT_ENTRIES_MAX {
                     return refuse(format!("an indirect table of {length} bytes"));
                 }
                 (table, is_indirect, index, steps) = (address, true, 0, 0);
@@ -190,7 +190,7 @@ impl Ring {
         // The guest writes its setting and then reads the index; we wrote the index and now read
         // the setting.
         fence(Ordering::SeqCst);
-        if self.event_idx {
+        if self.has_event_idx {
             let wish = self
                 .memory
                 .load(self.available + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?;
@@ -201,7 +201,7 @@ impl Ring {
 
     /// Requests a kick for request number `next`. Returns whether it is there already.
     pub(super) fn request_kick(&self, next: u16) -> Result<bool, Violation> {
-        if self.event_idx {
+        if self.has_event_idx {
             self.store_used_event(next)?;
         } else {
             self.memory.store(self.used, 0, Ordering::Relaxed)?;
@@ -213,7 +213,7 @@ impl Ring {
 
     /// Requests no kicks while requests are being taken. With event indices, that is automatic.
     pub(super) fn suppress_kicks(&self) -> Result<(), Violation> {
-        if !self.event_idx {
+        if !self.has_event_idx {
             self.memory.store(self.used, NO_NOTIFY, Ordering::Relaxed)?;
             self.note_dirty(self.used, 2);
         }

@@ -44,14 +44,14 @@ struct VhostState {
     state: Mutex<SessionState>,
     /// The connection, so that it can be closed while a message is being received.
     socket: Mutex<Option<Arc<OwnedFd>>>,
-    stopping: AtomicBool,
+    is_stopping: AtomicBool,
     /// Wakes the thread.
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Set when the socket belongs to another process.
     is_handed_over: AtomicBool,
     /// Taken over from another process, which may still roll that back.
-    on_trial: AtomicBool,
+    is_on_trial: AtomicBool,
 }
 
 /// A running vhost-user-blk door. Dropping it is [`Stop::Now`].
@@ -100,9 +100,9 @@ impl VhostDoor {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
         // A door that is taken over is held. Until it resumes, the other process still listens.
-        let on_trial = session_state.is_held;
+        let is_on_trial = session_state.is_held;
         let failed = |listener: &UnixSocket, error| {
-            if !on_trial {
+            if !is_on_trial {
                 listener.remove();
             }
             system(error)
@@ -114,11 +114,11 @@ impl VhostDoor {
             listener,
             state: Mutex::new(session_state),
             socket: Mutex::new(socket),
-            stopping: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             waker,
             thread: Mutex::default(),
             is_handed_over: AtomicBool::new(false),
-            on_trial: AtomicBool::new(on_trial),
+            is_on_trial: AtomicBool::new(is_on_trial),
         });
         let serving = shared.clone();
         let thread =
@@ -142,8 +142,8 @@ impl VhostDoor {
 
 fn door_state(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<DoorState>> {
     let (queues_max, queue_size_max) = (options.queues_max, options.queue_size_max);
-    let sized = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
-    if !(1..=QUEUES_MAX).contains(&queues_max) || !sized {
+    let has_valid_size = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
+    if !(1..=QUEUES_MAX).contains(&queues_max) || !has_valid_size {
         let text = format!(
             "vhost-user: {queues_max} queues of {queue_size_max} entries are not supported; use 1 \
              to {QUEUES_MAX} queues of a power of two up to {QUEUE_SIZE_MAX}"
@@ -162,7 +162,7 @@ impl VhostState {
     fn serve(&self) {
         let mut has_logged_second = false;
         let mut pause = None;
-        while !self.stopping.load(Ordering::SeqCst) {
+        while !self.is_stopping.load(Ordering::SeqCst) {
             let (socket, is_held) = {
                 let state = self.state.lock();
                 (state.session.as_ref().map(|session| session.socket.clone()), state.is_held)
@@ -273,7 +273,7 @@ impl VhostState {
 
     fn resume(&self) {
         // First: a door that goes on must not be let go as one on trial.
-        self.on_trial.store(false, Ordering::SeqCst);
+        self.is_on_trial.store(false, Ordering::SeqCst);
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.is_held) {
             return;
@@ -311,7 +311,7 @@ impl VhostState {
 
     fn stop(&self) {
         // The queues of a door on trial belong to another process, as `stop_now` knows.
-        if !self.on_trial.load(Ordering::SeqCst) {
+        if !self.is_on_trial.load(Ordering::SeqCst) {
             let mut state = self.state.lock();
             if let Some(session) = &mut state.session {
                 let _ = session.pause(None);
@@ -323,7 +323,7 @@ impl VhostState {
 
     fn stop_now(&self) {
         // On trial, everything belongs to another process and must not be ended.
-        if self.on_trial.load(Ordering::SeqCst) {
+        if self.is_on_trial.load(Ordering::SeqCst) {
             return self.release();
         }
         for queue in self.door_state.roster.lock().clone() {
@@ -340,7 +340,7 @@ impl VhostState {
     }
 
     fn end_thread(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        self.is_stopping.store(true, Ordering::SeqCst);
         self.waker.wake();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();

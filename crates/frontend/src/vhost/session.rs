@@ -22,7 +22,7 @@ use super::message::{
     feature as spoken,
 };
 use super::metrics::Counters;
-use super::protocol::{ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
+use super::protocol::{CacheMode, ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
 use super::queue::{BusyError, Queue, QueueSetup};
 use super::ring::Ring;
 use super::wire::{self, End, WireMessage};
@@ -61,8 +61,7 @@ pub(super) struct Session {
     pub(super) features: u64,
     pub(super) protocol_features: u64,
     pub(super) status: u64,
-    /// Whether the guest wants a write cache, so that it flushes.
-    pub(super) writeback: bool,
+    pub(super) cache_mode: CacheMode,
     pub(super) memory: Arc<Memory>,
     pub(super) log: Option<(Area, Arc<DirtyLog>)>,
     pub(super) inflight: Option<Arc<Inflight>>,
@@ -94,7 +93,7 @@ impl Session {
             features: 0,
             protocol_features: 0,
             status: 0,
-            writeback: true,
+            cache_mode: CacheMode::Writeback,
             memory: Arc::default(),
             log: None,
             inflight: None,
@@ -340,7 +339,7 @@ impl Session {
 
     fn config(&self, offset: u32, size: u32, flags: u32) -> Reply {
         let geometry = self.door_state.device.geometry();
-        let mut config = config_of(&geometry, self.door_state.queues_max, self.writeback).to_vec();
+        let mut config = config_of(&geometry, self.door_state.queues_max, self.cache_mode).to_vec();
         // Parsing has bounded both.
         config.resize(config.len().max((offset + size) as usize), 0);
         let bytes = config[offset as usize..(offset + size) as usize].to_vec();
@@ -355,7 +354,7 @@ impl Session {
             return violation(format!("the configuration at {offset} is read-only"));
         }
         self.alter(|session| {
-            session.writeback = writeback != 0;
+            session.cache_mode = CacheMode::of(writeback);
             Ok(())
         })
     }
@@ -424,7 +423,7 @@ impl Session {
             let (call, error) = (draft.call.take(), draft.error.take());
             *draft = QueueDraft { call, error, ..QueueDraft::default() };
         }
-        (self.status, self.writeback) = (0, true);
+        (self.status, self.cache_mode) = (0, CacheMode::Writeback);
         Ok(())
     }
 
@@ -471,8 +470,8 @@ impl Session {
             descriptors: address(addresses.descriptors)?,
             available: address(addresses.available)?,
             used: address(addresses.used)?,
-            event_idx: self.features & feature::EVENT_IDX != 0,
-            indirect: self.features & feature::INDIRECT != 0,
+            has_event_idx: self.features & feature::EVENT_IDX != 0,
+            has_indirect: self.features & feature::INDIRECT != 0,
         };
         let index = index as u16;
         let inflight = match &self.inflight {
@@ -497,7 +496,11 @@ impl Session {
             call: draft.call.clone(),
             error: draft.error.clone(),
             negotiated: self.features,
-            writethrough: !self.writeback || self.features & feature::FLUSH == 0,
+            cache_mode: match self.features & feature::FLUSH {
+                // A guest without flushes cannot use a cache.
+                0 => CacheMode::Writethrough,
+                _ => self.cache_mode,
+            },
             id: self.door_state.id,
             device: self.door_state.device.clone(),
             counters: self.door_state.counters.clone(),

@@ -6,7 +6,9 @@ use sawmill_device::{BlockDevice, MemoryDevice};
 use super::inflight::{Inflight, InflightQueue};
 use super::memory::{GuestRange, pieces};
 use super::message::{Area, HEADER_BYTES, Header, InflightShape, Message, Region, Reply};
-use super::protocol::{CONFIG_BYTES, Parts, config_of, feature, features_of, understand};
+use super::protocol::{
+    CONFIG_BYTES, CacheMode, Parts, config_of, feature, features_of, understand,
+};
 
 fn region() -> std::sync::Arc<Inflight> {
     std::sync::Arc::new(Inflight::create(2, 16).expect("memory"))
@@ -110,7 +112,7 @@ fn the_longest_request_of_a_guest_fits_the_device() {
     for request_bytes_max in [4096, 64 << 10, 500 << 10, 1 << 20, 4 << 20, 32 << 20] {
         let mut geometry = MemoryDevice::new(1 << 30).geometry();
         geometry.request_bytes_max = request_bytes_max;
-        let config = config_of(&geometry, 1, true);
+        let config = config_of(&geometry, 1, CacheMode::Writeback);
         let number = |at: usize| {
             u32::from_le_bytes([config[at], config[at + 1], config[at + 2], config[at + 3]])
         };
@@ -151,7 +153,12 @@ proptest! {
     ) {
         let mut header = header;
         header[..4].copy_from_slice(&[kind, 0, 0, 0]);
-        let _ = understand(&header, &Parts { payload_bytes, range, data_bytes }, u64::MAX, true);
+        let _ = understand(
+            &header,
+            &Parts { payload_bytes, range, data_bytes },
+            u64::MAX,
+            CacheMode::Writethrough,
+        );
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) struct Ticket {
     /// The buffer for the data of a read, allocated when the device asks for it.
     pub(super) buffer: Vec<u8>,
     /// A payload could not be read; this never happens, by the first invariant.
-    pub(super) damaged: bool,
+    pub(super) is_damaged: bool,
 }
 
 impl Exchange for Ticket {
@@ -32,7 +32,7 @@ impl Exchange for Ticket {
         let payload = &self.chain.readable;
         let outcome =
             self.queue.ring().memory.gather(payload, HEADER_BYTES.saturating_add(offset), into);
-        self.damaged |= outcome.is_err();
+        self.is_damaged |= outcome.is_err();
     }
 
     fn buffer(&mut self) -> &mut [u8] {
@@ -45,7 +45,7 @@ impl Exchange for Ticket {
     fn complete(mut self: Box<Self>, outcome: Outcome) {
         let data = std::mem::take(&mut self.buffer);
         let status = match &outcome {
-            Ok(_) if !self.damaged && data.len() == self.read_bytes => Status::Ok,
+            Ok(_) if !self.is_damaged && data.len() == self.read_bytes => Status::Ok,
             Ok(_) => {
                 tracing::error!(
                     head = self.head,
