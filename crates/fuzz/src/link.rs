@@ -114,13 +114,13 @@ fn check(statement: &Statement<'_>) {
 fn write(statement: &Statement<'_>, into: &mut Body<'_>) -> bool {
     match *statement {
         Statement::Command(command, inline) => {
-            into.command(&command, inline.len(), |place| place.copy_from_slice(inline))
+            into.command(&command, inline.len(), |room| room.copy_from_slice(inline))
         }
-        Statement::Data(Data { slot, use_number, offset, bytes }) => {
-            into.data(slot, use_number, offset, bytes.len(), |place| place.copy_from_slice(bytes))
+        Statement::Data(Data { place, use_number, offset, bytes }) => {
+            into.data(place, use_number, offset, bytes.len(), |room| room.copy_from_slice(bytes))
         }
         Statement::Reply(reply, inline) => {
-            into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline))
+            into.reply(&reply, inline.len(), |room| room.copy_from_slice(inline))
         }
         Statement::Ack(ack) => {
             let runs: Vec<_> = ack.runs().collect();

@@ -28,8 +28,8 @@ use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 const PROLOGUE: &[u8] = b"sawmill link 1";
 const PACKET_BYTES: usize = 1400;
-const SLOTS: u16 = 4;
-const SLOT_BYTES: u32 = 4096;
+const PLACES: u16 = 4;
+const PLACE_BYTES: u32 = 4096;
 /// Small, so that many of them cost little.
 const DEVICE_BYTES: u64 = 64 << 10;
 
@@ -172,8 +172,8 @@ impl TestTarget {
     fn new() -> Self {
         let clock = Arc::new(HandClock::default());
         let options = TargetOptions {
-            slots_max: SLOTS,
-            slot_bytes_max: SLOT_BYTES,
+            places_max: PLACES,
+            place_bytes_max: PLACE_BYTES,
             ..TargetOptions::default()
         };
         let target = Target::new(options, Security::Insecure, clock.clone(), counter(1 << 32));
@@ -194,8 +194,8 @@ impl TestTarget {
         self.wire.take();
         let hello = Hello {
             versions: (1, 1),
-            slots: SLOTS,
-            slot_bytes: SLOT_BYTES,
+            places: PLACES,
+            place_bytes: PLACE_BYTES,
             connection: 1 << 40 | u64::from(instance),
             instance: [instance; 16],
             links: 2,
@@ -239,13 +239,13 @@ impl TestTarget {
         mouth
     }
 
-    /// The bytes of the reply to slot 0, use `use_number`.
+    /// The bytes of the reply to place 0, use `use_number`.
     fn reply(&self, use_number: u64) -> Option<(u8, Vec<u8>)> {
         let packets = self.wire.take();
         let mut replies =
             packets.iter().flat_map(statements).filter_map(|statement| match statement {
                 Statement::Reply(reply, inline)
-                    if reply.slot == 0 && reply.use_number == use_number =>
+                    if reply.place == 0 && reply.use_number == use_number =>
                 {
                     Some((reply.status, inline.to_vec()))
                 }
@@ -256,7 +256,7 @@ impl TestTarget {
 }
 
 fn command(operation: Operation, use_number: u64, flags: u8, length: u64) -> Command {
-    Command { operation, slot: 0, flags, export: 0, use_number, address: 1000, length }
+    Command { operation, place: 0, flags, export: 0, use_number, address: 1000, length }
 }
 
 /// Any bytes to a target, as its peer's.
@@ -303,8 +303,8 @@ impl Asker {
     fn connected() -> (Self, RawEnd) {
         let clock = Arc::new(HandClock::default());
         let options = InitiatorOptions {
-            slots: SLOTS,
-            slot_bytes: SLOT_BYTES,
+            places: PLACES,
+            place_bytes: PLACE_BYTES,
             ..InitiatorOptions::default()
         };
         let initiator = Initiator::new(options, Security::Insecure, 2, clock.clone(), counter(1));
@@ -322,8 +322,8 @@ impl Asker {
             let welcome = Welcome {
                 version: 1,
                 links: 2,
-                slots: SLOTS,
-                slot_bytes: SLOT_BYTES,
+                places: PLACES,
+                place_bytes: PLACE_BYTES,
                 connection: 77,
                 instance: [7; 16],
                 silence_max_s: 120,
@@ -376,7 +376,7 @@ impl Asker {
         };
         let bytes = opened.encode();
         let length = bytes.len() as u32;
-        let reply = Reply { slot: open.slot, use_number: open.use_number, status: 0, length };
+        let reply = Reply { place: open.place, use_number: open.use_number, status: 0, length };
         self.receive(end.packet_of(|body| {
             assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
         }));
@@ -390,7 +390,7 @@ pub(crate) fn initiator(input: &[u8]) {
     let (asker, mut mouth) = Asker::connected();
     let device = asker.open(&mut mouth);
     let answers = Arc::new(AtomicUsize::new(0));
-    // The first requests have slots and are in flight; the last ones wait.
+    // The first requests have places and are in flight; the last ones wait.
     let requests: [(Asks, u64); 7] = [
         (Asks::Read, 300),
         (Asks::Write, 300),

@@ -1,12 +1,12 @@
-//! One connection as one end sees it: it opens packets, hands their statements to slots or handles
+//! One connection as one end sees it: it opens packets, hands their statements to places or handles
 //! them as notes, and puts what is ready into packets of the least loaded link.
 //!
-//! Both ends use this; they differ in their [`SlotEnd`]: an initiator's slots or a target's. Any
-//! thread may call any method. A thread that finds the sending half of a link locked leaves the
+//! Both ends use this; they differ in their [`ConnectionEnd`]: an initiator's places or a target's.
+//! Any thread may call any method. A thread that finds the sending half of a link locked leaves the
 //! work to the lock holder, who checks for work again before releasing it. So packets fill up by
 //! themselves under load.
 //!
-//! Lock order: a link's sending half, its receiving half, a slot, the ready queue. No lock is held
+//! Lock order: a link's sending half, its receiving half, a place, the ready queue. No lock is held
 //! while a request is submitted or answered.
 //!
 //! Invariants: no allocation after `new`; every lost piece becomes ready again; a packet is opened
@@ -35,21 +35,21 @@ const BATCH_BYTES: usize = 256 << 10;
 /// With several links, the bytes that one link gets before the next one is considered.
 const TURN_BYTES: usize = 64 << 10;
 
-/// What a slot put into a packet.
+/// What a place put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotFill {
+pub(crate) enum PacketFill {
     /// Everything fitted.
     All,
     /// The packet is full, and there is more.
     More,
 }
 
-/// How an end handles the statements that are about slots.
-pub(crate) trait SlotEnd: Send + Sync {
+/// How an end handles the statements that are about places.
+pub(crate) trait ConnectionEnd: Send + Sync {
     /// A command, data or a reply arrived.
     fn take(&self, statement: &Statement<'_>) -> Result<(), Violation>;
-    /// Puts what `slot` has to send into a packet.
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill;
+    /// Puts what `place` has to send into a packet.
+    fn put(&self, place: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> PacketFill;
     /// A piece was lost. Returns whether it must be sent again.
     fn lost(&self, piece: &SentPiece) -> bool;
 }
@@ -130,13 +130,13 @@ pub(crate) struct Connection<E> {
     last_received_at_ns: AtomicU64,
 }
 
-impl<E: SlotEnd> Connection<E> {
+impl<E: ConnectionEnd> Connection<E> {
     /// `last_received_at_ns` counts as the time of the last packet until one opens.
     pub(crate) fn new(
         remote: u64,
         seals: Seals,
         links: usize,
-        slots: usize,
+        places: usize,
         end: E,
         last_received_at_ns: u64,
     ) -> Self {
@@ -160,7 +160,7 @@ impl<E: SlotEnd> Connection<E> {
             remote,
             seals,
             links: (0..links).map(link).collect(),
-            ready: ReadyQueue::new(slots),
+            ready: ReadyQueue::new(places),
             end,
             kicks: AtomicU64::new(0),
             last_received_at_ns: AtomicU64::new(last_received_at_ns),
@@ -232,7 +232,7 @@ impl<E: SlotEnd> Connection<E> {
     fn again(&self, piece: &SentPiece) -> bool {
         let must_resend = self.end.lost(piece);
         if must_resend {
-            self.ready.push(piece.slot);
+            self.ready.push(piece.place);
         }
         must_resend
     }
@@ -323,9 +323,9 @@ impl<E: SlotEnd> Connection<E> {
         }
         let mut pieces = SentPieces::new();
         while carries && !pieces.is_full() {
-            let Some(slot) = self.ready.pop() else { break };
-            if self.end.put(slot, &mut body, &mut pieces) == SlotFill::More {
-                self.ready.push_front(slot);
+            let Some(place) = self.ready.pop() else { break };
+            if self.end.put(place, &mut body, &mut pieces) == PacketFill::More {
+                self.ready.push_front(place);
                 break;
             }
         }

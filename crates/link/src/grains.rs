@@ -3,7 +3,7 @@
 //!
 //! Invariant: no allocation after `new`; `count` is the number of set bits.
 //!
-//! Not here: the bytes themselves (the slots of `initiator` and `target`), putting grains into
+//! Not here: the bytes themselves (the places of `initiator` and `target`), putting grains into
 //! packets (`unsent_pieces`).
 
 use sawmill_format::link::GRAIN_BYTES;

@@ -3,7 +3,7 @@
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
 //! handshake, sealed packets), `path` (one link: what is in flight, what was received),
-//! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a slot has to send),
+//! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a place has to send),
 //! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed_device` (many ranges as
 //! one request).
@@ -100,9 +100,9 @@ pub struct ConnectionStatus {
     /// Time since the last packet of the peer.
     pub heard_ms: u64,
     /// Credits granted.
-    pub slots: usize,
+    pub places: usize,
     /// Free credits.
-    pub slots_free: usize,
+    pub places_free: usize,
     /// Requests in flight, including waiting ones.
     pub pending: usize,
     /// Requests that wait for a credit.
@@ -111,7 +111,7 @@ pub struct ConnectionStatus {
     pub links: Vec<LinkStatus>,
 }
 
-fn links_of<E: connection::SlotEnd>(
+fn links_of<E: connection::ConnectionEnd>(
     connection: &connection::Connection<E>,
     now: u64,
 ) -> Vec<LinkStatus> {

@@ -1,6 +1,6 @@
-//! The slots that have something to send, in the order in which they became ready, each once.
+//! The places that have something to send, in the order in which they became ready, each once.
 //!
-//! Invariant: no allocation after `new`: a slot is in the queue at most once.
+//! Invariant: no allocation after `new`: a place is in the queue at most once.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,38 +10,38 @@ use parking_lot::Mutex;
 /// The queue. Its length is kept beside it, so that a thread that looks whether there is anything
 /// to send does not wait for the lock of one that adds.
 pub(crate) struct ReadyQueue {
-    /// Bounded by the number of slots.
+    /// Bounded by the number of places.
     queue: Mutex<VecDeque<u16>>,
     queued: Box<[AtomicBool]>,
     length: AtomicUsize,
 }
 
 impl ReadyQueue {
-    pub(crate) fn new(slots: usize) -> Self {
+    pub(crate) fn new(places: usize) -> Self {
         ReadyQueue {
-            queue: Mutex::new(VecDeque::with_capacity(slots)),
-            queued: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            queue: Mutex::new(VecDeque::with_capacity(places)),
+            queued: (0..places).map(|_| AtomicBool::new(false)).collect(),
             length: AtomicUsize::new(0),
         }
     }
 
-    /// Whether no slot is ready. The answer may be outdated when it is used.
+    /// Whether no place is ready. The answer may be outdated when it is used.
     pub(crate) fn is_empty(&self) -> bool {
         self.length.load(Ordering::SeqCst) == 0
     }
 
-    /// Adds a slot, unless it is in the queue.
-    pub(crate) fn push(&self, slot: u16) {
-        self.add(slot, |queue| queue.push_back(slot));
+    /// Adds a place, unless it is in the queue.
+    pub(crate) fn push(&self, place: u16) {
+        self.add(place, |queue| queue.push_back(place));
     }
 
-    /// Puts a slot with more to send back at the front.
-    pub(crate) fn push_front(&self, slot: u16) {
-        self.add(slot, |queue| queue.push_front(slot));
+    /// Puts a place with more to send back at the front.
+    pub(crate) fn push_front(&self, place: u16) {
+        self.add(place, |queue| queue.push_front(place));
     }
 
-    fn add(&self, slot: u16, add: impl FnOnce(&mut VecDeque<u16>)) {
-        let Some(queued) = self.queued.get(usize::from(slot)) else { return };
+    fn add(&self, place: u16, add: impl FnOnce(&mut VecDeque<u16>)) {
+        let Some(queued) = self.queued.get(usize::from(place)) else { return };
         if !queued.swap(true, Ordering::SeqCst) {
             let mut queue = self.queue.lock();
             add(&mut queue);
@@ -49,13 +49,13 @@ impl ReadyQueue {
         }
     }
 
-    /// Removes the next slot. Look at what it has to send only afterwards: a caller that adds
+    /// Removes the next place. Look at what it has to send only afterwards: a caller that adds
     /// something in between queues it again.
     pub(crate) fn pop(&self) -> Option<u16> {
         let mut queue = self.queue.lock();
-        let slot = queue.pop_front()?;
+        let place = queue.pop_front()?;
         self.length.store(queue.len(), Ordering::SeqCst);
-        self.queued[usize::from(slot)].store(false, Ordering::SeqCst);
-        Some(slot)
+        self.queued[usize::from(place)].store(false, Ordering::SeqCst);
+        Some(place)
     }
 }

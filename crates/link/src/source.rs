@@ -14,7 +14,7 @@ pub(crate) enum PacketSource {
     Ip(Ipv6Addr),
     /// By its hardware address.
     Ethernet([u8; 6]),
-    /// By the place of its carrier in memory.
+    /// By the address of its carrier in memory.
     Stream(usize),
 }
 

@@ -1,7 +1,7 @@
 //! The streams that a target accepted, with their quotas.
 //!
 //! A stream is a stranger's until it carries a packet of a connection. A stranger has a limited
-//! time for that and a share of the places per source; when a new stream arrives, strangers are
+//! time for that and a share of the table per source; when a new stream arrives, strangers are
 //! evicted first.
 //!
 //! Invariants: the number of streams is bounded; a stream that has carried such a packet is never
@@ -43,7 +43,7 @@ impl<T> Streams<T> {
         self.0.retain(|stream| is_alive(&stream.threads));
     }
 
-    /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller
+    /// Makes room for a stream from `source`. Returns an evicted stream, which the caller
     /// must close; `Err` if the table is full.
     pub(crate) fn make_room(&mut self, source: PacketSource) -> Result<Option<Stream<T>>, ()> {
         let strangers = |of: PacketSource| {

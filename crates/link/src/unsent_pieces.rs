@@ -1,15 +1,15 @@
-//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they
-//! need.
+//! What a place has to send: a head (a command or a reply) and its bytes, in as many packets as
+//! they need.
 //!
 //! Invariants: a piece that is in a packet is in no other one until it counts as lost. The text of
 //! a failure is sent whole. No allocation after `new`.
 //!
-//! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
+//! Not here: when a place has something to send, and where its bytes are (`initiator`, `target`).
 
 use sawmill_format::link::GRAIN_BYTES;
 use sawmill_format::link::statement::{Body, Command, Reply, command_at, data_at, reply_at};
 
-use crate::connection::SlotFill;
+use crate::connection::PacketFill;
 use crate::grains::{GrainSet, grains_of};
 use crate::path::{PieceKind, SentPiece, SentPieces};
 
@@ -23,11 +23,11 @@ pub(crate) enum Head {
 type Fill<'a> = &'a dyn Fn(usize, &mut [u8]);
 
 impl Head {
-    /// Slot and use number.
-    fn use_of_slot(&self) -> (u16, u64) {
+    /// Place and use number.
+    fn use_of_place(&self) -> (u16, u64) {
         match self {
-            Head::Command(command) => (command.slot, command.use_number),
-            Head::Reply(reply) => (reply.slot, reply.use_number),
+            Head::Command(command) => (command.place, command.use_number),
+            Head::Reply(reply) => (reply.place, reply.use_number),
         }
     }
 
@@ -48,16 +48,16 @@ impl Head {
     }
 }
 
-/// The pieces of a use of a slot that are in no packet.
+/// The pieces of a use of a place that are in no packet.
 pub(crate) struct UnsentPieces {
     head: bool,
     rest: GrainSet,
 }
 
 impl UnsentPieces {
-    /// Nothing to send, for a slot of this many bytes.
-    pub(crate) fn new(slot_bytes: usize) -> Self {
-        UnsentPieces { head: false, rest: GrainSet::new(slot_bytes) }
+    /// Nothing to send, for a place of this many bytes.
+    pub(crate) fn new(place_bytes: usize) -> Self {
+        UnsentPieces { head: false, rest: GrainSet::new(place_bytes) }
     }
 
     /// Starts to send a head and this many bytes.
@@ -75,11 +75,11 @@ impl UnsentPieces {
         fill: Fill<'_>,
         body: &mut Body<'_>,
         pieces: &mut SentPieces,
-    ) -> SlotFill {
-        let (slot, use_number) = head.use_of_slot();
+    ) -> PacketFill {
+        let (place, use_number) = head.use_of_place();
         while !pieces.is_full() {
             let (kind, offset, put) = if self.head {
-                let Some(inline) = head.put(body, bytes, fill) else { return SlotFill::More };
+                let Some(inline) = head.put(body, bytes, fill) else { return PacketFill::More };
                 self.head = false;
                 (PieceKind::Head, 0, inline)
             } else if let Some((first, end)) = self.rest.first_run() {
@@ -87,24 +87,24 @@ impl UnsentPieces {
                 let want = (end as usize * GRAIN_BYTES).min(bytes) - offset;
                 let room = body.payload_room(data_at::SIZE, want);
                 let at = offset as u32;
-                if room == 0 || !body.data(slot, use_number, at, room, |into| fill(offset, into)) {
-                    return SlotFill::More;
+                if room == 0 || !body.data(place, use_number, at, room, |into| fill(offset, into)) {
+                    return PacketFill::More;
                 }
                 (PieceKind::Body, offset, room)
             } else {
-                return SlotFill::All;
+                return PacketFill::All;
             };
             let first = (offset / GRAIN_BYTES) as u32;
             self.rest.remove(first, first + grains_of(put));
             pieces.push(SentPiece {
                 kind,
-                slot,
+                place,
                 use_number,
                 offset: offset as u32,
                 bytes: put as u32,
             });
         }
-        if self.head || self.rest.count() > 0 { SlotFill::More } else { SlotFill::All }
+        if self.head || self.rest.count() > 0 { PacketFill::More } else { PacketFill::All }
     }
 
     /// A piece of this use was lost and must be sent again.

@@ -23,19 +23,19 @@ mod tests {
     use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 
     use super::*;
-    use crate::connection::{Connection, SlotEnd, SlotFill};
+    use crate::connection::{Connection, ConnectionEnd, PacketFill};
     use crate::path::{SentPiece, SentPieces};
     use crate::session::Seals;
 
-    struct NoSlots;
+    struct NoPlaces;
 
-    impl SlotEnd for NoSlots {
+    impl ConnectionEnd for NoPlaces {
         fn take(&self, _: &Statement<'_>) -> Result<(), Violation> {
             Ok(())
         }
 
-        fn put(&self, _: u16, _: &mut Body<'_>, _: &mut SentPieces) -> SlotFill {
-            SlotFill::All
+        fn put(&self, _: u16, _: &mut Body<'_>, _: &mut SentPieces) -> PacketFill {
+            PacketFill::All
         }
 
         fn lost(&self, _: &SentPiece) -> bool {
@@ -60,7 +60,7 @@ mod tests {
         };
         header.encode(&mut packet);
         peer.seal(&mut packet).expect("sealed");
-        let connection = Connection::new(7, seals, 1, 1, NoSlots, 0);
+        let connection = Connection::new(7, seals, 1, 1, NoPlaces, 0);
         let violation = connection
             .receive(&header, &mut packet, 0, &mut |_| ())
             .expect_err("no such statement");

@@ -34,7 +34,7 @@ const NO_QUEUES: [(&str, &str, &str); 16] = [
     ("crates/frontend/src/fuse/channel.rs", "spares", "a buffer for each worker"),
     ("crates/frontend/src/fuse/server.rs", "workers", "the threads of a door"),
     ("crates/frontend/src/ublk/worker.rs", "workers", "the threads of a process"),
-    ("crates/link/src/initiator/slots.rs", "free", "the slots of a connection"),
+    ("crates/link/src/initiator/places.rs", "free", "the places of a connection"),
     ("crates/link/src/target/mod.rs", "connections", "at most `connections_max`"),
     ("crates/link/src/target/served.rs", "open_exports", "the exports of a connection"),
     ("crates/link/src/threads.rs", "wakers", "the threads of an end"),

@@ -42,10 +42,10 @@ const ADMITTED: [(&str, &str, &str); 20] = [
     ("crates/frontend/src/vhost/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 64 << 20", "64 MiB"),
     ("crates/frontend/src/fuse/limits.rs", "REQUESTS_MAX: u16 = 512", "512"),
     ("crates/frontend/src/fuse/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
-    ("crates/link/src/target/mod.rs", "slots_max: 256", "256"),
-    ("crates/link/src/target/mod.rs", "slot_bytes_max: 256 << 10", "256 KiB"),
+    ("crates/link/src/target/mod.rs", "places_max: 256", "256"),
+    ("crates/link/src/target/mod.rs", "place_bytes_max: 256 << 10", "256 KiB"),
     ("crates/link/src/target/mod.rs", "connections_max: 64", "64"),
-    ("crates/link/src/initiator/pending.rs", "PLACES_MAX: usize = 4096", "4,096"),
+    ("crates/link/src/initiator/pending.rs", "REQUESTS_MAX: usize = 4096", "4,096"),
     ("crates/driver/src/batch/options.rs", "queue_depth: 64", "64"),
     ("crates/driver/src/batch/options.rs", "QUEUE_DEPTH_MAX: u32 = 4096", "4,096"),
 ];

@@ -1,6 +1,6 @@
 //! Requests to a target other than reads and writes: opening an export, listing all exports.
 //!
-//! Invariant: an answer fits a slot and contains its own length, whatever lies behind it in a
+//! Invariant: an answer fits a place and contains its own length, whatever lies behind it in a
 //! buffer; a list that does not fit is cut, and records that.
 //!
 //! Not here: the right to open an export (`crates/link/src/target`).
@@ -67,7 +67,7 @@ pub struct OpenAnswer {
     pub block_bytes: u32,
     /// The request size that the target prefers.
     pub preferred_bytes: u32,
-    /// The longest read or write that the target takes; slots may be smaller.
+    /// The longest read or write that the target takes; places may be smaller.
     pub request_bytes_max: u32,
     /// The export cannot be written.
     pub read_only: bool,
@@ -229,9 +229,9 @@ pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usi
     }
     let (mut used, mut last) = (list_at::SIZE, 0u64);
     for (length, data) in runs.filter(|(length, _)| *length > 0) {
-        if let Some(place) = into.get_mut(used..used + RUN_BYTES) {
+        if let Some(room) = into.get_mut(used..used + RUN_BYTES) {
             last = length.min(!DATA) | if data { DATA } else { 0 };
-            place.copy_from_slice(&last.to_le_bytes());
+            room.copy_from_slice(&last.to_le_bytes());
             used += RUN_BYTES;
         } else {
             last = (last & !DATA).saturating_add(length).min(!DATA) | DATA;

@@ -15,8 +15,8 @@ layout! {
     hello_at, "Hello", 40;
     VERSION_MIN: 0, 1, "version_min";
     VERSION_MAX: 1, 1, "version_max";
-    SLOTS: 2, 2, "slots";
-    SLOT_BYTES: 4, 4, "slot_bytes";
+    PLACES: 2, 2, "places";
+    PLACE_BYTES: 4, 4, "place_bytes";
     CONNECTION: 8, 8, "connection";
     INSTANCE: 16, 16, "instance";
     LINKS: 32, 1, "links";
@@ -29,8 +29,8 @@ layout! {
     welcome_at, "Welcome", 56;
     VERSION: 0, 1, "version";
     LINKS: 1, 1, "links";
-    SLOTS: 2, 2, "slots";
-    SLOT_BYTES: 4, 4, "slot_bytes";
+    PLACES: 2, 2, "places";
+    PLACE_BYTES: 4, 4, "place_bytes";
     CONNECTION: 8, 8, "connection";
     INSTANCE: 16, 16, "instance";
     SILENCE_MAX_S: 32, 2, "silence_max_s";
@@ -57,10 +57,10 @@ layout! {
 
 /// The longest name of an initiator or target.
 pub const NAME_BYTES_MAX: usize = 64;
-/// The most slots of a connection.
-pub const SLOTS_MAX: u16 = 4096;
-/// The least and the most bytes of a slot; they are whole grains.
-pub const SLOT_BYTES_RANGE: std::ops::RangeInclusive<u32> = 4096..=(4 << 20);
+/// The most places of a connection.
+pub const PLACES_MAX: u16 = 4096;
+/// The least and the most bytes of a place; they are whole grains.
+pub const PLACE_BYTES_RANGE: std::ops::RangeInclusive<u32> = 4096..=(4 << 20);
 /// The longest payload of a handshake.
 pub const GREETING_BYTES_MAX: usize = welcome_at::SIZE + NAME_BYTES_MAX;
 
@@ -69,10 +69,10 @@ pub const GREETING_BYTES_MAX: usize = welcome_at::SIZE + NAME_BYTES_MAX;
 pub struct Hello {
     /// The versions it speaks, first and last.
     pub versions: (u8, u8),
-    /// The slots it would like.
-    pub slots: u16,
-    /// The bytes of a slot it would like.
-    pub slot_bytes: u32,
+    /// The places it would like.
+    pub places: u16,
+    /// The bytes of a place it would like.
+    pub place_bytes: u32,
     /// The initiator's number for the connection: packets to the initiator carry it.
     pub connection: u64,
     /// This run of the initiator: a new connection of the same run replaces its old one.
@@ -90,10 +90,10 @@ pub struct Welcome {
     pub version: u8,
     /// Links that it takes.
     pub links: u8,
-    /// Slots granted: commands that may be unanswered at a time.
-    pub slots: u16,
+    /// Places granted: commands that may be unanswered at a time.
+    pub places: u16,
     /// Bytes of each.
-    pub slot_bytes: u32,
+    pub place_bytes: u32,
     /// The target's number for the connection: packets to the target carry it.
     pub connection: u64,
     /// This run of the target.
@@ -108,10 +108,10 @@ fn check_name(what: &'static str, name: &str) -> Result<()> {
     check_field(what, "name_bytes", "longer than 64", name.len() <= NAME_BYTES_MAX)
 }
 
-fn check_sizes(what: &'static str, slots: u16, slot_bytes: u32, links: u8) -> Result<()> {
-    check_field(what, "slots", "none or more than 4096", (1..=SLOTS_MAX).contains(&slots))?;
-    let whole = SLOT_BYTES_RANGE.contains(&slot_bytes) && slot_bytes.is_multiple_of(4096);
-    check_field(what, "slot_bytes", "not whole pages from 4 KiB to 4 MiB", whole)?;
+fn check_sizes(what: &'static str, places: u16, place_bytes: u32, links: u8) -> Result<()> {
+    check_field(what, "places", "none or more than 4096", (1..=PLACES_MAX).contains(&places))?;
+    let whole = PLACE_BYTES_RANGE.contains(&place_bytes) && place_bytes.is_multiple_of(4096);
+    check_field(what, "place_bytes", "not whole pages from 4 KiB to 4 MiB", whole)?;
     let some = (1..=LINKS_MAX).contains(&usize::from(links));
     check_field(what, "links", "none or more than 8", some)
 }
@@ -125,8 +125,8 @@ impl Hello {
         let mut bytes = vec![0; hello_at::SIZE];
         hello_at::VERSION_MIN.put(&mut bytes, [self.versions.0]);
         hello_at::VERSION_MAX.put(&mut bytes, [self.versions.1]);
-        hello_at::SLOTS.put(&mut bytes, self.slots.to_le_bytes());
-        hello_at::SLOT_BYTES.put(&mut bytes, self.slot_bytes.to_le_bytes());
+        hello_at::PLACES.put(&mut bytes, self.places.to_le_bytes());
+        hello_at::PLACE_BYTES.put(&mut bytes, self.place_bytes.to_le_bytes());
         hello_at::CONNECTION.put(&mut bytes, self.connection.to_le_bytes());
         hello_at::INSTANCE.put(&mut bytes, self.instance);
         hello_at::LINKS.put(&mut bytes, [self.links]);
@@ -144,8 +144,8 @@ impl Hello {
         check_field(Self::WHAT, "name_bytes", "it does not agree with the length", whole)?;
         let hello = Hello {
             versions: (hello_at::VERSION_MIN.u8(bytes), hello_at::VERSION_MAX.u8(bytes)),
-            slots: hello_at::SLOTS.u16(bytes),
-            slot_bytes: hello_at::SLOT_BYTES.u32(bytes),
+            places: hello_at::PLACES.u16(bytes),
+            place_bytes: hello_at::PLACE_BYTES.u32(bytes),
             connection: hello_at::CONNECTION.u64(bytes),
             instance: hello_at::INSTANCE.array(bytes),
             links: hello_at::LINKS.u8(bytes),
@@ -163,7 +163,7 @@ impl Hello {
             self.versions.0 <= self.versions.1,
         )?;
         check_field(Self::WHAT, "connection", "zero", self.connection != 0)?;
-        check_sizes(Self::WHAT, self.slots, self.slot_bytes, self.links)?;
+        check_sizes(Self::WHAT, self.places, self.place_bytes, self.links)?;
         check_name(Self::WHAT, &self.name)
     }
 }
@@ -177,8 +177,8 @@ impl Welcome {
         let mut bytes = vec![0; welcome_at::SIZE];
         welcome_at::VERSION.put(&mut bytes, [self.version]);
         welcome_at::LINKS.put(&mut bytes, [self.links]);
-        welcome_at::SLOTS.put(&mut bytes, self.slots.to_le_bytes());
-        welcome_at::SLOT_BYTES.put(&mut bytes, self.slot_bytes.to_le_bytes());
+        welcome_at::PLACES.put(&mut bytes, self.places.to_le_bytes());
+        welcome_at::PLACE_BYTES.put(&mut bytes, self.place_bytes.to_le_bytes());
         welcome_at::CONNECTION.put(&mut bytes, self.connection.to_le_bytes());
         welcome_at::INSTANCE.put(&mut bytes, self.instance);
         welcome_at::SILENCE_MAX_S.put(&mut bytes, self.silence_max_s.to_le_bytes());
@@ -197,8 +197,8 @@ impl Welcome {
         let welcome = Welcome {
             version: welcome_at::VERSION.u8(bytes),
             links: welcome_at::LINKS.u8(bytes),
-            slots: welcome_at::SLOTS.u16(bytes),
-            slot_bytes: welcome_at::SLOT_BYTES.u32(bytes),
+            places: welcome_at::PLACES.u16(bytes),
+            place_bytes: welcome_at::PLACE_BYTES.u32(bytes),
             connection: welcome_at::CONNECTION.u64(bytes),
             instance: welcome_at::INSTANCE.array(bytes),
             silence_max_s: welcome_at::SILENCE_MAX_S.u16(bytes),
@@ -210,7 +210,7 @@ impl Welcome {
 
     fn check(&self) -> Result<()> {
         check_field(Self::WHAT, "connection", "zero", self.connection != 0)?;
-        check_sizes(Self::WHAT, self.slots, self.slot_bytes, self.links)?;
+        check_sizes(Self::WHAT, self.places, self.place_bytes, self.links)?;
         check_name(Self::WHAT, &self.name)
     }
 }

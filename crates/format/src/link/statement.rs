@@ -2,9 +2,9 @@
 //!
 //! Invariants: the statements of a packet follow each other without gaps; a statement of kind 0, or
 //! the end of the body, ends them, and only zeroes follow. Every statement is self-contained: it
-//! names its slot and use number, so that statements may come in any order, twice, or never.
+//! names its place and use number, so that statements may come in any order, twice, or never.
 //!
-//! Not here: the state of a slot, and the effect of a statement (`crates/link`).
+//! Not here: the state of a place, and the effect of a statement (`crates/link`).
 
 use super::{GRAIN_BYTES, LINKS_MAX, check_length, check_reserved, control, text};
 use crate::error::check_field;
@@ -16,7 +16,7 @@ layout! {
     command_at, "Command", 32;
     KIND: 0, 1, "kind";
     OPERATION: 1, 1, "operation";
-    SLOT: 2, 2, "slot";
+    PLACE: 2, 2, "place";
     FLAGS: 4, 1, "flags";
     EXPORT: 5, 1, "export";
     INLINE_BYTES: 6, 2, "inline_bytes";
@@ -30,7 +30,7 @@ layout! {
     data_at, "Data", 20;
     KIND: 0, 1, "kind";
     RESERVED: 1, 1, "reserved";
-    SLOT: 2, 2, "slot";
+    PLACE: 2, 2, "place";
     OFFSET: 4, 4, "offset";
     USE_NUMBER: 8, 8, "use_number";
     BYTES: 16, 4, "bytes";
@@ -41,7 +41,7 @@ layout! {
     reply_at, "Reply", 20;
     KIND: 0, 1, "kind";
     STATUS: 1, 1, "status";
-    SLOT: 2, 2, "slot";
+    PLACE: 2, 2, "place";
     INLINE_BYTES: 4, 2, "inline_bytes";
     RESERVED: 6, 2, "reserved";
     USE_NUMBER: 8, 8, "use_number";
@@ -174,13 +174,13 @@ pub const NO_UNMAP: u8 = 2;
 pub struct Command {
     /// The operation.
     pub operation: Operation,
-    /// The slot that it fills until it is answered.
-    pub slot: u16,
+    /// The place that it fills until it is answered.
+    pub place: u16,
     /// [`FUA`], [`NO_UNMAP`]; for an open see [`super::control`].
     pub flags: u8,
     /// The open export's number, from the answer to its open.
     pub export: u8,
-    /// Which use of the slot: grows with each use.
+    /// Which use of the place: grows with each use.
     pub use_number: u64,
     /// First byte of the range.
     pub address: u64,
@@ -191,8 +191,8 @@ pub struct Command {
 /// Bytes of a request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data<'a> {
-    /// The slot.
-    pub slot: u16,
+    /// The place.
+    pub place: u16,
     /// Which use of it.
     pub use_number: u64,
     /// Where in the payload they begin: a multiple of [`GRAIN_BYTES`].
@@ -204,8 +204,8 @@ pub struct Data<'a> {
 /// A reply's fixed fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The slot.
-    pub slot: u16,
+    /// The place.
+    pub place: u16,
     /// Which use of it.
     pub use_number: u64,
     /// 0, or what went wrong (see `status` on the page).
@@ -309,7 +309,7 @@ impl<'a> Statements<'a> {
             operation.ok_or(FormatError::Field { what: WHAT, field: "operation", why })?;
         let command = Command {
             operation,
-            slot: command_at::SLOT.u16(at),
+            place: command_at::PLACE.u16(at),
             flags: command_at::FLAGS.u8(at),
             export: command_at::EXPORT.u8(at),
             use_number: command_at::USE_NUMBER.u64(at),
@@ -332,7 +332,7 @@ impl<'a> Statements<'a> {
         let bytes = self.take(data_at::BYTES.u32(at) as usize)?;
         check_field(WHAT, "bytes", "none", !bytes.is_empty())?;
         Ok(Statement::Data(Data {
-            slot: data_at::SLOT.u16(at),
+            place: data_at::PLACE.u16(at),
             use_number: data_at::USE_NUMBER.u64(at),
             offset,
             bytes,
@@ -343,7 +343,7 @@ impl<'a> Statements<'a> {
         let at = self.take(reply_at::SIZE)?;
         check_reserved(WHAT, reply_at::RESERVED, at)?;
         let reply = Reply {
-            slot: reply_at::SLOT.u16(at),
+            place: reply_at::PLACE.u16(at),
             use_number: reply_at::USE_NUMBER.u64(at),
             status: reply_at::STATUS.u8(at),
             length: reply_at::LENGTH.u32(at),
@@ -467,9 +467,9 @@ impl<'a> Body<'a> {
     }
 
     fn push(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        let place = self.room.get_mut(self.used..self.used + bytes)?;
+        let room = self.room.get_mut(self.used..self.used + bytes)?;
         self.used += bytes;
-        Some(place)
+        Some(room)
     }
 
     /// Bytes of a payload that fit behind `fixed` bytes: all `want`, or as many whole grains.
@@ -490,7 +490,7 @@ impl<'a> Body<'a> {
         let Some(at) = self.push(command_at::SIZE + inline) else { return false };
         command_at::KIND.put(at, [COMMAND]);
         command_at::OPERATION.put(at, [command.operation as u8]);
-        command_at::SLOT.put(at, command.slot.to_le_bytes());
+        command_at::PLACE.put(at, command.place.to_le_bytes());
         command_at::FLAGS.put(at, [command.flags]);
         command_at::EXPORT.put(at, [command.export]);
         command_at::INLINE_BYTES.put(at, (inline as u16).to_le_bytes());
@@ -504,7 +504,7 @@ impl<'a> Body<'a> {
     /// Adds `bytes` of data, which `fill` writes.
     pub fn data(
         &mut self,
-        slot: u16,
+        place: u16,
         use_number: u64,
         offset: u32,
         bytes: usize,
@@ -513,7 +513,7 @@ impl<'a> Body<'a> {
         let Some(at) = self.push(data_at::SIZE + bytes) else { return false };
         data_at::KIND.put(at, [DATA]);
         data_at::RESERVED.put(at, [0]);
-        data_at::SLOT.put(at, slot.to_le_bytes());
+        data_at::PLACE.put(at, place.to_le_bytes());
         data_at::OFFSET.put(at, offset.to_le_bytes());
         data_at::USE_NUMBER.put(at, use_number.to_le_bytes());
         data_at::BYTES.put(at, (bytes as u32).to_le_bytes());
@@ -526,7 +526,7 @@ impl<'a> Body<'a> {
         let Some(at) = self.push(reply_at::SIZE + inline) else { return false };
         reply_at::KIND.put(at, [REPLY]);
         reply_at::STATUS.put(at, [reply.status]);
-        reply_at::SLOT.put(at, reply.slot.to_le_bytes());
+        reply_at::PLACE.put(at, reply.place.to_le_bytes());
         reply_at::INLINE_BYTES.put(at, (inline as u16).to_le_bytes());
         reply_at::RESERVED.put(at, [0; 2]);
         reply_at::USE_NUMBER.put(at, reply.use_number.to_le_bytes());

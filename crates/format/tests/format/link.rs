@@ -13,14 +13,14 @@ use crate::samples::Case;
 
 const COMMAND: Command = Command {
     operation: Operation::Write,
-    slot: 258,
+    place: 258,
     flags: FUA,
     export: 7,
     use_number: 0x0102_0304,
     address: 1 << 20,
     length: 130,
 };
-const REPLY: Reply = Reply { slot: 258, use_number: 0x0102_0304, status: 10, length: 4 };
+const REPLY: Reply = Reply { place: 258, use_number: 0x0102_0304, status: 10, length: 4 };
 pub(crate) const JOIN: Note =
     Note { kind: NoteKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
 /// Newest first; the last two touch.
@@ -119,8 +119,8 @@ fn case<T: PartialEq + std::fmt::Debug + 'static>(
 fn hello_value() -> Hello {
     Hello {
         versions: (1, 1),
-        slots: 256,
-        slot_bytes: 256 << 10,
+        places: 256,
+        place_bytes: 256 << 10,
         connection: 0x1111_2222_3333_4444,
         instance: *b"initiator's run1",
         links: 2,
@@ -132,8 +132,8 @@ fn welcome_value() -> Welcome {
     Welcome {
         version: 1,
         links: 2,
-        slots: 128,
-        slot_bytes: 64 << 10,
+        places: 128,
+        place_bytes: 64 << 10,
         connection: 0x5555_6666_7777_8888,
         instance: *b"the target's run",
         silence_max_s: 120,
@@ -446,12 +446,12 @@ fn each_rule_of_a_greeting_is_refused_when_read_and_when_written() {
         change(&mut hello);
         hello.encode().is_ok()
     };
-    assert!(hello(|hello| (hello.slots, hello.slot_bytes, hello.links) = (4096, 4 << 20, 8)));
+    assert!(hello(|hello| (hello.places, hello.place_bytes, hello.links) = (4096, 4 << 20, 8)));
     assert!(hello(|hello| hello.name = "x".repeat(64)));
     assert!(!hello(|hello| hello.name = "x".repeat(65)));
-    assert!(!hello(|hello| hello.slots = 0) && !hello(|hello| hello.slots = 4097));
-    assert!(!hello(|hello| hello.slot_bytes = 4095) && !hello(|hello| hello.slot_bytes = 5000));
-    assert!(!hello(|hello| hello.slot_bytes = (4 << 20) + 4096));
+    assert!(!hello(|hello| hello.places = 0) && !hello(|hello| hello.places = 4097));
+    assert!(!hello(|hello| hello.place_bytes = 4095) && !hello(|hello| hello.place_bytes = 5000));
+    assert!(!hello(|hello| hello.place_bytes = (4 << 20) + 4096));
     assert!(!hello(|hello| hello.links = 0) && !hello(|hello| hello.links = 9));
     assert!(!hello(|hello| hello.connection = 0) && !hello(|hello| hello.versions = (2, 1)));
     let (hello, welcome) = (hello_value().encode().unwrap(), welcome_value().encode().unwrap());

@@ -18,8 +18,8 @@ fn encode_statements(statements: &[Statement<'_>], room: usize) -> Vec<u8> {
                 Statement::Command(command, inline) => {
                     body.command(&command, inline.len(), |into| into.copy_from_slice(inline))
                 }
-                Statement::Data(Data { slot, use_number, offset, bytes }) => {
-                    body.data(slot, use_number, offset, bytes.len(), |into| {
+                Statement::Data(Data { place, use_number, offset, bytes }) => {
+                    body.data(place, use_number, offset, bytes.len(), |into| {
                         into.copy_from_slice(bytes)
                     })
                 }
@@ -139,14 +139,14 @@ enum SentStatement {
 
 prop_compose! {
     fn commands()(
-        operation in operations(), slot: u16, flags in 0u8..4, export: u8, use_number: u64,
+        operation in operations(), place: u16, flags in 0u8..4, export: u8, use_number: u64,
         address: u64,
         payload in 0usize..600, wild: u64,
     ) -> (Command, usize) {
         let length = if operation.sends_payload() { payload as u64 } else { wild };
         let flags = if matches!(operation, Operation::Close | Operation::List) { 0 } else { flags };
         let inline = if operation.sends_payload() { payload } else { 0 };
-        (Command { operation, slot, flags, export, use_number, address, length }, inline)
+        (Command { operation, place, flags, export, use_number, address, length }, inline)
     }
 }
 
@@ -179,16 +179,16 @@ fn sent() -> impl Strategy<Value = SentStatement> {
     prop_oneof![
         commands().prop_map(|(command, payload)| SentStatement::Command(command, payload)),
         (any::<u16>(), any::<u64>(), 0u32..1000, 1usize..600).prop_map(
-            |(slot, use_number, grain, bytes)| SentStatement::Data(
-                slot,
+            |(place, use_number, grain, bytes)| SentStatement::Data(
+                place,
                 use_number,
                 grain * 128,
                 bytes
             )
         ),
-        reply.prop_map(|(slot, use_number, status, payload)| {
+        reply.prop_map(|(place, use_number, status, payload)| {
             SentStatement::Reply(
-                Reply { slot, use_number, status, length: payload as u32 },
+                Reply { place, use_number, status, length: payload as u32 },
                 payload,
             )
         }),
@@ -226,12 +226,12 @@ proptest! {
                     prop_assert!(statement::check_piece(0, inline, *payload as u64).is_ok());
                     (body.command(command, inline, |into| into.fill(3)), command_at::SIZE)
                 }
-                SentStatement::Data(slot, use_number, offset, want) => {
+                SentStatement::Data(place, use_number, offset, want) => {
                     let some = body.payload_room(data_at::SIZE, *want);
                     prop_assert!(some <= *want && (some == *want || some.is_multiple_of(128)));
                     let fits =
                         some > 0
-                            && body.data(*slot, *use_number, *offset, some, |into| into.fill(4));
+                            && body.data(*place, *use_number, *offset, some, |into| into.fill(4));
                     (fits, if some == 0 { usize::MAX } else { data_at::SIZE + some })
                 }
                 SentStatement::Reply(reply, payload) => {
@@ -258,8 +258,8 @@ proptest! {
                 (Statement::Command(read, _), SentStatement::Command(command, _)) => {
                     read == command
                 }
-                (Statement::Data(read), SentStatement::Data(slot, use_number, offset, _)) => {
-                    (read.slot, read.use_number, read.offset) == (*slot, *use_number, *offset)
+                (Statement::Data(read), SentStatement::Data(place, use_number, offset, _)) => {
+                    (read.place, read.use_number, read.offset) == (*place, *use_number, *offset)
                 }
                 (Statement::Reply(read, _), SentStatement::Reply(reply, _)) => read == reply,
                 (Statement::Ack(read), SentStatement::Ack(link, delay_us, runs)) => {

@@ -50,29 +50,29 @@ fn link_piece(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
 const LATER: u8 = 1 << 6;
 
 fn command_piece(
-    slot: u16,
+    place: u16,
     operation: Operation,
     use_number: u64,
     range: (u64, u64),
     inline: &[u8],
 ) -> Vec<u8> {
     let (address, length) = range;
-    let command = Command { operation, slot, flags: 0, export: 0, use_number, address, length };
+    let command = Command { operation, place, flags: 0, export: 0, use_number, address, length };
     link_piece(LATER, |body| {
         body.command(&command, inline.len(), |into| into.copy_from_slice(inline));
     })
 }
 
-fn answered(slot: u16, use_number: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
-    let reply = Reply { slot, use_number, status, length: bytes.len() as u32 };
+fn answered(place: u16, use_number: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
+    let reply = Reply { place, use_number, status, length: bytes.len() as u32 };
     link_piece(LATER, |body| {
         body.reply(&reply, bytes.len(), |into| into.copy_from_slice(bytes));
     })
 }
 
-fn bytes_of(slot: u16, use_number: u64, offset: u32, bytes: usize) -> Vec<u8> {
+fn bytes_of(place: u16, use_number: u64, offset: u32, bytes: usize) -> Vec<u8> {
     link_piece(LATER, |body| {
-        body.data(slot, use_number, offset, bytes, |into| into.fill(4));
+        body.data(place, use_number, offset, bytes, |into| into.fill(4));
     })
 }
 
@@ -198,11 +198,11 @@ fn vectors() {
 
 const TAG: u64 = 0x1122_3344_5566_7788;
 
-fn superblock(generation: u64, trim: u64, bound: (u64, u64)) -> Superblock {
+fn superblock(revision: u64, trim: u64, bound: (u64, u64)) -> Superblock {
     Superblock {
         volume_id: VolumeId([7; 16]),
         journal_tag: TAG,
-        generation,
+        revision,
         epoch: bound.0,
         intent_epoch: 0,
         intent_put_id: PutId([0; 16]),

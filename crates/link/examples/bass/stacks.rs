@@ -25,12 +25,12 @@ pub(crate) trait Stack {
 
 pub(crate) struct Bytes {
     cache: Cache<RemoteDevice>,
-    answer_slot: Arc<AnswerSlot>,
+    answer_cell: Arc<AnswerCell>,
 }
 
 /// Makes a request.
 fn new_request(
-    answer_slot: &Arc<AnswerSlot>,
+    answer_cell: &Arc<AnswerCell>,
     operation: Operation,
     address: u64,
     length: u64,
@@ -40,12 +40,12 @@ fn new_request(
     let exchange = Box::new(StackExchange {
         data: Arc::clone(data),
         read,
-        answer_slot: Arc::clone(answer_slot),
+        answer_cell: Arc::clone(answer_cell),
     });
     Request::new(operation, address, length, Flags::default(), exchange)
 }
 
-impl AnswerSlot {
+impl AnswerCell {
     fn wait(&self) -> Result<Vec<u8>> {
         let mut answer = self.outcome.lock();
         loop {
@@ -59,7 +59,7 @@ impl AnswerSlot {
 
 /// Receives the answer to the one request in flight.
 #[derive(Default)]
-struct AnswerSlot {
+struct AnswerCell {
     outcome: Mutex<Option<(Outcome, Vec<u8>)>>,
     changed: Condvar,
 }
@@ -68,7 +68,7 @@ struct AnswerSlot {
 struct StackExchange {
     data: Arc<[u8]>,
     read: Vec<u8>,
-    answer_slot: Arc<AnswerSlot>,
+    answer_cell: Arc<AnswerCell>,
 }
 
 impl Exchange for StackExchange {
@@ -82,15 +82,15 @@ impl Exchange for StackExchange {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let StackExchange { read, answer_slot, .. } = *self;
-        *answer_slot.outcome.lock() = Some((outcome, read));
-        answer_slot.changed.notify_one();
+        let StackExchange { read, answer_cell, .. } = *self;
+        *answer_cell.outcome.lock() = Some((outcome, read));
+        answer_cell.changed.notify_one();
     }
 }
 
 impl Bytes {
     pub(crate) fn new(device: RemoteDevice) -> Result<Self> {
-        Ok(Bytes { cache: Cache::new(device, &Options::default())?, answer_slot: Arc::default() })
+        Ok(Bytes { cache: Cache::new(device, &Options::default())?, answer_cell: Arc::default() })
     }
 
     fn ask(
@@ -100,8 +100,8 @@ impl Bytes {
         length: u64,
         data: &Arc<[u8]>,
     ) -> Result<Vec<u8>> {
-        self.cache.submit(new_request(&self.answer_slot, operation, address, length, data));
-        self.answer_slot.wait()
+        self.cache.submit(new_request(&self.answer_cell, operation, address, length, data));
+        self.answer_cell.wait()
     }
 }
 
@@ -130,12 +130,12 @@ pub(crate) struct Pages {
     pages: BTreeMap<u64, (Vec<u8>, bool)>,
     dirty: usize,
     fetched: u64,
-    answer_slot: Arc<AnswerSlot>,
+    answer_cell: Arc<AnswerCell>,
 }
 
 impl Pages {
     pub(crate) fn new(device: RemoteDevice) -> Self {
-        Pages { device, pages: BTreeMap::new(), dirty: 0, fetched: 0, answer_slot: Arc::default() }
+        Pages { device, pages: BTreeMap::new(), dirty: 0, fetched: 0, answer_cell: Arc::default() }
     }
 
     fn page(&mut self, page: u64) -> Result<&mut (Vec<u8>, bool)> {
@@ -187,7 +187,7 @@ impl Pages {
 impl Stack for Pages {
     fn write(&mut self, address: u64, data: &Arc<[u8]>, length: usize) -> Result {
         let mut request =
-            new_request(&self.answer_slot, Operation::Write, address, length as u64, data);
+            new_request(&self.answer_cell, Operation::Write, address, length as u64, data);
         for (page, inside, piece) in pieces(address, length) {
             if inside.len() == PAGE as usize {
                 self.pages.entry(page).or_insert_with(|| (vec![0; PAGE as usize], false));
@@ -201,7 +201,7 @@ impl Stack for Pages {
             self.write_back()?;
         }
         request.done();
-        self.answer_slot.wait().map(drop)
+        self.answer_cell.wait().map(drop)
     }
 
     fn read(&mut self, address: u64, length: usize) -> Result<Vec<u8>> {

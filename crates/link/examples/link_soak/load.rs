@@ -23,8 +23,8 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 /// Workers of one device.
 const WORKERS: u64 = 4;
 /// Few and small, so that requests wait for credits.
-const SLOTS: u16 = 8;
-const SLOT_BYTES: u32 = 32 << 10;
+const PLACES: u16 = 8;
+const PLACE_BYTES: u32 = 32 << 10;
 
 /// One connection and its devices.
 struct LinkAttachment {
@@ -46,8 +46,8 @@ impl LinkAttachment {
     fn new(addresses: &[LinkAddress], exports: &[String]) -> Result<Self> {
         let options = InitiatorOptions {
             name: "soak".into(),
-            slots: SLOTS,
-            slot_bytes: SLOT_BYTES,
+            places: PLACES,
+            place_bytes: PLACE_BYTES,
             ..InitiatorOptions::default()
         };
         let clock = std::sync::Arc::new(SteadyClock);
@@ -63,7 +63,8 @@ impl LinkAttachment {
         let most = Instant::now() + ANSWER_TIME_MAX;
         loop {
             let status = self.attached.initiator().status();
-            let calm = status.connected && status.pending == 0 && status.slots_free == status.slots;
+            let calm =
+                status.connected && status.pending == 0 && status.places_free == status.places;
             if calm && status.links.iter().all(|link| link.open && !link.silent) {
                 return Ok(());
             }
@@ -172,12 +173,12 @@ impl Load {
             .iter()
             .map(|attachment| attachment.attached.initiator().status())
             .collect();
-        let slots: usize = status.iter().map(|each| each.slots).sum();
-        let free: usize = status.iter().map(|each| each.slots_free).sum();
+        let places: usize = status.iter().map(|each| each.places).sum();
+        let free: usize = status.iter().map(|each| each.places_free).sum();
         let pending: usize = status.iter().map(|each| each.pending).sum();
         let numbers = [
             ("bytes_in_use", CountingAllocator::bytes_in_use()),
-            ("slots", slots as u64),
+            ("slots", places as u64),
             ("slots_free", free as u64),
             ("pending", pending as u64),
             ("reads", sum.reads),

@@ -11,7 +11,7 @@ use sawmill_format::packed_write;
 use sawmill_link::PackedDevice;
 use sawmill_link::initiator::RemoteDevice;
 
-/// The longest request: several slots.
+/// The longest request: several places.
 const REQUEST_BYTES_MAX: u64 = 200 << 10;
 /// The most ranges of a packed write, and the most bytes of each.
 const PACKED_RANGES_MAX: u64 = 40;

@@ -31,7 +31,7 @@ pub struct Options {
     pub policy: Policy,
     /// The most bytes of cached pages, at least 64 KiB. Reads in flight may exceed it; their pages
     /// are evicted first. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more
-    /// if it was written in many places.
+    /// if it was written at many addresses.
     pub cache_bytes_max: u64,
     /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At
     /// half of it, the older half is written below.

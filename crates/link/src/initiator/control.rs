@@ -24,7 +24,7 @@ use sawmill_format::link::statement::Note;
 
 use super::device::Answer;
 use super::pending::Chunk;
-use super::slots::Slots;
+use super::places::InitiatorPlaces;
 use super::{ConnectionView, Initiator, LiveConnection};
 use crate::carrier::Peer;
 use crate::clock::SECOND;
@@ -67,17 +67,17 @@ pub(super) enum ControlAction {
     SayHello { path: Path, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
     /// Sends a note about a link, padded to `packet_bytes`.
     SayNote {
-        connection: Arc<Connection<Slots>>,
+        connection: Arc<Connection<InitiatorPlaces>>,
         index: usize,
         path: Path,
         note: Note,
         packet_bytes: usize,
     },
     /// Tells the target that the connection ends.
-    SayClose(Arc<Connection<Slots>>, ErrorKind),
+    SayClose(Arc<Connection<InitiatorPlaces>>, ErrorKind),
     /// Fails requests.
     FailAll(Vec<Request>, Error),
-    /// Gives slots to waiting requests, and sends what is ready.
+    /// Gives places to waiting requests, and sends what is ready.
     GoOn,
 }
 
@@ -262,7 +262,7 @@ impl Control {
             let ConnectionView { live, failure, .. } = &mut *view;
             let first = failure.is_none();
             failure.get_or_insert_with(|| error.clone());
-            // No slot may be live when its request is dropped: it would send bytes of a request
+            // No place may be live when its request is dropped: it would send bytes of a request
             // that no longer exists.
             (live.take().inspect(|live| drop(live.connection.end.abandon())), first)
         };

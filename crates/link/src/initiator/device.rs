@@ -4,7 +4,7 @@
 //! the target gives it there. A target that reports another geometry is refused. A dropped device
 //! is closed at the target when all of its requests are answered.
 //!
-//! Not here: how requests are executed (`pending`, `slots`).
+//! Not here: how requests are executed (`pending`, `places`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -71,7 +71,7 @@ impl Initiator {
     fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
         let (sender, receiver) = sync_channel(1);
         let length = payload.len() as u64;
-        let answer = vec![0; self.options.slot_bytes as usize];
+        let answer = vec![0; self.options.place_bytes as usize];
         let exchange = Box::new(ControlExchange { payload, answer, sender });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
         let terms = Terms { submitted_at_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
@@ -129,7 +129,7 @@ impl Initiator {
             size_bytes: opened.size_bytes,
             block_bytes: opened.block_bytes,
             preferred_bytes: opened.preferred_bytes,
-            // Longer requests use several slots.
+            // Longer requests use several places.
             request_bytes_max: REQUEST_BYTES_MAX,
             read_only: opened.read_only || mode.read_only,
             shared_cache: opened.shared_cache,
@@ -148,10 +148,18 @@ pub(super) const NOT_OPEN: u8 = u8::MAX;
 
 /// The common fields of all control commands.
 fn control(operation: Operation) -> Command {
-    Command { operation, slot: 0, flags: 0, export: NOT_OPEN, use_number: 0, address: 0, length: 0 }
+    Command {
+        operation,
+        place: 0,
+        flags: 0,
+        export: NOT_OPEN,
+        use_number: 0,
+        address: 0,
+        length: 0,
+    }
 }
 
-/// The place in an open's answer that names the connection it arrived on: see
+/// The field of an open's answer that names the connection it arrived on: see
 /// [`Initiator::opened`].
 pub(super) const ANSWERED_BY: std::ops::Range<usize> =
     control::opened_at::SIZE..control::opened_at::SIZE + 8;
@@ -211,7 +219,7 @@ impl BlockDevice for RemoteDevice {
         let operation = operation_of(request.operation);
         match request.operation {
             Asks::Allocation => {
-                self.send(operation, runs_of(request, self.initiator.options.slot_bytes))
+                self.send(operation, runs_of(request, self.initiator.options.place_bytes))
             }
             _ => self.send(operation, request),
         }
@@ -220,7 +228,7 @@ impl BlockDevice for RemoteDevice {
 
 impl PackedDevice for RemoteDevice {
     fn packed_bytes_max(&self) -> u32 {
-        self.initiator.slot_bytes()
+        self.initiator.place_bytes()
     }
 
     fn packed_span_bytes_max(&self) -> u32 {
@@ -233,7 +241,10 @@ impl PackedDevice for RemoteDevice {
             return request.fail(Error::new(ErrorKind::ReadOnly, text));
         }
         if request.length > u64::from(self.packed_bytes_max()) {
-            let text = format!("a packed write of {} bytes is longer than a slot", request.length);
+            let text = format!(
+                "a packed write of {} bytes is longer than the target accepts",
+                request.length
+            );
             return request.fail(Error::new(ErrorKind::Invalid, text));
         }
         self.send(Operation::WritePacked, request);
@@ -247,9 +258,9 @@ struct Runs {
     length: u64,
 }
 
-fn runs_of(request: Request, slot_bytes: u32) -> Request {
+fn runs_of(request: Request, place_bytes: u32) -> Request {
     let length = request.length;
-    request.wrap(|inner| Box::new(Runs { inner, bytes: vec![0; slot_bytes as usize], length }))
+    request.wrap(|inner| Box::new(Runs { inner, bytes: vec![0; place_bytes as usize], length }))
 }
 
 impl Exchange for Runs {

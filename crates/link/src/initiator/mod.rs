@@ -5,7 +5,7 @@
 //! the initiator makes a new one, opens the exports again, and repeats unanswered requests. The old
 //! process is gone, so nothing of the old connection can arrive later.
 //!
-//! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
+//! The path of requests: `device`, `pending` (requests), `places` (what is in flight), the
 //! connection. The owner of the connection: `control`. The two meet in `ConnectionView`, which the
 //! control writes and requests read.
 //!
@@ -17,7 +17,7 @@
 mod control;
 mod device;
 mod pending;
-mod slots;
+mod places;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -37,17 +37,17 @@ use crate::session::{Security, instance};
 pub(crate) use control::PROLOGUE;
 use control::{Control, ControlAction, Event};
 use pending::{CompletedRequest, PendingRequests};
-use slots::Slots;
+use places::InitiatorPlaces;
 
 /// The limits and the identity of an initiator.
 #[derive(Clone, Debug)]
 pub struct InitiatorOptions {
     /// A name for people, at most 64 bytes.
     pub name: String,
-    /// The number of slots: the most commands in flight.
-    pub slots: u16,
-    /// Bytes of a slot; longer requests use several.
-    pub slot_bytes: u32,
+    /// The number of places: the most commands in flight.
+    pub places: u16,
+    /// Bytes of a place; longer requests use several.
+    pub place_bytes: u32,
     /// After this long without a packet from the target, everything fails with `Unreachable`; 0:
     /// never.
     pub timeout_s: u32,
@@ -60,8 +60,8 @@ impl Default for InitiatorOptions {
     fn default() -> Self {
         InitiatorOptions {
             name: String::new(),
-            slots: 256,
-            slot_bytes: 256 << 10,
+            places: 256,
+            place_bytes: 256 << 10,
             timeout_s: 0,
             rekey_bytes: 1 << 40,
         }
@@ -125,7 +125,7 @@ struct ConnectionView {
 /// A connection that was made.
 #[derive(Clone)]
 struct LiveConnection {
-    connection: Arc<Connection<Slots>>,
+    connection: Arc<Connection<InitiatorPlaces>>,
     local: u64,
     remote: u64,
     since_ns: u64,
@@ -300,12 +300,12 @@ impl Initiator {
     }
 
     pub(crate) fn add_waker(&self, index: usize, waker: Arc<Waker>) {
-        if let Some(place) = self.view.write().wakers.get_mut(index) {
-            *place = Some(waker);
+        if let Some(entry) = self.view.write().wakers.get_mut(index) {
+            *entry = Some(waker);
         }
     }
 
-    /// Gives slots to waiting requests, and sends what is ready.
+    /// Gives places to waiting requests, and sends what is ready.
     fn progress(&self, now: u64) {
         self.poll_often(now);
         let view = self.view.read();
@@ -313,7 +313,7 @@ impl Initiator {
         let is_open = live.is_open;
         let admit = |operation| is_open || matches!(operation, Operation::Open | Operation::List);
         let failed_requests =
-            live.connection.end.dispatch(admit, |slot| live.connection.ready.push(slot));
+            live.connection.end.dispatch(admit, |place| live.connection.ready.push(place));
         if self.batches.load(Ordering::SeqCst) == 0 {
             live.connection.pump(now);
         }
@@ -337,9 +337,9 @@ impl Initiator {
     /// success, and adds the connection to the answer of an open.
     fn ended(&self, local: u64, mut request: CompletedRequest) {
         if request.operation == Operation::Open
-            && let Some(place) = request.request.buffer().get_mut(device::ANSWERED_BY)
+            && let Some(field) = request.request.buffer().get_mut(device::ANSWERED_BY)
         {
-            place.copy_from_slice(&local.to_le_bytes());
+            field.copy_from_slice(&local.to_le_bytes());
         }
         if request.operation == Operation::Flush && request.failure.is_none() {
             let open_export =
@@ -393,10 +393,12 @@ impl Initiator {
         })
     }
 
-    /// Bytes of a slot as granted; before that, as requested.
-    fn slot_bytes(&self) -> u32 {
+    /// Bytes of a place as granted; before that, as requested.
+    fn place_bytes(&self) -> u32 {
         let view = self.view.read();
-        view.live.as_ref().map_or(self.options.slot_bytes, |live| live.connection.end.slot_bytes())
+        view.live
+            .as_ref()
+            .map_or(self.options.place_bytes, |live| live.connection.end.place_bytes())
     }
 
     /// Fails everything, now and in the future.
@@ -428,7 +430,7 @@ impl Initiator {
         };
         if let Some(live) = live {
             status.connected = true;
-            (status.slots, status.slots_free) =
+            (status.places, status.places_free) =
                 (live.connection.end.count(), live.connection.end.free());
             status.links = crate::links_of(&live.connection, now);
         }

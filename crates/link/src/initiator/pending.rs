@@ -1,11 +1,11 @@
-//! Requests that wait for their answers. A request longer than a slot is sent in several, and is
+//! Requests that wait for their answers. A request longer than a place is sent in several, and is
 //! answered when all of them are.
 //!
 //! Invariants: a request is answered once, with the first failure if there was one. Requests
-//! without a slot wait in order. Places are allocated when the initiator is made; only more
-//! requests than places make a queue grow.
+//! without a place wait in order. Entries are allocated when the initiator is made; only more
+//! requests than entries make a queue grow.
 //!
-//! Not here: slots (`slots`), what a reconnection does (`connect`).
+//! Not here: places (`places`), what a reconnection does (`connect`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -15,12 +15,12 @@ use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request
 use sawmill_format::link::statement::{self, Command, Operation};
 
 /// The most requests in flight; more of them wait.
-pub(crate) const PLACES_MAX: usize = 4096;
+pub(crate) const REQUESTS_MAX: usize = 4096;
 
-/// The range of a request that one slot carries.
+/// The range of a request that one place carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    pub(crate) place: u16,
+    pub(crate) entry: u16,
     /// Its start in the request's range, and its bytes.
     pub(crate) offset: u64,
     pub(crate) length: u64,
@@ -71,7 +71,7 @@ pub(crate) struct CompletedRequest {
 
 /// All requests in flight.
 pub(crate) struct PendingRequests {
-    places: Box<[Mutex<PendingRequest>]>,
+    entries: Box<[Mutex<PendingRequest>]>,
     lists: Mutex<Lists>,
     exports: Box<[ExportCounters]>,
 }
@@ -81,14 +81,14 @@ struct Lists {
     close_error: Option<Error>,
     free: Vec<u16>,
     /// Chunks of a dead connection; they are sent first.
-    /// Bounded by the chunks of one connection (`PLACES_MAX`).
+    /// Bounded by the chunks of one connection (`REQUESTS_MAX`).
     again: VecDeque<Chunk>,
     /// Requests with bytes for which no chunk was made.
-    /// Bounded by `PLACES_MAX`.
+    /// Bounded by `REQUESTS_MAX`.
     waiting: VecDeque<u16>,
-    /// Requests without a place.
+    /// Requests without an entry.
     /// Bounded by the requests that the doors admit.
-    crowd: VecDeque<(Command, Terms, Request)>,
+    overflow: VecDeque<(Command, Terms, Request)>,
 }
 
 /// The wire's operation for a device operation.
@@ -104,13 +104,13 @@ pub(crate) fn operation_of(asks: Asks) -> Operation {
     }
 }
 
-/// The command for a request; slot and use number are set later.
+/// The command for a request; place and use number are set later.
 pub(crate) fn template(request: &Request, operation: Operation, export: u8) -> Command {
     let fua = if request.flags.fua { statement::FUA } else { 0 };
     let no_unmap = if request.flags.no_unmap { statement::NO_UNMAP } else { 0 };
     Command {
         operation,
-        slot: 0,
+        place: 0,
         flags: fua | no_unmap,
         export,
         use_number: 0,
@@ -134,10 +134,10 @@ impl PendingRequests {
         };
         let lists = Lists {
             close_error: None,
-            free: (0..PLACES_MAX as u16).rev().collect(),
-            again: VecDeque::with_capacity(PLACES_MAX),
-            waiting: VecDeque::with_capacity(PLACES_MAX),
-            crowd: VecDeque::with_capacity(PLACES_MAX),
+            free: (0..REQUESTS_MAX as u16).rev().collect(),
+            again: VecDeque::with_capacity(REQUESTS_MAX),
+            waiting: VecDeque::with_capacity(REQUESTS_MAX),
+            overflow: VecDeque::with_capacity(REQUESTS_MAX),
         };
         let export = |number: u8| ExportCounters {
             number: number.into(),
@@ -145,7 +145,7 @@ impl PendingRequests {
             under_way: 0.into(),
         };
         PendingRequests {
-            places: (0..PLACES_MAX).map(pending).collect(),
+            entries: (0..REQUESTS_MAX).map(pending).collect(),
             lists: Mutex::new(lists),
             exports: (0..=u8::MAX).map(export).collect(),
         }
@@ -165,13 +165,13 @@ impl PendingRequests {
         self.exports[usize::from(export)].changes.load(Ordering::SeqCst)
     }
 
-    /// A chunk of a change succeeded. This is called before its slot counts as free, so that after
+    /// A chunk of a change succeeded. This is called before its place counts as free, so that after
     /// a connection is abandoned, everything it did is counted.
     pub(crate) fn changed(&self, export: u8) {
         self.exports[usize::from(export)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Accepts a request, which is sent when there is a slot. After [`PendingRequests::take_all`]
+    /// Accepts a request, which is sent when there is a place. After [`PendingRequests::take_all`]
     /// it fails.
     pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
         let mut lists = self.lists.lock();
@@ -181,16 +181,16 @@ impl PendingRequests {
         }
         self.exports[usize::from(template.export)].under_way.fetch_add(1, Ordering::SeqCst);
         match lists.free.pop() {
-            Some(place) => {
-                self.settle_in(place, template, terms, request);
-                lists.waiting.push_back(place);
+            Some(entry) => {
+                self.enter(entry, template, terms, request);
+                lists.waiting.push_back(entry);
             }
-            None => lists.crowd.push_back((template, terms, request)),
+            None => lists.overflow.push_back((template, terms, request)),
         }
     }
 
-    fn settle_in(&self, place: u16, template: Command, terms: Terms, request: Request) {
-        *self.places[usize::from(place)].lock() = PendingRequest {
+    fn enter(&self, entry: u16, template: Command, terms: Terms, request: Request) {
+        *self.entries[usize::from(entry)].lock() = PendingRequest {
             export: template.export,
             request: Some(request),
             template: Some(template),
@@ -220,7 +220,7 @@ impl PendingRequests {
         for index in 0..lists.again.len() {
             let chunk = lists.again[index];
             let (template, terms) = {
-                let pending = self.places[usize::from(chunk.place)].lock();
+                let pending = self.entries[usize::from(chunk.entry)].lock();
                 (pending.template, pending.terms)
             };
             let Some(template) = template.filter(admit) else { continue };
@@ -229,16 +229,16 @@ impl PendingRequests {
                 lists.again.remove(index);
                 return Some((chunk, cut(template, chunk)));
             }
-            // The slots of the new connection are smaller.
+            // The places of the new connection are smaller.
             let first = Chunk { length: bytes_max, ..chunk };
             let rest = &mut lists.again[index];
             (rest.offset, rest.length) = (chunk.offset + bytes_max, chunk.length - bytes_max);
-            self.places[usize::from(chunk.place)].lock().open += 1;
+            self.entries[usize::from(chunk.entry)].lock().open += 1;
             return Some((first, cut(template, first)));
         }
         for index in 0..lists.waiting.len() {
-            let place = lists.waiting[index];
-            let mut pending = self.places[usize::from(place)].lock();
+            let entry = lists.waiting[index];
+            let mut pending = self.entries[usize::from(entry)].lock();
             let Some(template) = pending.template.filter(admit) else { continue };
             let remaining_bytes = template.length - pending.chunked;
             let length = if travels(template.operation) {
@@ -246,7 +246,7 @@ impl PendingRequests {
             } else {
                 remaining_bytes
             };
-            let chunk = Chunk { place, offset: pending.chunked, length };
+            let chunk = Chunk { entry, offset: pending.chunked, length };
             pending.chunked += length;
             pending.open += 1;
             if pending.chunked == template.length {
@@ -266,27 +266,27 @@ impl PendingRequests {
     }
 
     /// Copies bytes of a request's payload.
-    pub(crate) fn fill(&self, place: u16, offset: u64, into: &mut [u8]) {
-        if let Some(request) = &mut self.places[usize::from(place)].lock().request {
+    pub(crate) fn fill(&self, entry: u16, offset: u64, into: &mut [u8]) {
+        if let Some(request) = &mut self.entries[usize::from(entry)].lock().request {
             request.fill(offset, into);
         }
     }
 
     /// Stores bytes of an answer. Bytes outside the request's buffer are dropped.
-    pub(crate) fn place(&self, place: u16, offset: u64, bytes: &[u8]) {
-        let mut pending = self.places[usize::from(place)].lock();
+    pub(crate) fn store(&self, entry: u16, offset: u64, bytes: &[u8]) {
+        let mut pending = self.entries[usize::from(entry)].lock();
         let Some(request) = &mut pending.request else { return };
         let (start, buffer) = (offset as usize, request.buffer());
-        if let Some(place) = buffer.get_mut(start..start + bytes.len()) {
-            place.copy_from_slice(bytes);
+        if let Some(room) = buffer.get_mut(start..start + bytes.len()) {
+            room.copy_from_slice(bytes);
         }
     }
 
     /// A chunk is answered. Returns the request if that was its last chunk.
-    pub(crate) fn answered(&self, place: u16, failure: Option<Error>) -> Option<CompletedRequest> {
+    pub(crate) fn answered(&self, entry: u16, failure: Option<Error>) -> Option<CompletedRequest> {
         let mut lists = self.lists.lock();
-        let mut pending = self.places[usize::from(place)].lock();
-        // None: it failed with all others, and its place is not reused.
+        let mut pending = self.entries[usize::from(entry)].lock();
+        // None: it failed with all others, and its entry is not reused.
         let template = pending.template?;
         pending.open -= 1;
         if pending.failure.is_none() {
@@ -307,49 +307,49 @@ impl PendingRequests {
         self.exports[usize::from(completed_request.export)]
             .under_way
             .fetch_sub(1, Ordering::SeqCst);
-        match lists.crowd.pop_front() {
+        match lists.overflow.pop_front() {
             Some((template, terms, request)) => {
-                self.settle_in(place, template, terms, request);
-                lists.waiting.push_back(place);
+                self.enter(entry, template, terms, request);
+                lists.waiting.push_back(entry);
             }
-            None => lists.free.push(place),
+            None => lists.free.push(entry),
         }
         Some(completed_request)
     }
 
     /// Removes all requests, to be failed because no answer can arrive. Later requests fail with
-    /// `why`. No slot may be live any more: it would send bytes of a request that no longer exists.
+    /// `why`. No place may be live any more: it would send bytes of a request that no longer exists.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
         lists.close_error.get_or_insert_with(|| why.clone());
         let mut all = Vec::new();
-        for (place, pending) in self.places.iter().enumerate() {
+        for (entry, pending) in self.entries.iter().enumerate() {
             let mut pending = pending.lock();
             if pending.template.take().is_some() {
                 all.extend(pending.request.take());
-                lists.free.push(place as u16);
+                lists.free.push(entry as u16);
             }
         }
         lists.again.clear();
         lists.waiting.clear();
-        all.extend(lists.crowd.drain(..).map(|(_, _, request)| request));
+        all.extend(lists.overflow.drain(..).map(|(_, _, request)| request));
         all
     }
 
     /// Requests in flight or waiting.
     pub(crate) fn count(&self) -> usize {
         let lists = self.lists.lock();
-        PLACES_MAX - lists.free.len() + lists.crowd.len()
+        REQUESTS_MAX - lists.free.len() + lists.overflow.len()
     }
 
-    /// Requests that wait for a slot: back-pressure that users notice.
+    /// Requests that wait for a place: back-pressure that users notice.
     pub(crate) fn waiting(&self) -> usize {
         let lists = self.lists.lock();
-        lists.waiting.len() + lists.again.len() + lists.crowd.len()
+        lists.waiting.len() + lists.again.len() + lists.overflow.len()
     }
 }
 
-/// Whether the bytes of its range travel, so that a slot must hold them.
+/// Whether the bytes of its range travel, so that a place must hold them.
 fn travels(operation: Operation) -> bool {
     matches!(operation, Operation::Read | Operation::Write)
 }

@@ -1,7 +1,7 @@
 //! What was sent on a link and is not acknowledged, how fast to send more, and what counts as lost.
 //!
 //! Loss is detected by later packets that arrived (by number or by time), or by silence (a probe
-//! timeout). What a lost packet carried goes back to its slot and is sent in a new packet, perhaps
+//! timeout). What a lost packet carried goes back to its place and is sent in a new packet, perhaps
 //! on another link. The window uses additive increase and gentle decrease, because links of a LAN
 //! are few and near. It stops growing when packets have queued for a while, and never exceeds the
 //! peer's buffers: data that waits there has left the caches when it is read, and everything else
@@ -59,14 +59,14 @@ pub(crate) enum PieceKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SentPiece {
     pub(crate) kind: PieceKind,
-    pub(crate) slot: u16,
+    pub(crate) place: u16,
     pub(crate) use_number: u64,
     pub(crate) offset: u32,
     pub(crate) bytes: u32,
 }
 
 const NO_PIECE: SentPiece =
-    SentPiece { kind: PieceKind::Head, slot: 0, use_number: 0, offset: 0, bytes: 0 };
+    SentPiece { kind: PieceKind::Head, place: 0, use_number: 0, offset: 0, bytes: 0 };
 
 /// The pieces of one packet.
 #[derive(Clone, Copy)]
@@ -487,13 +487,13 @@ mod tests {
         let mut sending = SendHalf::new();
         sending.renew(1200, PathKind::Stream);
         let mut pieces = SentPieces::new();
-        pieces.push(SentPiece { slot: 7, ..NO_PIECE });
+        pieces.push(SentPiece { place: 7, ..NO_PIECE });
         assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
         sending.sent(1, 1200, &pieces);
         let mut lost = Vec::new();
         for _ in 0..3 * FLIGHTS_MAX {
             sending.number(|piece| {
-                lost.push(piece.slot);
+                lost.push(piece.place);
                 true
             });
             sending.sent_unacknowledged(100);

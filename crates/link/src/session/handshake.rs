@@ -231,8 +231,8 @@ fn write_noise(
     payload: &[u8],
     out: &mut [u8],
 ) -> Result<(), PacketRefusal> {
-    let (place, rest) = out.split_at_mut(HEAD_BYTES);
-    place.copy_from_slice(&head);
+    let (head_room, rest) = out.split_at_mut(HEAD_BYTES);
+    head_room.copy_from_slice(&head);
     // The room was checked, so an error here is not ours to fix.
     let bytes = noise.write_message(payload, rest).map_err(|error| match error {
         // The peer has the key, but sent a public key that determines the result.

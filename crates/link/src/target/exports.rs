@@ -52,7 +52,7 @@ struct ExportUser {
     /// holder out.
     reads_only: bool,
     is_fenced: bool,
-    /// We ended its connection, or it replaced the connection: its place is kept until then.
+    /// We ended its connection, or it replaced the connection: its access is kept until then.
     away_until_ns: Option<u64>,
     request_count: Arc<AtomicUsize>,
 }
@@ -154,7 +154,7 @@ impl Exports {
     }
 
     /// A connection is gone. What it had open stays known until no device has requests of it: see
-    /// [`Export::admit`]. If the initiator is expected back until some time, its place is kept
+    /// [`Export::admit`]. If the initiator is expected back until some time, its access is kept
     /// until then.
     pub(super) fn forget(&self, connection: u64, back_until_ns: Option<u64>) {
         for export in self.0.lock().values() {

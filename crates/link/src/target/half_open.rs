@@ -1,12 +1,12 @@
-//! Handshakes that were answered and wait for their first sealed packet, with their places and
-//! time limits.
+//! Handshakes that were answered and wait for their first sealed packet, with their limits on
+//! number and time.
 //!
-//! A hello may be a replay from a forged address. So only a few places, and a few handshakes per
+//! A hello may be a replay from a forged address. So only a few entries, and a few handshakes per
 //! second, are for senders that have not proved that they receive at their address, by a cookie or
-//! by being at the end of a stream. Each proved source has a few places of its own, and loses its
+//! by being at the end of a stream. Each proved source has a few entries of its own, and loses its
 //! own first.
 //!
-//! Invariants: the table is bounded; an unproved sender never takes a place from a proved one; a
+//! Invariants: the table is bounded; an unproved sender never takes an entry from a proved one; a
 //! hello that led to a connection leads to no other one as long as it is remembered.
 //!
 //! Not here: the content of a hello, how cookies are made (`crate::session::proof`).
@@ -24,17 +24,17 @@ use crate::source::PacketSource;
 
 /// The longest wait of a handshake.
 const HANDSHAKE_NS_MAX: u64 = 10 * SECOND;
-/// Places for unproved senders, and the shortest time that each is kept.
-const PLACES_UNPROVED_MAX: usize = 8;
+/// Entries for unproved senders, and the shortest time that each is kept.
+const ENTRIES_UNPROVED_MAX: usize = 8;
 const STRANGER_NS_MAX: u64 = SECOND;
-/// Handshakes per second for them, and their largest burst.
+/// Handshakes per second for them, and the most at once.
 const STRANGERS_PER_S: u64 = 32;
-/// All places, and those of one source.
-const PLACES_MAX: usize = 256;
-const PLACES_PER_SOURCE_MAX: usize = 8;
-/// New places of a source in this interval.
-const PLACES_NEW_PER_SOURCE_MAX: usize = 4;
-const NEW_NS: u64 = 250 * MS;
+/// All entries, and those of one source.
+const ENTRIES_MAX: usize = 256;
+const ENTRIES_PER_SOURCE_MAX: usize = 8;
+/// New entries of a source in this time.
+const ENTRIES_NEW_PER_SOURCE_MAX: usize = 4;
+const ENTRIES_NEW_NS: u64 = 250 * MS;
 /// Remembered hellos that led to a connection.
 const HELLOS_SPENT_MAX: usize = 1024;
 
@@ -49,8 +49,8 @@ pub(super) struct HalfOpen {
     pub(super) seals: Seals,
     pub(super) since_ns: u64,
     pub(super) links: usize,
-    pub(super) slots: u16,
-    pub(super) slot_bytes: u32,
+    pub(super) places: u16,
+    pub(super) place_bytes: u32,
     /// The proved source; none if nothing is proved.
     pub(super) source: Option<PacketSource>,
 }
@@ -58,7 +58,7 @@ pub(super) struct HalfOpen {
 /// All handshakes that wait.
 #[derive(Default)]
 pub(super) struct HalfOpenTable {
-    places: Vec<HalfOpen>,
+    entries: Vec<HalfOpen>,
     /// Handshakes that unproved senders may have now, and the time of that count.
     tokens: u64,
     counted_at_ns: u64,
@@ -69,35 +69,35 @@ pub(super) struct HalfOpenTable {
 
 impl HalfOpenTable {
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     pub(super) fn clear(&mut self) {
-        self.places.clear();
+        self.entries.clear();
     }
 
     /// Removes those that have waited for too long.
     pub(super) fn expire(&mut self, now: u64) {
-        self.places.retain(|half| now.saturating_sub(half.since_ns) < HANDSHAKE_NS_MAX);
+        self.entries.retain(|half| now.saturating_sub(half.since_ns) < HANDSHAKE_NS_MAX);
     }
 
     /// Finds a repeated hello.
     pub(super) fn find(&self, message: &[u8]) -> Option<&HalfOpen> {
-        self.places.iter().find(|half| half.message == message)
+        self.entries.iter().find(|half| half.message == message)
     }
 
-    /// The place of the connection whose first packet this claims to be.
+    /// The index of the connection whose first packet this claims to be.
     pub(super) fn position(&self, local: u64) -> Option<usize> {
-        self.places.iter().position(|half| half.local == local)
+        self.entries.iter().position(|half| half.local == local)
     }
 
     pub(super) fn at(&self, index: usize) -> &HalfOpen {
-        &self.places[index]
+        &self.entries[index]
     }
 
     /// The handshake has become a connection: its hello is not valid for another one.
     pub(super) fn take(&mut self, index: usize) -> HalfOpen {
-        let half = self.places.remove(index);
+        let half = self.entries.remove(index);
         if let Ok(token) = <[u8; 32]>::try_from(token_of(&half.message))
             && self.spent.insert(token)
         {
@@ -121,17 +121,17 @@ impl HalfOpenTable {
         match source {
             None => self.admits_stranger(now),
             Some(source) => {
-                let own = self.places.iter().filter(|half| half.source == Some(source));
-                own.filter(|half| now.saturating_sub(half.since_ns) < NEW_NS).count()
-                    < PLACES_NEW_PER_SOURCE_MAX
+                let own = self.entries.iter().filter(|half| half.source == Some(source));
+                own.filter(|half| now.saturating_sub(half.since_ns) < ENTRIES_NEW_NS).count()
+                    < ENTRIES_NEW_PER_SOURCE_MAX
             }
         }
     }
 
     fn admits_stranger(&mut self, now: u64) -> bool {
         let is_old = |half: &HalfOpen| now.saturating_sub(half.since_ns) >= STRANGER_NS_MAX;
-        let strangers = self.places.iter().filter(|half| half.source.is_none());
-        if strangers.clone().count() >= PLACES_UNPROVED_MAX && !strangers.clone().any(is_old) {
+        let strangers = self.entries.iter().filter(|half| half.source.is_none());
+        if strangers.clone().count() >= ENTRIES_UNPROVED_MAX && !strangers.clone().any(is_old) {
             return false;
         }
         let earned =
@@ -145,37 +145,38 @@ impl HalfOpenTable {
         admits
     }
 
-    /// Takes a place, and evicts another handshake if necessary.
+    /// Adds an entry, and evicts another handshake if necessary.
     pub(super) fn push(&mut self, half: HalfOpen) {
         match half.source {
-            None => self.make_room(PLACES_UNPROVED_MAX, |other| other.source.is_none()),
+            None => self.make_room(ENTRIES_UNPROVED_MAX, |other| other.source.is_none()),
             Some(source) => {
-                self.make_room(PLACES_PER_SOURCE_MAX, |other| other.source == Some(source))
+                self.make_room(ENTRIES_PER_SOURCE_MAX, |other| other.source == Some(source))
             }
         }
-        if self.places.len() >= PLACES_MAX {
-            let crowd = |half: &HalfOpen| {
-                self.places.iter().filter(|other| other.source == half.source).count()
+        if self.entries.len() >= ENTRIES_MAX {
+            let count_of = |half: &HalfOpen| {
+                self.entries.iter().filter(|other| other.source == half.source).count()
             };
             // Among equals, the first is the oldest.
-            let most = self.places.iter().map(|half| (half.source.is_none(), crowd(half))).max();
+            let most =
+                self.entries.iter().map(|half| (half.source.is_none(), count_of(half))).max();
             let evicted = self
-                .places
+                .entries
                 .iter()
-                .position(|half| Some((half.source.is_none(), crowd(half))) == most);
+                .position(|half| Some((half.source.is_none(), count_of(half))) == most);
             if let Some(index) = evicted {
-                self.places.remove(index);
+                self.entries.remove(index);
             }
         }
-        self.places.push(half);
+        self.entries.push(half);
     }
 
     /// Evicts the oldest handshake that `is_like` accepts if it accepts `most` or more.
     fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
-        if self.places.iter().filter(|half| is_like(half)).count() >= most
-            && let Some(oldest) = self.places.iter().position(is_like)
+        if self.entries.iter().filter(|half| is_like(half)).count() >= most
+            && let Some(oldest) = self.entries.iter().position(is_like)
         {
-            self.places.remove(oldest);
+            self.entries.remove(oldest);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! than the hello. A connection starts with a packet that opened, after all devices have answered
 //! the requests of the previous connection.
 //!
-//! Not here: the places (`half_open`), the keys (`keys`).
+//! Not here: their table (`half_open`), the keys (`keys`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,8 +51,8 @@ impl AnsweredHello {
             seals: self.seals,
             since_ns: now,
             links: self.welcome.links.into(),
-            slots: self.welcome.slots,
-            slot_bytes: self.welcome.slot_bytes,
+            places: self.welcome.places,
+            place_bytes: self.welcome.place_bytes,
             hello: self.hello,
             source,
         }
@@ -195,8 +195,8 @@ impl Target {
         Welcome {
             version: VERSION,
             links: hello.links.clamp(1, LINKS_MAX as u8),
-            slots: hello.slots.min(self.options.slots_max),
-            slot_bytes: hello.slot_bytes.min(self.options.slot_bytes_max),
+            places: hello.places.min(self.options.places_max),
+            place_bytes: hello.place_bytes.min(self.options.place_bytes_max),
             connection: local,
             instance: self.instance,
             silence_max_s: self.options.silence_max_s,
@@ -232,7 +232,7 @@ impl Target {
         let (instance, source) =
             (half.hello.instance, PacketSource::of_peer(from.peer, from.sender));
         if !self.supersede(instance, &half.holder) || !self.has_room(source) {
-            // The sender repeats it; by then the device may be done, or a place may be free.
+            // The sender repeats it; by then the device may be done, or there may be room.
             return ConnectionLookup::Later;
         }
         // The table stays locked until the connection is known, so that no packet is answered with
@@ -245,8 +245,8 @@ impl Target {
             name: half.holder.display_name(&half.hello.name),
             holder: half.holder,
             links: half.links,
-            slots: half.slots,
-            slot_bytes: half.slot_bytes,
+            places: half.places,
+            place_bytes: half.place_bytes,
             source,
         };
         let (exports, random) = (Arc::clone(&self.exports), Arc::clone(&self.random));
@@ -257,7 +257,7 @@ impl Target {
     }
 
     /// Whether there is room for one more connection from `source`. Connections that have ended
-    /// count for as long as a device has requests of them, because these hold their slots.
+    /// count for as long as a device has requests of them, because these hold their places.
     /// Connections that have never opened anything are evicted: the oldest of the source that has
     /// most of them. A new connection has a while to open something, unless its source has others.
     fn has_room(&self, source: PacketSource) -> bool {
@@ -275,8 +275,8 @@ impl Target {
             let of = |source| idle.iter().filter(|served| served.source == source).count();
             let own = of(source);
             let may_go = |target_connection: &&&Arc<TargetConnection>| {
-                let crowd = of(target_connection.source);
-                crowd > own.max(1)
+                let idle_count = of(target_connection.source);
+                idle_count > own.max(1)
                     || now.saturating_sub(target_connection.since_ns) >= super::UNOPENED_NS_MIN
             };
             let oldest_first = |target_connection: &&&Arc<TargetConnection>| {

@@ -3,7 +3,7 @@
 //! Modules: `handshakes` (hellos, and the connections that they lead to), `half_open` (unfinished
 //! handshakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
 //! exports, and who has them open), `standing` (what persists of that), `served` (a connection),
-//! `slots` (a command from its first statement to the receipt of its answer).
+//! `places` (a command from its first statement to the receipt of its answer).
 //!
 //! Invariants: until its first sealed packet opens, a hello costs only an entry of a bounded table.
 //! A new connection of an initiator replaces its old one, and starts only when no device has a
@@ -16,8 +16,8 @@ mod half_open;
 mod handshakes;
 mod keys;
 pub(crate) mod machines;
+mod places;
 mod served;
-mod slots;
 mod standing;
 
 use std::collections::BTreeMap;
@@ -47,11 +47,11 @@ pub use standing::{Standing, StandingStore};
 pub struct TargetOptions {
     /// A name for people, at most 64 bytes.
     pub name: String,
-    /// The most slots of a connection, and the most bytes of a slot: together, the most memory of a
-    /// connection.
-    pub slots_max: u16,
-    /// Bytes of a slot.
-    pub slot_bytes_max: u32,
+    /// The most places of a connection, and the most bytes of a place: together, the most memory of
+    /// a connection.
+    pub places_max: u16,
+    /// Bytes of a place.
+    pub place_bytes_max: u32,
     /// The most connections at a time, with those that have ended while a device has requests of
     /// them.
     pub connections_max: usize,
@@ -63,15 +63,15 @@ impl Default for TargetOptions {
     fn default() -> Self {
         TargetOptions {
             name: String::new(),
-            slots_max: 256,
-            slot_bytes_max: 256 << 10,
+            places_max: 256,
+            place_bytes_max: 256 << 10,
             connections_max: 64,
             silence_max_s: 120,
         }
     }
 }
 
-/// The shortest time that a connection without an open export keeps its place when there are too
+/// The shortest time that a connection without an open export is kept when there are too
 /// many.
 const UNOPENED_NS_MIN: u64 = SECOND;
 
@@ -315,7 +315,7 @@ impl Target {
         }
     }
 
-    fn note<E: crate::connection::SlotEnd>(
+    fn note<E: crate::connection::ConnectionEnd>(
         &self,
         connection: &Connection<E>,
         note: &Note,

@@ -5,7 +5,7 @@
 //! hands nothing more to a device, and is finished only when the devices have answered all of its
 //! requests.
 //!
-//! Not here: the state of a slot (`slots`), admission (`exports`).
+//! Not here: the state of a place (`places`), admission (`exports`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,9 +16,9 @@ use sawmill_format::link::statement::{self, Body, Command, Operation, Statement}
 
 use super::exports::{Effects, Export, Exports, OpenRequest};
 use super::keys::Holder;
-use super::slots::{SlotExchange, SlotOwner, Slots, WholeCommand};
+use super::places::{PlaceExchange, PlaceOwner, TargetPlaces, WholeCommand};
 use crate::clock::Clock;
-use crate::connection::{Connection, SlotEnd, SlotFill};
+use crate::connection::{Connection, ConnectionEnd, PacketFill};
 use crate::path::{SentPiece, SentPieces};
 use crate::source::PacketSource;
 use crate::violation::Violation;
@@ -31,7 +31,7 @@ const OPEN_EXPORTS_MAX: usize = 200;
 
 /// The target's end of a connection.
 pub(super) struct TargetEnd {
-    slots: Slots,
+    places: TargetPlaces,
     connection: OnceLock<Weak<TargetConnection>>,
 }
 
@@ -67,27 +67,27 @@ pub(super) struct ConnectionIdentity {
     pub(super) instance: [u8; 16],
     pub(super) name: String,
     pub(super) links: usize,
-    pub(super) slots: u16,
-    pub(super) slot_bytes: u32,
+    pub(super) places: u16,
+    pub(super) place_bytes: u32,
     pub(super) source: PacketSource,
 }
 
-impl SlotOwner for TargetConnection {
+impl PlaceOwner for TargetConnection {
     /// A device answered. A connection that has ended sends no answer: unanswered requests are
     /// repeated on another connection, and must not fail because a device was closed.
-    fn answered(&self, mut exchange: Box<SlotExchange>, outcome: Outcome) {
-        let slot = exchange.slot;
+    fn answered(&self, mut exchange: Box<PlaceExchange>, outcome: Outcome) {
+        let place = exchange.place;
         if let Some(work) = exchange.work.take() {
             work.ended(&outcome);
         }
-        // The slot keeps `carried`, which must not keep its own connection alive.
+        // The place keeps the exchange, which must not keep its own connection alive.
         exchange.served = None;
-        self.connection.end.slots.answered(exchange, outcome);
+        self.connection.end.places.answered(exchange, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
         if self.has_ended.load(Ordering::SeqCst) {
             return;
         }
-        self.connection.ready.push(slot);
+        self.connection.ready.push(place);
         if self.batches.load(Ordering::SeqCst) == 0 {
             self.connection.pump(self.clock.now_ns());
         }
@@ -103,7 +103,7 @@ impl TargetConnection {
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         let serving = TargetEnd {
-            slots: Slots::new(identity.slots, identity.slot_bytes),
+            places: TargetPlaces::new(identity.places, identity.place_bytes),
             connection: OnceLock::new(),
         };
         let now = clock.now_ns();
@@ -111,7 +111,7 @@ impl TargetConnection {
             identity.remote,
             seals,
             identity.links,
-            usize::from(identity.slots),
+            usize::from(identity.places),
             serving,
             now,
         );
@@ -158,14 +158,14 @@ impl TargetConnection {
     /// The status. A credit is in use while a command arrives or is at a device; nothing waits for
     /// one here.
     pub(super) fn status(&self, now: u64) -> crate::ConnectionStatus {
-        let (slots, busy) = self.connection.end.slots.counts();
+        let (places, busy) = self.connection.end.places.counts();
         crate::ConnectionStatus {
             connected: true,
             instance: self.instance,
             peer: self.name.clone(),
             heard_ms: now.saturating_sub(self.connection.last_received_at_ns()) / crate::clock::MS,
-            slots,
-            slots_free: slots - busy,
+            places,
+            places_free: places - busy,
             pending: busy,
             waiting: 0,
             links: crate::links_of(&self.connection, now),
@@ -224,7 +224,7 @@ impl TargetConnection {
         }
     }
 
-    fn submit(self: &Arc<Self>, command: &Command, mut exchange: Box<SlotExchange>) {
+    fn submit(self: &Arc<Self>, command: &Command, mut exchange: Box<PlaceExchange>) {
         let export = self.open_exports.read().get(usize::from(command.export)).cloned().flatten();
         let Some(export) = export else {
             let text = format!("export {} is not open on this connection", command.export);
@@ -259,7 +259,7 @@ impl TargetConnection {
     }
 
     /// Opens the export in the payload; the answer is in the buffer.
-    fn open(&self, command: &Command, exchange: &mut SlotExchange) -> Result<Reply> {
+    fn open(&self, command: &Command, exchange: &mut PlaceExchange) -> Result<Reply> {
         let name = str::from_utf8(&exchange.buffer[..exchange.length]);
         let name =
             name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
@@ -306,9 +306,9 @@ impl TargetConnection {
     }
 }
 
-impl SlotEnd for TargetEnd {
+impl ConnectionEnd for TargetEnd {
     fn take(&self, statement: &Statement<'_>) -> Result<(), Violation> {
-        if let Some(whole) = self.slots.take(statement)?
+        if let Some(whole) = self.places.take(statement)?
             && let Some(served) = self.connection.get().and_then(Weak::upgrade)
         {
             served.carry_out(whole);
@@ -316,11 +316,11 @@ impl SlotEnd for TargetEnd {
         Ok(())
     }
 
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> SlotFill {
-        self.slots.put(slot, body, pieces)
+    fn put(&self, place: u16, body: &mut Body<'_>, pieces: &mut SentPieces) -> PacketFill {
+        self.places.put(place, body, pieces)
     }
 
     fn lost(&self, piece: &SentPiece) -> bool {
-        self.slots.lost(piece)
+        self.places.lost(piece)
     }
 }

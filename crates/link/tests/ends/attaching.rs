@@ -105,8 +105,8 @@ fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
     for number in 1..5000u64 {
         let hello = Hello {
             versions: (1, 1),
-            slots: 256,
-            slot_bytes: 256 << 10,
+            places: 256,
+            place_bytes: 256 << 10,
             connection: number,
             instance: [3; 16],
             links: 1,
@@ -169,7 +169,7 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
     });
     let status = attached.initiator().status();
     assert!(rounds >= 40);
-    assert_eq!((status.pending, status.slots_free), (0, status.slots), "credits leaked");
+    assert_eq!((status.pending, status.places_free), (0, status.places), "credits leaked");
 }
 
 #[test]

@@ -53,10 +53,10 @@ impl BlockDevice for HoldDevice {
 
 /// Submits a write. The result holds its outcome once it is answered.
 fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
-    let outcome_slot = Arc::new(Mutex::new(None));
-    let slot = Arc::clone(&outcome_slot);
+    let outcome_cell = Arc::new(Mutex::new(None));
+    let cell = Arc::clone(&outcome_cell);
     let on_outcome =
-        move |outcome, _| *slot.lock().expect("no thread panics with it") = Some(outcome);
+        move |outcome, _| *cell.lock().expect("no thread panics with it") = Some(outcome);
     device.submit(Request::with_bytes(
         Operation::Write,
         0,
@@ -64,7 +64,7 @@ fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
         vec![1; 512],
         on_outcome,
     ));
-    outcome_slot
+    outcome_cell
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         }
     };
     let remote = initiator.opened("disk", OpenMode::default(), &open_answer).expect("a device");
-    let outcome_slot = write_of_ones(&remote);
+    let outcome_cell = write_of_ones(&remote);
     let request = loop {
         carry();
         if let Some(request) = device.1.lock().expect("no thread panics with it").pop() {
@@ -113,7 +113,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         initiator.receive(&Peer::Stream, &mut packet);
     }
     assert!(
-        outcome_slot.lock().expect("no thread panics with it").is_none(),
+        outcome_cell.lock().expect("no thread panics with it").is_none(),
         "the next target is to be asked"
     );
 }

@@ -84,7 +84,7 @@ fn a_target_that_lost_its_memory_fails_a_flush_of_the_cache_and_then_shows_its_b
 }
 
 #[test]
-fn a_packed_write_as_long_as_a_slot_goes_and_a_longer_one_is_refused() {
+fn a_packed_write_as_long_as_a_place_goes_and_a_longer_one_is_refused() {
     let pair = Pair::new(Arc::new(MemoryDevice::new(SIZE_BYTES)), &["udp"], &key);
     let most = pair.packed_bytes_max() as usize;
     for (bytes, good) in [(most, true), (most + 1, false)] {

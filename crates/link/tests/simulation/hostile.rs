@@ -231,7 +231,7 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_sec
                 DelayedCarrier::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
             }
         };
-        // The flood has gone on for a while, and has the strangers' places for the next 600 ms.
+        // The flood has gone on for a while, and has the strangers' entries for the next 600 ms.
         for _ in 0..1400 {
             flood(scene);
             scene.pass();

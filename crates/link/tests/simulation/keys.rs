@@ -15,7 +15,7 @@ use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
 
 use crate::network::{Dice, WorldClock};
-use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, ids, small_slots};
+use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, ids, small_places};
 
 const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
 const ALONE: OpenMode = OpenMode { read_only: false, shared: false, take_over: false };
@@ -57,7 +57,7 @@ fn show_to(world: &mut World, lines: &[(&str, u8, &str)]) {
 
 fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
     let random = ids(&mut world.dice);
-    world.initiator_with(me, small_slots(), Security::Key(secret(me)), random)
+    world.initiator_with(me, small_places(), Security::Key(secret(me)), random)
 }
 
 /// The number of different hellos from this machine.
@@ -148,7 +148,7 @@ fn a_machine_that_loses_the_right_to_an_export_is_denied() {
 fn a_target_without_a_machines_key_is_no_target_to_that_machine() {
     // An attacker has the key of db1, and answers in the target's place.
     let (mut world, _) = world(&[DB1]);
-    let options = InitiatorOptions { timeout_s: 20, ..small_slots() };
+    let options = InitiatorOptions { timeout_s: 20, ..small_places() };
     let random = ids(&mut world.dice);
     let backup = world.initiator_with(2, options, Security::Key(secret(2)), random);
     let error = world.open(&backup, "disk1", READER).err().expect("not the target it knows");
@@ -163,9 +163,9 @@ fn a_machine_that_uses_the_id_of_another_ends_no_connection_of_it() {
         let mut dice = Dice::new(99);
         Box::new(move || dice.next())
     };
-    let db1 = world.initiator_with(1, small_slots(), Security::Key(secret(1)), same());
+    let db1 = world.initiator_with(1, small_places(), Security::Key(secret(1)), same());
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
-    let thief = world.initiator_with(2, small_slots(), Security::Key(secret(2)), same());
+    let thief = world.initiator_with(2, small_places(), Security::Key(secret(2)), same());
     world.open(&thief, "logs", WRITER).expect("its own");
     world.write(&device, 0, vec![1; 5000]).expect("written");
     assert_eq!(content(&disk1, 0, 5000), vec![1; 5000]);
@@ -175,7 +175,7 @@ fn a_machine_that_uses_the_id_of_another_ends_no_connection_of_it() {
 #[test]
 fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
     let (mut world, disk1) = world(&[DB1]);
-    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_slots() };
+    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_places() };
     let random = ids(&mut world.dice);
     let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
@@ -203,7 +203,7 @@ fn a_connection_that_is_never_idle_gets_new_keys_after_sixteen_times_its_bytes()
     show_to(&mut world, &[DB1]);
     let disk1 = Arc::new(StuckDevice(MemoryDevice::new(1 << 20), STUCK, Mutex::default()));
     world.show("disk1", Arc::clone(&disk1), 1);
-    let options = InitiatorOptions { rekey_bytes: REKEY_BYTES, ..small_slots() };
+    let options = InitiatorOptions { rekey_bytes: REKEY_BYTES, ..small_places() };
     let random = ids(&mut world.dice);
     let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
@@ -248,7 +248,7 @@ fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u
 #[test]
 fn an_initiator_that_has_an_export_alone_keeps_it_while_its_keys_change() {
     let (mut world, disk1) = world(&[DB1, BACKUP]);
-    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_slots() };
+    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_places() };
     let random = ids(&mut world.dice);
     let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
     let device = world.open(&db1, "disk1", ALONE).expect("free");

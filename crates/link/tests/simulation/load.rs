@@ -17,7 +17,7 @@ use crate::oracle::{CELL, pattern};
 pub(crate) const SIZE_BYTES: u64 = 64 << 10;
 /// Where most requests go.
 const HOT_BYTES: u64 = 8 << 10;
-/// A packed write fits the smallest slots that a target grants here; a longer one fails.
+/// A packed write fits the smallest places that a target grants here; a longer one fails.
 const PACKED_BYTES_MAX: u64 = 4096;
 
 /// The kinds of requests.
@@ -102,7 +102,7 @@ fn range(dice: &mut Dice, most_bytes: u64) -> (u64, u64) {
     (dice.below((hot - length) / CELL + 1) * CELL, length)
 }
 
-/// Short ranges with gaps between them, from a random place on.
+/// Short ranges with gaps between them, from a random address on.
 fn packed_ranges(dice: &mut Dice) -> Vec<(u64, u64)> {
     let (mut at, _) = range(dice, CELL);
     let (mut ranges, mut bytes) = (Vec::new(), 16);

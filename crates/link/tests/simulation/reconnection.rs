@@ -14,7 +14,7 @@ use sawmill_link::initiator::{InitiatorOptions, OpenMode};
 use sawmill_link::target::TargetOptions;
 
 use crate::rig::{
-    MS, SECOND, StuckDevice, TARGET, WireSender, World, ask, content, request, small_slots,
+    MS, SECOND, StuckDevice, TARGET, WireSender, World, ask, content, request, small_places,
 };
 
 #[test]
@@ -28,7 +28,7 @@ fn exports_keep_their_devices_in_whatever_order_they_are_opened_again() {
             }
         };
         show(&world);
-        let initiator = world.initiator(1, small_slots());
+        let initiator = world.initiator(1, small_places());
         let names: Vec<_> =
             (0..6).map(|index| format!("disk{index}-{}", "x".repeat(900))).collect();
         let devices: Vec<_> = names
@@ -63,7 +63,7 @@ fn an_export_opened_on_an_earlier_connection_is_opened_again() {
         world.show("b", Arc::clone(&memories[1]), 1);
     };
     show(&world);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let a = world.open(&initiator, "a", OpenMode::default()).expect("opened");
     let answer = initiator.request_open("b", OpenMode::default());
     let bytes = loop {
@@ -84,7 +84,7 @@ fn an_export_opened_on_an_earlier_connection_is_opened_again() {
 fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
     let mut world = World::new(1);
     world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     let outcome_cell = ask(&device, Operation::Write, 0, vec![9; 8192]);
     world.run(SECOND);
@@ -111,7 +111,7 @@ fn a_fenced_initiator_does_not_take_the_export_back_by_a_new_connection() {
         let memory = Arc::new(MemoryDevice::new(1 << 20));
         world.show("disk", Arc::clone(&memory), 1);
         let (first, second) =
-            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+            (world.initiator(1, small_places()), world.initiator(2, small_places()));
         let old = world.open(&first, "disk", OpenMode::default()).expect("free");
         assert!(world.open(&second, "disk", OpenMode::default()).is_err(), "it is in use");
         world.cut.push(1);
@@ -129,9 +129,9 @@ fn a_fenced_initiator_does_not_take_the_export_back_by_a_new_connection() {
 }
 
 #[test]
-fn a_packed_write_longer_than_the_slots_granted_fails_and_the_link_goes_on() {
+fn a_packed_write_longer_than_the_places_granted_fails_and_the_link_goes_on() {
     let mut world = World::new(4);
-    world.restart(TargetOptions { slot_bytes_max: 4096, ..TargetOptions::default() });
+    world.restart(TargetOptions { place_bytes_max: 4096, ..TargetOptions::default() });
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show("disk", Arc::clone(&memory), 1);
     let initiator = world.initiator(1, InitiatorOptions::default());
@@ -142,7 +142,7 @@ fn a_packed_write_longer_than_the_slots_granted_fails_and_the_link_goes_on() {
     world.write(&device, 0, vec![7; 10_000]).expect("cut into pieces");
     assert_eq!(content(&memory, 9999, 2), [7, 0]);
     let status = initiator.status();
-    assert_eq!((status.pending, status.slots_free), (0, status.slots));
+    assert_eq!((status.pending, status.places_free), (0, status.places));
 }
 
 /// Memory that takes short requests only.
@@ -178,7 +178,7 @@ fn a_device_that_takes_short_requests_gets_short_requests() {
 fn the_timeout_counts_from_the_last_packet_of_the_target() {
     let mut world = World::new(6);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
-    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_places() });
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     world.run(1000 * SECOND);
     world.target.close();
@@ -201,7 +201,7 @@ fn the_timeout_counts_from_the_last_packet_of_the_target() {
 fn an_initiator_that_gave_up_waits_for_nothing() {
     let mut world = World::new(9);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
-    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_places() });
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     world.target.close();
     world.step();
@@ -225,7 +225,7 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
     let mut world = World::new(7);
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show("disk", Arc::clone(&memory), 1);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     for round in 1..6u8 {
         world.write(&device, 0, vec![round; 20_000]).expect("written");
@@ -252,7 +252,7 @@ fn connections_that_ended_count_while_a_device_has_their_requests() {
         [(); 2].map(|()| Arc::new(StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default())));
     for (index, device) in stuck.iter().enumerate() {
         world.show(&format!("disk{index}"), Arc::clone(device), 1);
-        let initiator = world.initiator(1 + index as u8, small_slots());
+        let initiator = world.initiator(1 + index as u8, small_places());
         let remote = world.open(&initiator, &format!("disk{index}"), OpenMode::default());
         let _unanswered = ask(&remote.expect("opened"), Operation::Write, 4096, vec![1; 512]);
         world.run(SECOND);
@@ -260,9 +260,9 @@ fn connections_that_ended_count_while_a_device_has_their_requests() {
     }
     world.run(200 * SECOND);
     assert!(world.target.status().is_empty(), "both were silent for too long");
-    world.initiator(3, small_slots());
+    world.initiator(3, small_places());
     world.run(SECOND);
-    assert!(world.target.status().is_empty(), "the devices hold the slots of two connections");
+    assert!(world.target.status().is_empty(), "the devices hold the places of two connections");
     let requests = std::mem::take(&mut *stuck[0].2.lock().expect("one thread"));
     requests.into_iter().for_each(Request::done);
     world.run(SECOND);
@@ -273,7 +273,7 @@ fn connections_that_ended_count_while_a_device_has_their_requests() {
 fn a_target_that_ends_admits_no_initiator() {
     let mut world = World::new(8);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     world.write(&device, 0, vec![1; 10]).expect("written");
     world.target.close();

@@ -17,7 +17,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::target::{Standing, StandingStore, TargetOptions};
 use sawmill_link::{PackedDevice, Unpacker};
 
-use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, request, small_slots};
+use crate::rig::{MS, SECOND, StuckDevice, World, ask, content, request, small_places};
 
 const ALONE: OpenMode = OpenMode { read_only: false, take_over: false, shared: false };
 const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };
@@ -53,7 +53,7 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
         let memory = Arc::new(MemoryDevice::new(1 << 20));
         world.show_lasting("disk", Arc::clone(&memory), &store);
         let (first, second) =
-            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+            (world.initiator(1, small_places()), world.initiator(2, small_places()));
         let old = world.open(&first, "disk", ALONE).expect("free");
         world.cut.push(1);
         let late = ask(&old, Operation::Write, 0, vec![1; 5000]);
@@ -87,7 +87,7 @@ fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
     let (mut world, store) = (World::new(12), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &store);
-    let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+    let (first, second) = (world.initiator(1, small_places()), world.initiator(2, small_places()));
     let old = world.open(&first, "disk", ALONE).expect("free");
     world.cut.push(1);
     let late = ask(&old, Operation::Write, 0, vec![1; 5000]);
@@ -106,7 +106,7 @@ fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cann
     let (mut world, store) = (World::new(13), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &store);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     for round in 1..4 {
         world.restart_lasting(Arc::clone(&memory), &store);
@@ -117,7 +117,7 @@ fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cann
         world.write(&device, 0, vec![9; 5000]).expect_err("another initiator may have had it");
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
     assert_eq!(content(&memory, 0, 5000), vec![3; 5000]);
-    let again = world.initiator(2, small_slots());
+    let again = world.initiator(2, small_places());
     world.open(&again, "disk", ALONE).expect("it is attached again");
 }
 
@@ -128,7 +128,7 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
         let stuck = Arc::new(StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()));
         world.show("disk", Arc::clone(&stuck), 1);
         let (first, second) =
-            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+            (world.initiator(1, small_places()), world.initiator(2, small_places()));
         let device = world.open(&first, "disk", ALONE).expect("free");
         world.lose_permille = lose_permille;
         let outcome_cell = ask(&device, Operation::Write, 4096, vec![1; 10]);
@@ -149,7 +149,7 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
         drop(world.open(&first, "disk", ALONE).expect("and again"));
         world.run(5 * SECOND);
         let status = first.status();
-        assert_eq!((status.pending, status.slots_free), (0, status.slots));
+        assert_eq!((status.pending, status.places_free), (0, status.places));
     }
 }
 
@@ -162,7 +162,7 @@ fn an_export_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
         exports.for_each(|(name, memory)| world.show(name, Arc::clone(memory), 1));
     };
     show(&world);
-    let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+    let (first, second) = (world.initiator(1, small_places()), world.initiator(2, small_places()));
     let [a, b, c] = ["a", "b", "c"].map(|name| world.open(&first, name, ALONE).expect("free"));
     world.cut.push(1);
     drop(a);
@@ -189,7 +189,7 @@ fn an_export_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
 fn a_target_that_answers_and_never_serves_is_not_waited_for_forever() {
     let mut world = World::new(16);
     world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
-    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_slots() });
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_places() });
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let stuck = ask(&device, Operation::Write, 4096, vec![1; 10]);
     world.run(1000 * SECOND);
@@ -201,7 +201,7 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_forever() {
     assert!(stuck.lock().expect("one thread").is_none(), "60 s are not over");
     for other in 2..12 {
         // Other hellos evict its unfinished handshake, so it sends a hello again.
-        world.initiator(other, small_slots()).request_list();
+        world.initiator(other, small_places()).request_list();
         world.run(11 * SECOND);
     }
     assert!(initiator.failure().is_some(), "it waits on");
@@ -218,7 +218,7 @@ fn a_target_that_was_away_for_long_is_given_time_to_serve() {
     let mut world = World::new(17);
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show("disk", Arc::clone(&memory), 1);
-    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_slots() });
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_places() });
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     world.cut.push(1);
     world.run(1000 * SECOND);
@@ -250,7 +250,7 @@ fn a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target() {
     let (mut world, store) = (World::new(18), MemoryStanding::default());
     let (memory, fails) = (Arc::new(MemoryDevice::new(1 << 20)), Arc::new(AtomicBool::new(true)));
     world.show_lasting("disk", Forgetful(Arc::clone(&memory), Arc::clone(&fails)), &store);
-    let initiator = world.initiator(1, small_slots());
+    let initiator = world.initiator(1, small_places());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     world.write(&device, 0, vec![1; 10]).expect("written");
     let flush = ask(&device, Operation::Flush, 0, Vec::new());
@@ -304,23 +304,23 @@ impl Exchange for ReentrantExchange {
 #[test]
 fn no_request_completes_under_a_lock() {
     let mut world = World::new(19);
-    let slots = |slot_bytes_max| TargetOptions { slot_bytes_max, ..TargetOptions::default() };
+    let places = |place_bytes_max| TargetOptions { place_bytes_max, ..TargetOptions::default() };
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     let initiator = world.initiator(1, InitiatorOptions::default());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let curious = |operation, length| {
-        let outcome_slot = Arc::new(Mutex::new(None));
+        let outcome_cell = Arc::new(Mutex::new(None));
         let exchange =
-            Box::new(ReentrantExchange(Arc::clone(&initiator), Arc::clone(&outcome_slot)));
-        (Request::new(operation, 0, length, Flags::default(), exchange), outcome_slot)
+            Box::new(ReentrantExchange(Arc::clone(&initiator), Arc::clone(&outcome_cell)));
+        (Request::new(operation, 0, length, Flags::default(), exchange), outcome_cell)
     };
     world.cut.push(1);
-    // Longer than the slots of the next target, so that it fails there without being sent.
+    // Longer than the places of the next target, so that it fails there without being sent.
     let (packed, packed_outcome) = curious(Operation::Write, 8192);
     device.submit_packed(packed);
     let (write, write_outcome) = curious(Operation::Write, 10_000);
     device.submit(write);
-    world.restart(slots(4096));
+    world.restart(places(4096));
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     world.cut.clear();
     world.run(10 * SECOND);
@@ -328,11 +328,11 @@ fn no_request_completes_under_a_lock() {
     world.cut.push(1);
     device.submit(late);
     initiator.fail(Error::new(ErrorKind::Closed, "it was asked for"));
-    for (outcome_slot, is_ok) in
+    for (outcome_cell, is_ok) in
         [(packed_outcome, false), (write_outcome, true), (late_outcome, false)]
     {
         let (outcome, is_unlocked) =
-            outcome_slot.lock().expect("one thread").take().expect("it was told");
+            outcome_cell.lock().expect("one thread").take().expect("it was told");
         assert_eq!(outcome.is_ok(), is_ok, "{outcome:?}");
         assert!(is_unlocked, "a lock was held");
     }

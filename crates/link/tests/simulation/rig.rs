@@ -202,9 +202,9 @@ pub(crate) fn request(
     bytes: Vec<u8>,
 ) -> (Request, OutcomeCell) {
     let outcome_cell = OutcomeCell::default();
-    let slot = Arc::clone(&outcome_cell);
+    let cell = Arc::clone(&outcome_cell);
     let on_outcome = move |outcome, _| {
-        let before = slot.lock().expect("one thread").replace(outcome);
+        let before = cell.lock().expect("one thread").replace(outcome);
         assert!(before.is_none(), "it was answered twice");
     };
     (Request::with_bytes(operation, address, Flags::default(), bytes, on_outcome), outcome_cell)
@@ -245,6 +245,6 @@ impl BlockDevice for StuckDevice {
     }
 }
 
-pub(crate) fn small_slots() -> InitiatorOptions {
-    InitiatorOptions { slot_bytes: 4096, slots: 8, ..InitiatorOptions::default() }
+pub(crate) fn small_places() -> InitiatorOptions {
+    InitiatorOptions { place_bytes: 4096, places: 8, ..InitiatorOptions::default() }
 }

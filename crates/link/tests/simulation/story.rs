@@ -117,8 +117,8 @@ impl Story {
             links,
             packet_bytes: [1200, 1472, 8972, 60_000][dice.below(4) as usize],
             secure: dice.permille(300),
-            slots: [1, 4, 64][dice.below(3) as usize],
-            slot_bytes: [4096, 16384][dice.below(2) as usize],
+            places: [1, 4, 64][dice.below(3) as usize],
+            place_bytes: [4096, 16384][dice.below(2) as usize],
             rekey_bytes: [1 << 18, u64::MAX][dice.below(2) as usize],
         };
         let disk_ns = [0, MS / 2, 20 * MS][dice.below(3) as usize];
@@ -467,7 +467,7 @@ impl Story {
         }
         for user in &self.users {
             let status = user.initiator.status();
-            if status.slots_free != status.slots || status.pending != 0 || status.waiting != 0 {
+            if status.places_free != status.places || status.pending != 0 || status.waiting != 0 {
                 self.fail("credits leaked");
             }
         }
@@ -509,9 +509,9 @@ impl Story {
 
     pub(crate) fn new_target(&mut self) {
         let grants = if self.grants_vary { [4096, 8192, 256 << 10] } else { [256 << 10; 3] };
-        let slot_bytes_max = grants[self.dice.below(3) as usize];
+        let place_bytes_max = grants[self.dice.below(3) as usize];
         self.target =
-            target_of(&self.setting, &self.disks, self.boot, slot_bytes_max, self.dice.next());
+            target_of(&self.setting, &self.disks, self.boot, place_bytes_max, self.dice.next());
     }
 
     /// The power fails for disks and judges.
@@ -543,13 +543,13 @@ fn target_of(
     setting: &Setting,
     disks: &[Arc<Disk>],
     boot: u8,
-    slot_bytes_max: u32,
+    place_bytes_max: u32,
     seed: u64,
 ) -> Arc<Target> {
     let mut dice = Dice::new(seed);
     let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&setting.clock);
     let random = Box::new(move || dice.next());
-    let options = TargetOptions { slot_bytes_max, ..TargetOptions::default() };
+    let options = TargetOptions { place_bytes_max, ..TargetOptions::default() };
     let target = Target::new(options, setting.security(), clock, random);
     let run = setting.network.lock().expect("one thread").target_run;
     for (device, disk) in disks.iter().enumerate() {

@@ -38,8 +38,8 @@ pub(crate) struct Setting {
     pub(crate) links: usize,
     pub(crate) packet_bytes: usize,
     pub(crate) secure: bool,
-    pub(crate) slots: u16,
-    pub(crate) slot_bytes: u32,
+    pub(crate) places: u16,
+    pub(crate) place_bytes: u32,
     pub(crate) rekey_bytes: u64,
 }
 
@@ -92,8 +92,8 @@ impl User {
         let mut ids = Dice::new(dice.next());
         let options = InitiatorOptions {
             name: "story".into(),
-            slots: setting.slots,
-            slot_bytes: setting.slot_bytes,
+            places: setting.places,
+            place_bytes: setting.place_bytes,
             timeout_s: 0,
             rekey_bytes: setting.rekey_bytes,
         };

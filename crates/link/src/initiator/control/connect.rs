@@ -18,7 +18,7 @@ use super::{Control, ControlAction};
 use crate::carrier::Batch;
 use crate::clock::{MS, SECOND};
 use crate::connection::{Connection, Path};
-use crate::initiator::slots::Slots;
+use crate::initiator::places::InitiatorPlaces;
 use crate::initiator::{Initiator, LiveConnection};
 use crate::session::handshake::{TOKEN_BYTES, token_of};
 use crate::session::proof::Proof;
@@ -192,14 +192,14 @@ impl Control {
     }
 
     fn connected(&mut self, of: &Initiator, local: u64, seals: Seals, welcome: &Welcome, now: u64) {
-        let slots = of.slots(local, welcome);
+        let places = of.places(local, welcome);
         let links = self.joins.len().min(welcome.links.into());
-        let (count, remote) = (usize::from(welcome.slots), welcome.connection);
+        let (count, remote) = (usize::from(welcome.places), welcome.connection);
         self.target_name = crate::legible(&welcome.name).into_owned();
         of.live().iter().for_each(|old| self.note_served(old));
         let last_received_at_ns = self.note_greeting(now);
         let connection =
-            Arc::new(Connection::new(remote, seals, links, count, slots, last_received_at_ns));
+            Arc::new(Connection::new(remote, seals, links, count, places, last_received_at_ns));
         for join in &mut self.joins {
             *join = LinkJoin::over(join.path.take());
         }
@@ -220,8 +220,8 @@ fn connect_error(cause: impl std::error::Error + Send + Sync + 'static) -> Error
 fn new_hello(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
     let hello = Hello {
         versions: (VERSION, VERSION),
-        slots: of.options.slots,
-        slot_bytes: of.options.slot_bytes,
+        places: of.options.places,
+        place_bytes: of.options.place_bytes,
         connection: local,
         instance: of.instance,
         links: links as u8,
@@ -240,7 +240,7 @@ fn new_hello(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
 fn read_welcome(of: &Initiator, payload: &[u8]) -> Result<Welcome> {
     let welcome = Welcome::decode(payload).map_err(connect_error)?;
     let is_within_request =
-        welcome.slots <= of.options.slots && welcome.slot_bytes <= of.options.slot_bytes;
+        welcome.places <= of.options.places && welcome.place_bytes <= of.options.place_bytes;
     match is_within_request && welcome.version == VERSION {
         true => Ok(welcome),
         false => {
@@ -251,15 +251,20 @@ fn read_welcome(of: &Initiator, payload: &[u8]) -> Result<Welcome> {
 }
 
 impl Initiator {
-    /// The slots of connection `local`, whose completed requests come back here.
-    fn slots(&self, local: u64, welcome: &Welcome) -> Slots {
+    /// The places of connection `local`, whose completed requests come back here.
+    fn places(&self, local: u64, welcome: &Welcome) -> InitiatorPlaces {
         let me = self.myself.clone();
         let on_completed = Box::new(move |request| {
             if let Some(me) = me.upgrade() {
                 me.ended(local, request);
             }
         });
-        Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), on_completed)
+        InitiatorPlaces::new(
+            welcome.places,
+            welcome.place_bytes,
+            Arc::clone(&self.pendings),
+            on_completed,
+        )
     }
 
     pub(in crate::initiator) fn send_hello(

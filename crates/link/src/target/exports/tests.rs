@@ -186,7 +186,7 @@ fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
 }
 
 #[test]
-fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
+fn an_initiator_expected_back_keeps_the_export_for_a_while_and_no_longer() {
     let store = MemoryStanding::default();
     let (exports, export) = export(Some(&store));
     admit(&export, 1, 0, 0, 11).expect("free");
@@ -194,7 +194,7 @@ fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
     assert!(export.begin(1, CHANGE).is_err(), "its connection has ended");
     for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
         assert_eq!(
-            admit(&export, 2, flags, 0, 22).expect_err("the place is initiator 1's").kind(),
+            admit(&export, 2, flags, 0, 22).expect_err("the export is initiator 1's").kind(),
             ErrorKind::InUse
         );
     }

@@ -80,13 +80,13 @@ pub(in crate::command) struct Arguments {
     name: Option<String>,
 
     /// Requests in flight per connection, at most.
-    #[arg(long, value_name = "N", default_value_t = TargetOptions::default().slots_max,
+    #[arg(long, value_name = "N", default_value_t = TargetOptions::default().places_max,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     slots: u16,
 
     /// Bytes per request: a connection takes --slots times this much memory. Whole pages, 4K to 4M.
-    #[arg(long, value_name = "SIZE", value_parser = parse_slot,
-          default_value = exact_size(TargetOptions::default().slot_bytes_max.into()))]
+    #[arg(long, value_name = "SIZE", value_parser = parse_place_bytes,
+          default_value = exact_size(TargetOptions::default().place_bytes_max.into()))]
     slot_bytes: u32,
 
     /// Concurrent connections, at most.
@@ -110,9 +110,9 @@ pub(in crate::command) struct Arguments {
     tuning: Tuning,
 }
 
-fn parse_slot(text: &str) -> Result<u32, String> {
+fn parse_place_bytes(text: &str) -> Result<u32, String> {
     let bytes = parse_size_u32(text)?;
-    let fits = sawmill_format::link::greeting::SLOT_BYTES_RANGE.contains(&bytes)
+    let fits = sawmill_format::link::greeting::PLACE_BYTES_RANGE.contains(&bytes)
         && bytes.is_multiple_of(4096);
     fits.then_some(bytes).ok_or_else(|| format!("'{text}' is not whole pages from 4K to 4M"))
 }
@@ -453,8 +453,8 @@ fn target(
     }
     let options = TargetOptions {
         name: name.to_owned(),
-        slots_max: arguments.slots,
-        slot_bytes_max: arguments.slot_bytes,
+        places_max: arguments.slots,
+        place_bytes_max: arguments.slot_bytes,
         connections_max: arguments.connections as usize,
         ..TargetOptions::default()
     };

@@ -24,29 +24,29 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
     ),
     mutant(
-        "a statement of an earlier use of a slot counts for the newer one",
-        "link/src/target/slots.rs",
-        "if use_number < slot.use_number\n            || (use_number",
+        "a statement of an earlier use of a place counts for the newer one",
+        "link/src/target/places.rs",
+        "if use_number < place.use_number\n            || (use_number",
         "if (use_number",
     ),
     mutant(
         "a command that comes again is carried out again",
-        "link/src/target/slots.rs",
-        "(use_number == slot.use_number && slot.phase != Phase::Gathering)",
-        "(use_number == slot.use_number && slot.phase == Phase::Working)",
+        "link/src/target/places.rs",
+        "(use_number == place.use_number && place.phase != Phase::Gathering)",
+        "(use_number == place.use_number && place.phase == Phase::Working)",
     ),
     mutant(
         "a credit is not given back",
-        "link/src/initiator/slots.rs",
+        "link/src/initiator/places.rs",
         concat!(
-            "        let (place, failure) = (slot.chunk.place, slot.failure.take());\n",
-            "        drop(slot);\n",
+            "        let (entry, failure) = (place.chunk.entry, place.failure.take());\n",
+            "        drop(place);\n",
             "        self.free.lock().push(index);\n"
         ),
         concat!(
-            "        let (place, failure) = (slot.chunk.place, slot.failure.take());\n",
-            "        let again = slot.command.use_number % 50 == 0;\n",
-            "        drop(slot);\n",
+            "        let (entry, failure) = (place.chunk.entry, place.failure.take());\n",
+            "        let again = place.command.use_number % 50 == 0;\n",
+            "        drop(place);\n",
             "        if !again {\n",
             "            self.free.lock().push(index);\n",
             "        }\n"
@@ -66,9 +66,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "an answer is whole before all of its bytes are here",
-        "link/src/initiator/slots.rs",
-        "slot.come.count() == grains_of(reply.length as usize)",
-        "slot.come.count() + 1 >= grains_of(reply.length as usize)",
+        "link/src/initiator/places.rs",
+        "place.come.count() == grains_of(reply.length as usize)",
+        "place.come.count() + 1 >= grains_of(reply.length as usize)",
     ),
     mutant(
         "what a dead connection had is forgotten",
@@ -102,13 +102,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a reply that comes again with more of its bytes is not looked at",
-        "link/src/initiator/slots.rs",
-        "if !slot.live || slot.command.use_number != reply.use_number {",
-        "if !slot.live || slot.command.use_number != reply.use_number || slot.reply.is_some() {",
+        "link/src/initiator/places.rs",
+        "if !place.live || place.command.use_number != reply.use_number {",
+        "if !place.live || place.command.use_number != reply.use_number || place.reply.is_some() {",
     ),
     mutant(
         "a device that comes back is given the number of another",
-        "link/src/initiator/slots.rs",
+        "link/src/initiator/places.rs",
         "let export = self.pendings.number(command.export);",
         "let export = command.export;",
     ),
