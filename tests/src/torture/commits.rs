@@ -128,17 +128,17 @@ impl Commits {
         (self.known.len() * SECTOR_BYTES) as u64
     }
 
-    /// Learns the volume's current content. `all_stored`: none of it can be lost any more, so the
-    /// log starts over. Otherwise the loss of the journal may still restore an earlier state.
-    pub(super) fn observe(&mut self, image: &[u8], all_stored: bool) {
-        let write_number = |bytes: &[u8]| match Sector::read(bytes) {
-            Sector::Stamped(stamp) => stamp.write,
-            Sector::Empty | Sector::Damaged => 0,
-        };
-        self.known = image.chunks(SECTOR_BYTES).map(|bytes| Some(write_number(bytes))).collect();
-        if all_stored {
-            return self.log.rebase(image);
-        }
+    /// Learns the volume's current content, of which nothing can be lost any more: the log starts
+    /// over.
+    pub(super) fn observe_stored(&mut self, image: &[u8]) {
+        self.know(image);
+        self.log.rebase(image);
+    }
+
+    /// Learns the volume's current content. The loss of the journal may still restore an earlier
+    /// state.
+    pub(super) fn observe_accepted(&mut self, image: &[u8]) {
+        self.know(image);
         // An unanswered write that is visible has been accepted: from now on it must stay.
         let now = self.log.clock.tick();
         for id in self.known.iter().flatten() {
@@ -146,6 +146,14 @@ impl Commits {
                 self.log.writes[place].completed.get_or_insert(now);
             }
         }
+    }
+
+    fn know(&mut self, image: &[u8]) {
+        let write_number = |bytes: &[u8]| match Sector::read(bytes) {
+            Sector::Stamped(stamp) => stamp.write,
+            Sector::Empty | Sector::Damaged => 0,
+        };
+        self.known = image.chunks(SECTOR_BYTES).map(|bytes| Some(write_number(bytes))).collect();
     }
 
     /// Runs until `groups` more groups were begun, then calls `cut` with requests in flight, and

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::Torture;
-use super::volume::{AttachOptions, Loss, Volume};
+use super::volume::{AttachOptions, Loss, NextAttach, Volume};
 use crate::machine;
 use crate::nbd::Client;
 use crate::place::{Place, field};
@@ -47,7 +47,7 @@ impl Torture {
         let is_hidden = volume.memories().iter().any(|memory| memory.starts_with("/dev/shm"));
         if volume.loss == Loss::Nothing && is_hidden {
             // The previous life was outside a container.
-            volume.note_lost(Loss::Memory, !volume.may_be_clean);
+            volume.note_lost(Loss::Memory, NextAttach::refuses_if(!volume.may_be_clean));
         }
         let through = through.into_iter().map(str::to_owned).collect();
         Some(AttachOptions { through, staging, ..AttachOptions::default() })
@@ -104,7 +104,7 @@ impl Torture {
             self.report.did("container left its memory beside the journal");
         } else {
             self.report.did("container took its memory with it");
-            volume.note_lost(Loss::Memory, is_needed);
+            volume.note_lost(Loss::Memory, NextAttach::refuses_if(is_needed));
         }
     }
 }

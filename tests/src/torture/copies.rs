@@ -11,7 +11,7 @@ use std::fs;
 
 use super::Torture;
 use super::life::REFUSED;
-use super::volume::{AttachOptions, Backup, Loss, Volume, copy_folder};
+use super::volume::{AttachOptions, Backup, Loss, NextAttach, Volume, copy_folder};
 use crate::place::Place;
 use crate::stamp::{Verdict, Violation, check_nothing_accepted_lost};
 
@@ -69,7 +69,7 @@ impl Torture {
         volume.commits.log = volume.branch_of(&backup.log);
         volume.stored = backup.stored;
         volume.past.truncate(backup.past);
-        volume.note_lost(Loss::Journal, true);
+        volume.note_lost(Loss::Journal, NextAttach::MustRefuse);
         volume.was_put_back = true;
     }
 
@@ -110,7 +110,7 @@ impl Torture {
         if let Err(violation) = volume.judge_stored(&image) {
             return self.violation(volume, &format!("a copied store: {violation}"));
         }
-        twin.observe(&image, true);
+        twin.observe_stored(&image);
         let counts = twin.drive(&[client], 1 + self.dice.below(30), || server.kill());
         self.note(volume, counts);
         // In turn: the original finds the cache that the copy used.
@@ -127,7 +127,7 @@ impl Torture {
         if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
             return self.violation(volume, &format!("the copy of a store: {violation}"));
         }
-        twin.observe(&image, false);
+        twin.observe_accepted(&image);
         let counts = twin.drive(&[client], 1 + self.dice.below(10), || ());
         self.note(volume, counts);
         let counts = volume

@@ -7,7 +7,7 @@
 use rustix::process::Signal;
 
 use super::commits::{LoadCounts, SESSIONS_MAX};
-use super::volume::{AttachOptions, Loss, Volume, digest};
+use super::volume::{AttachOptions, Loss, NextAttach, Volume, digest};
 use super::{Action, Torture};
 use crate::nbd::{Client, Failure};
 use crate::place::CommandOutput;
@@ -197,7 +197,10 @@ impl Torture {
             self.wait_stored(volume);
         }
         // Without its journal, a volume has only what the store has.
-        volume.commits.observe(&image, volume.loss != Loss::Nothing);
+        match volume.loss {
+            Loss::Nothing => volume.commits.observe_accepted(&image),
+            _ => volume.commits.observe_stored(&image),
+        }
         if volume.loss != Loss::Nothing {
             volume.stored = 0;
         }
@@ -256,7 +259,7 @@ impl Torture {
     }
 
     fn lose_the_journal(&mut self, volume: &mut Volume) {
-        volume.note_lost(Loss::Journal, false);
+        volume.note_lost(Loss::Journal, NextAttach::MayPass);
         match self.dice.below(3) {
             0 => {
                 volume.lose_state();

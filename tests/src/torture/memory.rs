@@ -14,7 +14,7 @@ use std::path::Path;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 
 use super::Torture;
-use super::volume::{AttachOptions, Loss, Volume};
+use super::volume::{AttachOptions, Loss, NextAttach, Volume};
 
 /// The place of a staging file's epoch in its header, and of the header's checksum.
 const EPOCH_AT: usize = 64;
@@ -56,7 +56,7 @@ impl Torture {
                     .expect("a file of ours"),
             }
         }
-        volume.note_lost(Loss::Memory, true);
+        volume.note_lost(Loss::Memory, NextAttach::MustRefuse);
     }
 
     /// Its folder is mounted elsewhere: nothing is lost.

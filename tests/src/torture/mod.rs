@@ -145,10 +145,11 @@ impl Torture {
         self.report.volumes += 1;
         let dice = Dice::new(self.dice.word());
         match is_folder {
-            true => Volume::create(&store::folder(), flush, false, dice),
+            true => Volume::create(&store::folder(), flush, dice),
             false => {
                 let is_named = self.report.volumes == 1 || self.dice.one_in(2);
-                Volume::create(&self.proxy.store(), flush, is_named, dice)
+                let volume = Volume::create(&self.proxy.store(), flush, dice);
+                if is_named { volume.named() } else { volume }
             }
         }
     }

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 
 use super::Torture;
 use super::commits::Commits;
-use super::volume::{Loss, Volume};
+use super::volume::{Loss, NextAttach, Volume};
 use crate::nbd::Client;
 use crate::place::Place;
 use crate::server::Server;
@@ -83,12 +83,12 @@ impl Torture {
             return self.violation(volume, "the winner cannot be read");
         };
         match check_nothing_accepted_lost(&volume.commits.log, &image) {
-            Ok(_) => volume.commits.observe(&image, false),
+            Ok(_) => volume.commits.observe_accepted(&image),
             Err(violation) => self.violation(volume, &format!("the winner: {violation}")),
         }
         self.leave_the_winner(volume, second, &image);
         // The first place has a journal of an older epoch.
-        volume.note_lost(Loss::Journal, true);
+        volume.note_lost(Loss::Journal, NextAttach::MustRefuse);
     }
 
     /// Another place takes the volume over with requests in flight at the first. Returns when the
@@ -146,7 +146,7 @@ impl Torture {
             self.violation(volume, &format!("at the takeover: {violation}"));
             return None;
         }
-        volume.commits.observe(&image, true);
+        volume.commits.observe_stored(&image);
         (volume.stored, volume.logged) = (0, 0);
         Some((second, since))
     }
@@ -201,7 +201,7 @@ impl Torture {
                 format!("the winner: no orderly end: {:?}: {}", stopped.code, stopped.stderr);
             return self.violation(volume, &what);
         }
-        volume.commits.observe(image, true);
+        volume.commits.observe_stored(image);
     }
 
     /// Starts a second server on the journal of a running one.

@@ -30,6 +30,19 @@ pub(super) enum Loss {
     Journal,
 }
 
+/// Whether the attach after a loss must be refused if no option accepts the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextAttach {
+    MustRefuse,
+    MayPass,
+}
+
+impl NextAttach {
+    pub(super) fn refuses_if(is_needed: bool) -> Self {
+        if is_needed { NextAttach::MustRefuse } else { NextAttach::MayPass }
+    }
+}
+
 /// How a server is run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AttachOptions {
@@ -92,12 +105,7 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    pub(super) fn create(
-        store: &StoreUnderTest,
-        flush: &'static str,
-        is_named: bool,
-        dice: Dice,
-    ) -> Self {
+    pub(super) fn create(store: &StoreUnderTest, flush: &'static str, dice: Dice) -> Self {
         let place = Place::new(store);
         let mut options = vec!["--segment-bytes", "256K", "--flush", flush];
         if place.store_folder().is_some() {
@@ -105,13 +113,10 @@ impl Volume {
         }
         place.create("disk", "16M", &options);
         let id = place.info("disk")["id"].as_str().expect("a volume has an id").to_owned();
-        if is_named {
-            std::fs::create_dir_all(place.path("state/named")).expect("room for a folder");
-        }
         Volume {
             place,
             flush,
-            is_named,
+            is_named: false,
             commits: Commits::new(VOLUME_BYTES, dice),
             loss: Loss::Nothing,
             must_refuse: false,
@@ -126,6 +131,13 @@ impl Volume {
             branches: 0,
             snapshots: 0,
         }
+    }
+
+    /// The same with journal and cache given by name, in a folder of their own.
+    pub(super) fn named(mut self) -> Self {
+        std::fs::create_dir_all(self.place.path("state/named")).expect("room for a folder");
+        self.is_named = true;
+        self
     }
 
     /// Whether the store is a folder: it can be copied, and does not check the time.
@@ -193,8 +205,8 @@ impl Volume {
     }
 
     /// The journal or its memory is lost or foreign.
-    pub(super) fn note_lost(&mut self, loss: Loss, must_refuse: bool) {
-        (self.loss, self.must_refuse) = (loss, must_refuse);
+    pub(super) fn note_lost(&mut self, loss: Loss, next: NextAttach) {
+        (self.loss, self.must_refuse) = (loss, next == NextAttach::MustRefuse);
         let number = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.ino());
         self.orphans =
             self.memories().into_iter().map(|path| (path.clone(), number(&path))).collect();
