@@ -22,7 +22,7 @@
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
-use super::noise::{self, Role};
+use super::noise::{self, HandshakeSide};
 use super::{PacketRefusal, Seals, Security};
 use sawmill_format::crc::Crc32c;
 
@@ -79,7 +79,7 @@ impl Greeting {
         let head = [suite_of(security), GREETING, 0, 0];
         let state = match security {
             Security::Key(key) => {
-                let mut noise = noise::begin(key, prologue, Role::Initiator)?;
+                let mut noise = noise::begin(key, prologue, HandshakeSide::Initiator)?;
                 write_noise(&mut noise, head, payload, &mut out[..bytes])?;
                 State::Secure(Box::new(noise))
             }
@@ -106,7 +106,7 @@ impl Greeting {
             State::Finished => return Err(PacketRefusal::Finished),
             State::Secure(noise) => {
                 let payload = read_noise(noise, check_head(message, SECURE, ANSWER)?)?;
-                (seals_of(noise, Role::Initiator)?, payload)
+                (seals_of(noise, HandshakeSide::Initiator)?, payload)
             }
             State::Insecure { prologue, token } => {
                 check_head(message, INSECURE, ANSWER)?;
@@ -144,11 +144,11 @@ pub fn answer(
     let rest = check_head(message, suite, GREETING)?;
     match security {
         Security::Key(key) => {
-            let mut noise = noise::begin(key, prologue, Role::Target)?;
+            let mut noise = noise::begin(key, prologue, HandshakeSide::Target)?;
             let payload = respond(&read_noise(&mut noise, rest)?);
             let bytes = check_room(&payload, out)?;
             write_noise(&mut noise, head, &payload, &mut out[..bytes])?;
-            Ok((seals_of(&mut noise, Role::Target)?, bytes))
+            Ok((seals_of(&mut noise, HandshakeSide::Target)?, bytes))
         }
         Security::Insecure => {
             let (token, payload) = read_clear(prologue, message)?;
@@ -251,12 +251,12 @@ fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Pac
 
 /// Takes the raw keys. Snow's transport is not used: it has no associated data (our header), needs
 /// a second buffer, and counts nonces in its own way.
-fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, PacketRefusal> {
+fn seals_of(noise: &mut HandshakeState, side: HandshakeSide) -> Result<Seals, PacketRefusal> {
     let (to_target, to_initiator) = noise.dangerously_get_raw_split();
     let (to_target, to_initiator) = (Zeroizing::new(to_target), Zeroizing::new(to_initiator));
-    match role {
-        Role::Initiator => Seals::new(&to_target, &to_initiator),
-        Role::Target => Seals::new(&to_initiator, &to_target),
+    match side {
+        HandshakeSide::Initiator => Seals::new(&to_target, &to_initiator),
+        HandshakeSide::Target => Seals::new(&to_initiator, &to_target),
     }
 }
 

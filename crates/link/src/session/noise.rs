@@ -31,7 +31,7 @@ const TAG_BYTES: usize = 16;
 
 /// The end of the handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum HandshakeSide {
     /// Sends the first message.
     Initiator,
     /// Answers it.
@@ -42,15 +42,15 @@ pub(super) enum Role {
 pub(super) fn begin(
     key: &PreSharedKey,
     prologue: &[u8],
-    role: Role,
+    side: HandshakeSide,
 ) -> Result<HandshakeState, PacketRefusal> {
-    start(key, prologue, role, None).map_err(|_| PacketRefusal::Broken)
+    start(key, prologue, side, None).map_err(|_| PacketRefusal::Broken)
 }
 
 fn start(
     key: &PreSharedKey,
     prologue: &[u8],
-    role: Role,
+    side: HandshakeSide,
     ephemeral: Option<&[u8]>,
 ) -> Result<HandshakeState, Error> {
     let mut builder = Builder::with_resolver(PROTOCOL.parse()?, Box::new(Primitives))
@@ -59,9 +59,9 @@ fn start(
     if let Some(bytes) = ephemeral {
         builder = builder.fixed_ephemeral_key_for_testing_only(bytes);
     }
-    match role {
-        Role::Initiator => builder.build_initiator(),
-        Role::Target => builder.build_responder(),
+    match side {
+        HandshakeSide::Initiator => builder.build_initiator(),
+        HandshakeSide::Target => builder.build_responder(),
     }
 }
 
@@ -255,8 +255,9 @@ mod tests {
         let key = PreSharedKey::from_bytes(*b"This is my Austrian perspective!");
         let initial = bytes_of("893e28b9dc6ca8d611ab664754b8ceb7bac5117349a4439a6b0569da977c464a");
         let replying = bytes_of("bbdb4cdbd309f1a1f2e1456967fe288cadd6f712d65dc7b7793d5e63da6b375b");
-        let mut initiator = start(&key, b"John Galt", Role::Initiator, Some(&initial)).unwrap();
-        let mut target = start(&key, b"John Galt", Role::Target, Some(&replying)).unwrap();
+        let mut initiator =
+            start(&key, b"John Galt", HandshakeSide::Initiator, Some(&initial)).unwrap();
+        let mut target = start(&key, b"John Galt", HandshakeSide::Target, Some(&replying)).unwrap();
         let (mut message, mut payload) = ([0; 100], [0; 100]);
 
         let bytes = initiator.write_message(b"Ludwig von Mises", &mut message).unwrap();
