@@ -20,7 +20,7 @@ use sawmill_format::link::statement::{
 };
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 use sawmill_link::Unpacker;
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{Greeting, HANDSHAKE_BYTES, Security, answer};
@@ -42,12 +42,12 @@ impl Sender for Wire {
         PACKET_BYTES
     }
 
-    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, _: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let mut packets = self.0.lock().expect("no thread panics with it");
         // Any network drops a flood of answers.
         let room = 256usize.saturating_sub(packets.len());
-        packets.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
-        Ok(batch.len() - from)
+        packets.extend((from..burst.len()).take(room).map(|index| burst.packet(index).to_vec()));
+        Ok(burst.len() - from)
     }
 }
 

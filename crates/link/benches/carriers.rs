@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use sawmill_link::carrier::{
-    Batch, Peer, Receiver, Sender, StreamListener, UdpOptions, connect, open_ethernet, open_udp,
+    Burst, Peer, Receiver, Sender, StreamListener, UdpOptions, connect, open_ethernet, open_udp,
 };
 
 use cable::{Cable, End};
 
 const MTU_BYTES: usize = 9000;
 /// Enough for the system calls to cost little, few enough for every queue.
-const BATCH_PACKETS: usize = 56;
+const BURST_PACKETS: usize = 56;
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 type Halves = (Box<dyn Sender>, Box<dyn Receiver>);
@@ -34,14 +34,14 @@ struct Ends {
     back: Peer,
 }
 
-fn batch_of(packets: usize, packet_bytes: usize) -> Batch {
-    let mut batch = Batch::new(packets, packets * packet_bytes);
+fn burst_of(packets: usize, packet_bytes: usize) -> Burst {
+    let mut burst = Burst::new(packets, packets * packet_bytes);
     let length = u32::try_from(packet_bytes).expect("short");
-    while !batch.space().is_empty() {
-        batch.space()[4..8].copy_from_slice(&length.to_le_bytes());
-        batch.commit(packet_bytes);
+    while !burst.space().is_empty() {
+        burst.space()[4..8].copy_from_slice(&length.to_le_bytes());
+        burst.commit(packet_bytes);
     }
-    batch
+    burst
 }
 
 fn cpu_s() -> f64 {
@@ -51,7 +51,7 @@ fn cpu_s() -> f64 {
 
 /// Measures one direction for this long, while a thread of its own reads at the far end.
 fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
-    let batch = batch_of(BATCH_PACKETS, packet_bytes);
+    let burst = burst_of(BURST_PACKETS, packet_bytes);
     let is_over = AtomicBool::new(false);
     let (sender, own) = &mut ends.near;
     let receiver = &mut ends.far.1;
@@ -70,12 +70,12 @@ fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
         });
         let (mut sent_count, mut at) = (0u64, 0);
         while begin.elapsed().as_secs_f64() < seconds {
-            match sender.send(&ends.to, &batch, at).expect("sent") {
+            match sender.send(&ends.to, &burst, at).expect("sent") {
                 0 => {
                     own.receive(Some(ANSWER_TIME_MAX), true, &mut |_, _| ())
                         .expect("the carrier lives");
                 }
-                count => (sent_count, at) = (sent_count + count as u64, (at + count) % batch.len()),
+                count => (sent_count, at) = (sent_count + count as u64, (at + count) % burst.len()),
             }
         }
         is_over.store(true, Ordering::Relaxed);
@@ -95,26 +95,26 @@ fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
 
 /// Sends one packet there and one back, repeatedly.
 fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
-    let batch = batch_of(1, 64);
+    let burst = burst_of(1, 64);
     let is_over = AtomicBool::new(false);
     let (begin, mut trips) = (Instant::now(), Vec::new());
     let (answerer, receiver) = &mut ends.far;
     let (sender, own) = &mut ends.near;
     std::thread::scope(|scope| {
-        let (batch, back, is_over) = (&batch, &ends.back, &is_over);
+        let (burst, back, is_over) = (&burst, &ends.back, &is_over);
         scope.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 let wait = Some(Duration::from_millis(100));
                 let woken =
                     receiver.receive(wait, false, &mut |_, _| ()).expect("the carrier lives");
                 for _ in 0..woken.packets {
-                    answerer.send(back, batch, 0).expect("sent");
+                    answerer.send(back, burst, 0).expect("sent");
                 }
             }
         });
         while begin.elapsed().as_secs_f64() < seconds {
             let trip = Instant::now();
-            sender.send(&ends.to, batch, 0).expect("sent");
+            sender.send(&ends.to, burst, 0).expect("sent");
             while own
                 .receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ())
                 .expect("it lives")

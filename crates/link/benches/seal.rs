@@ -10,7 +10,7 @@ use sawmill_link::session::{
 };
 
 /// Packets between two looks at the clock.
-const BATCH: u64 = 256;
+const BURST: u64 = 256;
 
 fn both_ends(security: &Security) -> (Seals, Seals) {
     let (mut hello, mut reply) = ([0; 64], [0; 64]);
@@ -28,7 +28,7 @@ fn measure(security: &Security, body_bytes: usize, is_opened: bool, at_least: Du
     let mut packet = vec![0x5a; HEADER_BYTES + body_bytes + TAIL_BYTES];
     let (mut number, start) = (0u64, Instant::now());
     while start.elapsed() < at_least {
-        for _ in 0..BATCH {
+        for _ in 0..BURST {
             packet[16..24].copy_from_slice(&number.to_le_bytes());
             initiator.seal(&mut packet).expect("sealed");
             if is_opened {

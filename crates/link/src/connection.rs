@@ -23,15 +23,15 @@ use sawmill_format::link::{
     HEADER_BYTES, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Packet, PacketKind, TAIL_BYTES,
 };
 
-use crate::carrier::{Batch, Peer, Sender, Waker};
+use crate::carrier::{Burst, Peer, Sender, Waker};
 use crate::path::{PathKind, ReceiveHalf, SendHalf, SentPiece, SentPieces};
 use crate::ready::ReadyQueue;
 use crate::session::Seals;
 use crate::violation::Violation;
 
-/// The most packets and bytes of a batch for a carrier.
-const BATCH_PACKETS_MAX: usize = 64;
-const BATCH_BYTES: usize = 256 << 10;
+/// The most packets and bytes of a burst for a carrier.
+const BURST_PACKETS_MAX: usize = 64;
+const BURST_BYTES: usize = 256 << 10;
 /// With several links, the bytes that one link gets before the next one is considered.
 const TURN_BYTES: usize = 64 << 10;
 
@@ -79,8 +79,8 @@ pub(crate) struct LinkOutput {
     pub(crate) path: Option<Path>,
     /// Whether the link is joined, so that requests may use it.
     pub(crate) open: bool,
-    batch: Batch,
-    /// The packets of the batch before this one have been sent.
+    burst: Burst,
+    /// The packets of the burst before this one have been sent.
     unsent_from: usize,
     ping: bool,
     /// Whether it was open and silent when last checked, and since when: for status, not for
@@ -145,7 +145,7 @@ impl<E: ConnectionEnd> Connection<E> {
                 send_half: SendHalf::new(),
                 path: None,
                 open: false,
-                batch: Batch::new(BATCH_PACKETS_MAX, BATCH_BYTES),
+                burst: Burst::new(BURST_PACKETS_MAX, BURST_BYTES),
                 unsent_from: 0,
                 ping: false,
                 last_state: (false, false),
@@ -283,15 +283,15 @@ impl<E: ConnectionEnd> Connection<E> {
         (order, count)
     }
 
-    /// Sends one batch on link `index`. Returns whether something was sent, so that there may be
+    /// Sends one burst on link `index`. Returns whether something was sent, so that there may be
     /// more.
     fn send_some(&self, index: usize, output: &mut LinkOutput, now: u64, ack: bool) -> bool {
         if output.flush() == FlushOutcome::Blocked {
             return false;
         }
-        output.batch.clear();
+        output.burst.clear();
         output.unsent_from = 0;
-        let turn_bytes = if self.links.len() > 1 { TURN_BYTES } else { BATCH_BYTES };
+        let turn_bytes = if self.links.len() > 1 { TURN_BYTES } else { BURST_BYTES };
         let mut bytes = 0;
         while bytes < turn_bytes {
             match self.build(index, output, now, ack && bytes == 0) {
@@ -299,23 +299,23 @@ impl<E: ConnectionEnd> Connection<E> {
                 built => bytes += built,
             }
         }
-        if output.batch.is_empty() {
+        if output.burst.is_empty() {
             return false;
         }
         output.flush() == FlushOutcome::All
     }
 
-    /// Builds the next packet of link `index` in its batch and returns its length; 0: there is
+    /// Builds the next packet of link `index` in its burst and returns its length; 0: there is
     /// nothing to send, or no room.
     fn build(&self, index: usize, output: &mut LinkOutput, now: u64, ack: bool) -> usize {
         let carries = output.open && output.send_half.has_room();
         let is_needed = (carries && !self.ready.is_empty()) || output.ping || ack;
         let packet_bytes = output.send_half.packet_bytes;
-        if !is_needed || output.path.is_none() || output.batch.space().len() < packet_bytes {
+        if !is_needed || output.path.is_none() || output.burst.space().len() < packet_bytes {
             return 0;
         }
         let ping = std::mem::take(&mut output.ping);
-        let packet = &mut output.batch.space()[..packet_bytes];
+        let packet = &mut output.burst.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
         self.put_acks(index, &mut body, now);
         if ping {
@@ -336,7 +336,7 @@ impl<E: ConnectionEnd> Connection<E> {
         let length = HEADER_BYTES + used_bytes + TAIL_BYTES;
         let number = output.send_half.number(|piece| self.again(piece));
         self.seal(&mut packet[..length], index, number);
-        output.batch.commit(length);
+        output.burst.commit(length);
         if ping || !pieces.is_empty() {
             output.send_half.sent(now, length, &pieces);
         } else {
@@ -380,16 +380,16 @@ impl<E: ConnectionEnd> Connection<E> {
     pub(crate) fn send_note(&self, index: usize, path: &Path, note: &Note, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
         let number = output.send_half.number(|piece| self.again(piece));
-        let mut batch = Batch::new(1, packet_bytes);
-        let packet = &mut batch.space()[..packet_bytes];
+        let mut burst = Burst::new(1, packet_bytes);
+        let packet = &mut burst.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
         body.note(note);
         body.pad();
         self.seal(packet, index, number);
-        batch.commit(packet_bytes);
+        burst.commit(packet_bytes);
         output.send_half.sent_unacknowledged(packet_bytes);
         // If a note is lost, the side that waits for its answer sends it again.
-        let _ = path.sender.send(&path.peer, &batch, 0);
+        let _ = path.sender.send(&path.peer, &burst, 0);
     }
 
     /// Tells the peer, on every link, that the connection ends.
@@ -398,20 +398,20 @@ impl<E: ConnectionEnd> Connection<E> {
             let mut output = link.output.lock();
             let Some(path) = output.path.clone() else { continue };
             let packet_bytes = output.send_half.packet_bytes;
-            let mut batch = Batch::new(1, packet_bytes);
-            let packet = &mut batch.space()[..packet_bytes];
+            let mut burst = Burst::new(1, packet_bytes);
+            let packet = &mut burst.space()[..packet_bytes];
             let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
             body.close(status, text);
             let length = HEADER_BYTES + body.used() + TAIL_BYTES;
             let number = output.send_half.number(|piece| self.again(piece));
             self.seal(&mut packet[..length], index, number);
-            batch.commit(length);
+            burst.commit(length);
             output.send_half.sent_unacknowledged(length);
-            let _ = path.sender.send(&path.peer, &batch, 0);
+            let _ = path.sender.send(&path.peer, &burst, 0);
         }
     }
 
-    /// Handles the timers, or the end of a batch of packets: overdue packets count as lost, due
+    /// Handles the timers, or the end of a burst of packets: overdue packets count as lost, due
     /// acknowledgements and everything ready is sent.
     pub(crate) fn tick(&self, now: u64) {
         for link in &self.links {
@@ -537,15 +537,15 @@ enum FlushOutcome {
 
 impl LinkOutput {
     fn has_unsent(&self) -> bool {
-        self.unsent_from < self.batch.len()
+        self.unsent_from < self.burst.len()
     }
 
-    /// Hands the rest of the batch to the carrier. A carrier that fails drops it: its content
+    /// Hands the rest of the burst to the carrier. A carrier that fails drops it: its content
     /// eventually counts as lost, and the owner of the carrier learns of the failure.
     fn flush(&mut self) -> FlushOutcome {
         while self.has_unsent() {
             let Some(path) = &self.path else { break };
-            match path.sender.send(&path.peer, &self.batch, self.unsent_from) {
+            match path.sender.send(&path.peer, &self.burst, self.unsent_from) {
                 Ok(0) => {
                     path.waker.iter().for_each(|waker| waker.wake());
                     return FlushOutcome::Blocked;
@@ -554,7 +554,7 @@ impl LinkOutput {
                 Err(_) => break,
             }
         }
-        self.unsent_from = self.batch.len();
+        self.unsent_from = self.burst.len();
         FlushOutcome::All
     }
 
@@ -566,7 +566,7 @@ impl LinkOutput {
     }
 
     fn lose_all(&mut self, lost: impl FnMut(&SentPiece) -> bool) {
-        self.batch.clear();
+        self.burst.clear();
         self.unsent_from = 0;
         self.send_half.silence(lost);
     }

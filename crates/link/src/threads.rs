@@ -1,7 +1,7 @@
 //! The receiving threads: one for each link of an initiator, and one for each carrier and each
 //! stream of a target.
 //!
-//! A thread receives a batch of packets, sends what they led to in full packets, and then checks
+//! A thread receives a burst of packets, sends what they led to in full packets, and then checks
 //! the timers. A carrier that fails is reopened, with growing pauses, for as long as its initiator
 //! lives.
 //!
@@ -37,7 +37,7 @@ const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// The longest time for a target to learn that exports are closed.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(2);
-/// The most connections in one batch.
+/// The most connections in one burst.
 const TOUCHED_MAX: usize = 64;
 
 /// A stop flag, with what to wake for it.
@@ -213,13 +213,13 @@ fn receive_for_initiator(
             initiator.is_blocked(index),
             &mut |peer, packet| {
                 if !std::mem::replace(&mut has_begun, true) {
-                    initiator.begin_batch();
+                    initiator.begin_burst();
                 }
                 initiator.receive(peer, packet);
             },
         );
         match has_begun {
-            true => initiator.end_batch(),
+            true => initiator.end_burst(),
             false => initiator.tick(),
         }
         if let Err(error) = woken {
@@ -404,7 +404,7 @@ fn receive_for_target(
             if let Some(connection) = Target::connection_of(packet)
                 && !touched.contains(&connection)
                 && touched.len() < TOUCHED_MAX
-                && target.begin_batch(connection)
+                && target.begin_burst(connection)
             {
                 touched.push(connection);
             }
@@ -418,7 +418,7 @@ fn receive_for_target(
         if !touched.is_empty() {
             is_known.iter().for_each(|is_known| is_known.store(true, Ordering::Relaxed));
             lively_until_ns = now + SECOND;
-            touched.drain(..).for_each(|connection| target.end_batch(connection));
+            touched.drain(..).for_each(|connection| target.end_burst(connection));
         }
         // However busy one connection is, the timers of the others must run.
         if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_at_ns {

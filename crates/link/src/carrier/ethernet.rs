@@ -21,7 +21,7 @@ use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface}
 use super::pace::{FrameBurst, Pace};
 use super::wait::{PacketWait, nap, send_in_pieces, wait_for_packets};
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
+    Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// "Local Experimental EtherType 1" of IEEE 802: free to use inside one's own network.
@@ -33,7 +33,7 @@ pub const BROADCAST: Peer = Peer::Ethernet([0xFF; 6]);
 const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// After this many frames the receiver returns, so that others get their turn.
-const BATCH_FRAMES_MAX: usize = 256;
+const BURST_FRAMES_MAX: usize = 256;
 /// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a
 /// wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for
 /// each end, a third more frames pass, at a tenth more CPU time per frame. If both ends share a
@@ -113,11 +113,11 @@ impl Sender for EthernetSender {
         self.interface().mtu_bytes.min(PACKET_BYTES_MAX)
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
         let header = header(to, &self.interface().mac);
-        send_in_pieces(from..batch.len(), &self.shared.refused, |at| {
-            let payloads = (at..batch.len()).map(|index| batch.packet(index));
+        send_in_pieces(from..burst.len(), &self.shared.refused, |at| {
+            let payloads = (at..burst.len()).map(|index| burst.packet(index));
             self.shared.socket.send(&header, payloads)
         })
     }
@@ -146,7 +146,7 @@ impl Receiver for EthernetReceiver {
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         let mut burst = FrameBurst::default();
-        let handed = self.ring.receive(BATCH_FRAMES_MAX, &mut |frame| {
+        let handed = self.ring.receive(BURST_FRAMES_MAX, &mut |frame| {
             burst.add(frame.arrived_ns);
             let packet = if frame.is_whole { whole_packet(frame.payload) } else { None };
             match packet {

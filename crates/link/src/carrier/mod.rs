@@ -4,7 +4,7 @@
 //! length as a little-endian `u32` in its bytes 4..8. So packets delimit themselves in a stream,
 //! and Ethernet's padding can be removed.
 //!
-//! Modules: [`address`] (what users write), `open` (from addresses to carriers), `batch` (the input
+//! Modules: [`address`] (what users write), `open` (from addresses to carriers), `burst` (the input
 //! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
 //! `wait` and `pace` (how a receiver waits, and lets frames accumulate). A new carrier is another
 //! such module.
@@ -14,7 +14,7 @@
 //! and reordering of datagrams; secrecy.
 
 pub mod address;
-mod batch;
+mod burst;
 mod ethernet;
 mod open;
 mod pace;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use address::LinkAddress;
-pub use batch::Batch;
+pub use burst::Burst;
 pub use ethernet::{BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet};
 pub use open::{Carrier, TargetListener, listen, reach};
 pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};
@@ -73,14 +73,14 @@ pub trait Sender: Send + Sync {
     /// packet.
     fn packet_bytes_max(&self, to: &Peer) -> usize;
 
-    /// Sends packets `from..` of the batch to `to`. Returns how many were accepted. Never blocks: 0
+    /// Sends packets `from..` of the burst to `to`. Returns how many were accepted. Never blocks: 0
     /// means that there is no room now; try again after [`WakeReasons::writable`].
     ///
     /// An error is about the next packet, and no packet was accepted: EMSGSIZE if it is too long; a
     /// peer that is unreachable now (no route, host down: the carrier may serve others); the end of
     /// the carrier (ENETDOWN, ENODEV, ENXIO: the interface; EPIPE, ECONNRESET: the stream).
     /// `InvalidInput` for a peer of another kind of carrier.
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize>;
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize>;
 }
 
 /// The half of a carrier that receives, used by one thread at a time.

@@ -164,12 +164,12 @@ mod tests {
         free.local().expect("bound").port()
     }
 
-    fn packet() -> crate::carrier::Batch {
-        let mut batch = crate::carrier::Batch::new(1, 24);
+    fn packet() -> crate::carrier::Burst {
+        let mut burst = crate::carrier::Burst::new(1, 24);
         assert!(
-            batch.push(&[0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+            burst.push(&[0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
         );
-        batch
+        burst
     }
 
     #[test]

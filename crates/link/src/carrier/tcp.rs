@@ -22,7 +22,7 @@ use sawmill_sys::net::bind_to_interface;
 
 use super::wait::{Interest, wait_for};
 use super::{
-    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
+    Burst, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
     declared_bytes, wrong_peer,
 };
 
@@ -225,10 +225,10 @@ impl StreamState {
 impl StreamSender {
     /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in
     /// part. What is missing of it becomes the rest.
-    fn taken(&self, rest: &mut UnsentBytes, batch: &Batch, from: usize, written: usize) -> usize {
+    fn taken(&self, rest: &mut UnsentBytes, burst: &Burst, from: usize, written: usize) -> usize {
         let (mut at, mut covered) = (from, 0);
         while covered < written {
-            let packet = batch.packet(at);
+            let packet = burst.packet(at);
             covered += packet.len();
             at += 1;
             if covered > written {
@@ -248,20 +248,20 @@ impl Sender for StreamSender {
         PACKET_BYTES_MAX
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         if *to != Peer::Stream {
             return Err(wrong_peer("a stream", to));
         }
-        let longest = (from..batch.len()).map(|index| batch.packet(index).len()).max();
+        let longest = (from..burst.len()).map(|index| burst.packet(index).len()).max();
         if longest.is_some_and(|longest| longest > PACKET_BYTES_MAX) {
             return Err(Errno::MSGSIZE.into());
         }
         let mut rest = self.connection.rest.lock();
         let mut at = from;
-        while at < batch.len() && self.connection.flush(&mut rest)? {
-            match self.connection.write(batch.span(at, batch.len())) {
+        while at < burst.len() && self.connection.flush(&mut rest)? {
+            match self.connection.write(burst.span(at, burst.len())) {
                 Ok(0) => break,
-                Ok(written) => at += self.taken(&mut rest, batch, at, written),
+                Ok(written) => at += self.taken(&mut rest, burst, at, written),
                 // Some packets were sent; the error returns with the next one.
                 Err(_) if at > from => break,
                 Err(error) => return Err(error),

@@ -1,6 +1,6 @@
 //! UDP: for routed networks, or where raw frames are not allowed.
 //!
-//! Adjacent packets of equal size in a batch leave as one message, which the kernel or the card
+//! Adjacent packets of equal size in a burst leave as one message, which the kernel or the card
 //! splits (GSO). Where that is refused, each leaves as its own message, many per system call.
 //! Merged arrivals (GRO) are split by the size that the kernel reports.
 //!
@@ -20,7 +20,7 @@ use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 
 use super::wait::{PacketWait, send_in_pieces, wait_for_packets};
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
+    Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// The most packets that a kernel splits from one message (UDP_MAX_SEGMENTS of older kernels), and
@@ -120,34 +120,34 @@ impl UdpSender {
     fn send_once(
         &self,
         to: &SocketAddr,
-        batch: &Batch,
+        burst: &Burst,
         from: usize,
         run_packets: usize,
     ) -> io::Result<usize> {
         let mut at = from;
         let runs = std::iter::from_fn(|| {
-            let start = (at < batch.len()).then_some(at)?;
-            at = batch.run_end(start, run_packets, RUN_BYTES_MAX);
-            Some(Run { bytes: batch.span(start, at), datagram_bytes: batch.packet(start).len() })
+            let start = (at < burst.len()).then_some(at)?;
+            at = burst.run_end(start, run_packets, RUN_BYTES_MAX);
+            Some(Run { bytes: burst.span(start, at), datagram_bytes: burst.packet(start).len() })
         });
         let sent_runs = self.shared.socket.send(to, runs)?;
         let mut end = from;
         for _ in 0..sent_runs {
-            end = batch.run_end(end, run_packets, RUN_BYTES_MAX);
+            end = burst.run_end(end, run_packets, RUN_BYTES_MAX);
         }
         Ok(end - from)
     }
 
     /// As [`UdpSender::send_once`], with segmentation until it is refused.
-    fn send_some(&self, to: &SocketAddr, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send_some(&self, to: &SocketAddr, burst: &Burst, from: usize) -> io::Result<usize> {
         if !self.has_segmentation() {
-            return self.send_once(to, batch, from, 1);
+            return self.send_once(to, burst, from, 1);
         }
-        match self.send_once(to, batch, from, RUN_PACKETS_MAX) {
+        match self.send_once(to, burst, from, RUN_PACKETS_MAX) {
             Err(error) if may_be_refusal(&error) => {
                 // If the same packet is sent without it, the segmentation was the cause, not the
                 // packet or the peer.
-                let sent = self.send_once(to, batch, from, 1)?;
+                let sent = self.send_once(to, burst, from, 1)?;
                 self.shared.segmentation.store(false, Ordering::Relaxed);
                 Ok(sent)
             }
@@ -168,9 +168,9 @@ impl Sender for UdpSender {
         fits.min(PACKET_BYTES_MAX)
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let Peer::Udp(to) = to else { return Err(wrong_peer("UDP", to)) };
-        send_in_pieces(from..batch.len(), &self.shared.refused, |at| self.send_some(to, batch, at))
+        send_in_pieces(from..burst.len(), &self.shared.refused, |at| self.send_some(to, burst, at))
     }
 }
 
@@ -225,13 +225,13 @@ mod tests {
         let (receiving_end, mut receiver) = open_udp(&local).expect("UDP");
         sender.shared.socket.omit_checksum().expect("set");
         let to = Peer::Udp(receiving_end.local().expect("bound"));
-        let mut batch = Batch::new(100, 100 * 24);
+        let mut burst = Burst::new(100, 100 * 24);
         for _ in 0..100 {
             let mut packet = [7; 24];
             packet[4..8].copy_from_slice(&24u32.to_le_bytes());
-            assert!(batch.push(&packet));
+            assert!(burst.push(&packet));
         }
-        assert_eq!(sender.send(&to, &batch, 0).expect("sent"), 100);
+        assert_eq!(sender.send(&to, &burst, 0).expect("sent"), 100);
         assert!(!sender.has_segmentation());
         let mut packet_count = 0;
         while packet_count < 100 {

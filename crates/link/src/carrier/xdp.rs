@@ -20,11 +20,11 @@ use sawmill_sys::net::{self, Interface, XdpInbox, XdpOutbox, XdpSocket};
 use super::ethernet::{ETHERTYPE, header};
 use super::wait::{PacketWait, wait_for_packets};
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
+    Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// After this many frames the receiver returns, so that others get their turn.
-const BATCH_FRAMES_MAX: usize = 256;
+const BURST_FRAMES_MAX: usize = 256;
 /// The kernel does not report when it has room for frames that it refused.
 const PUSH_DELAY: Duration = Duration::from_millis(1);
 
@@ -96,11 +96,11 @@ impl Sender for XdpSender {
         self.interface().mtu_bytes.min(PACKET_BYTES_MAX)
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
         let header = header(to, &self.interface().mac);
         let mut outbox = self.shared.outbox.lock();
-        let outcome = outbox.send(&header, (from..batch.len()).map(|index| batch.packet(index)));
+        let outcome = outbox.send(&header, (from..burst.len()).map(|index| burst.packet(index)));
         let was_pending = self.shared.pending.swap(outbox.is_pending(), Ordering::AcqRel);
         if outbox.is_pending() && !was_pending {
             self.shared.waker.wake();
@@ -129,7 +129,7 @@ impl Receiver for XdpReceiver {
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
-        let handed = self.inbox.receive(BATCH_FRAMES_MAX, &mut |from, payload| match whole_packet(
+        let handed = self.inbox.receive(BURST_FRAMES_MAX, &mut |from, payload| match whole_packet(
             payload,
         ) {
             Some(packet) => {

@@ -31,7 +31,7 @@ use sawmill_format::link::statement::{Note, NoteKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
-use crate::carrier::{Batch, Peer, Sender, Waker};
+use crate::carrier::{Burst, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlStatement, PacketOutcome, Path};
 use crate::session::{Security, instance};
@@ -255,8 +255,8 @@ impl Target {
     /// A thread starts to take packets of a connection. Returns false if the connection does not
     /// exist.
     #[must_use]
-    pub fn begin_batch(&self, connection: u64) -> bool {
-        self.find_connection(connection).inspect(|served| served.begin_batch()).is_some()
+    pub fn begin_burst(&self, connection: u64) -> bool {
+        self.find_connection(connection).inspect(|served| served.begin_burst()).is_some()
     }
 
     /// Whether a link of some connection waits for room in the carrier of `sender`.
@@ -265,10 +265,10 @@ impl Target {
         self.connections.read().values().any(|served| served.connection.is_blocked_at(sender))
     }
 
-    /// The batch is complete: sends what its packets led to.
-    pub fn end_batch(&self, connection: u64) {
+    /// The burst is complete: sends what its packets led to.
+    pub fn end_burst(&self, connection: u64) {
         if let Some(served) = self.find_connection(connection) {
-            served.end_batch(self.clock.now_ns());
+            served.end_burst(self.clock.now_ns());
         }
     }
 
@@ -415,12 +415,12 @@ impl Target {
     /// Sends a packet outside of connections. If it is lost, the peer asks again.
     fn send_packet(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, body: &[u8]) {
         let length = HEADER_BYTES + body.len();
-        let mut batch = Batch::new(1, length);
-        let packet = &mut batch.space()[..length];
+        let mut burst = Burst::new(1, length);
+        let packet = &mut burst.space()[..length];
         packet[HEADER_BYTES..].copy_from_slice(body);
         Packet { length: length as u32, ..*header }.encode(packet);
-        batch.commit(length);
-        let _ = sender.send(peer, &batch, 0);
+        burst.commit(length);
+        let _ = sender.send(peer, &burst, 0);
     }
 
     /// Handles the timers: sends overdue packets again, and gives up connections that are silent

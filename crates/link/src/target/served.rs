@@ -55,8 +55,8 @@ pub(super) struct TargetConnection {
     /// Requests at devices.
     working: AtomicUsize,
     has_ended: AtomicBool,
-    /// Threads that are taking packets: see [`Served::begin_batch`].
-    batches: AtomicU64,
+    /// Threads that are taking packets: see [`TargetConnection::begin_burst`].
+    burstes: AtomicU64,
 }
 
 /// The identity of a new connection.
@@ -88,7 +88,7 @@ impl PlaceOwner for TargetConnection {
             return;
         }
         self.connection.ready.push(place);
-        if self.batches.load(Ordering::SeqCst) == 0 {
+        if self.burstes.load(Ordering::SeqCst) == 0 {
             self.connection.pump(self.clock.now_ns());
         }
     }
@@ -130,7 +130,7 @@ impl TargetConnection {
             clock,
             working: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
-            batches: AtomicU64::new(0),
+            burstes: AtomicU64::new(0),
         });
         // Set only here, and once.
         let _ = served.connection.end.connection.set(Arc::downgrade(&served));
@@ -138,7 +138,7 @@ impl TargetConnection {
     }
 
     /// Hands nothing more to any device. Devices still answer the requests that they have; see
-    /// [`Served::is_busy`]. Releases the carriers immediately, so that the next listener on the
+    /// [`TargetConnection::is_busy`]. Releases the carriers immediately, so that the next listener on the
     /// same addresses does not wait for a device. If its initiator is expected back, its exports
     /// are kept until `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
@@ -182,14 +182,14 @@ impl TargetConnection {
         self.working.load(Ordering::SeqCst) > 0
     }
 
-    /// A thread starts to take packets: answers are sent when its batch is complete, in full
+    /// A thread starts to take packets: answers are sent when its burst is complete, in full
     /// packets.
-    pub(super) fn begin_batch(&self) {
-        self.batches.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn begin_burst(&self) {
+        self.burstes.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(super) fn end_batch(&self, now: u64) {
-        self.batches.fetch_sub(1, Ordering::SeqCst);
+    pub(super) fn end_burst(&self, now: u64) {
+        self.burstes.fetch_sub(1, Ordering::SeqCst);
         self.connection.tick(now);
     }
 

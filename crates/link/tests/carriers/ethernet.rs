@@ -8,7 +8,7 @@ use sawmill_sys::net::FrameSocket;
 
 use crate::cable::{Cable, End};
 use crate::packets::{
-    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full,
+    ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order, packet, send_until_full,
     wait_for_room,
 };
 
@@ -36,7 +36,7 @@ fn packets_of_all_sizes_arrive_over_every_mtu() {
     let Some(cable) = Cable::of_mtu(65535) else { return };
     let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
     assert_eq!(
-        sender.send(&far_sender.own(), &batch_of(0, &[65535, 24, 65535]), 0).expect("sent"),
+        sender.send(&far_sender.own(), &burst_of(0, &[65535, 24, 65535]), 0).expect("sent"),
         3
     );
     expect_in_order(&mut receiver, 0, 3);
@@ -49,7 +49,7 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
         (open(&cable, End::A), open(&cable, End::B));
     let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
     for (to, number) in [(stranger, 1), (BROADCAST, 2), (far_sender.own(), 3)] {
-        assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
+        assert_eq!(sender.send(&to, &burst_of(number, &[60]), 0).expect("sent"), 1);
     }
     let mut from = Vec::new();
     while from.len() < 2 {
@@ -59,7 +59,7 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
         );
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
-    let answer = far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
+    let answer = far_sender.send(&from[0].0, &burst_of(4, &[60]), 0).expect("sent");
     assert_eq!(answer, 1);
     // The first frame is the answer: the sender did not receive its own frames before it.
     expect_in_order(&mut own, 4, 1);
@@ -90,11 +90,11 @@ fn the_padding_of_tiny_frames_is_cut_and_invalid_lengths_are_counted() {
 fn an_interface_taken_down_is_an_error_and_one_put_up_opens_again() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (sender, mut own) = open(&cable, End::A);
-    let batch = batch_of(0, &[100, 100]);
+    let burst = burst_of(0, &[100, 100]);
     cable.link(End::A, &["down"]);
     let error = own.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).expect_err("down");
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
-    let error = sender.send(&BROADCAST, &batch, 0).expect_err("down");
+    let error = sender.send(&BROADCAST, &burst, 0).expect_err("down");
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
     let error = cable.at(End::A, || open_ethernet("cable").err().expect("still down"));
     assert_eq!(errno(&error), Some(Errno::NETDOWN));
@@ -110,7 +110,7 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
     let (sender, mut own) = open(&cable, End::A);
     cable.link(End::A, &["name", "renamed"]);
     assert_eq!(
-        sender.send(&BROADCAST, &batch_of(0, &[24]), 0).expect("its name does not matter"),
+        sender.send(&BROADCAST, &burst_of(0, &[24]), 0).expect("its name does not matter"),
         1
     );
     let open_error = |name| cable.at(End::A, || open_ethernet(name).err().expect("refused"));
@@ -119,21 +119,21 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
     // Removing one end removes the other.
     drop(cable);
     while own.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).is_ok() {}
-    assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
+    assert!(sender.send(&BROADCAST, &burst_of(0, &[24]), 0).is_err());
 }
 
 #[test]
 fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
-    let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
-    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("what fits goes"), 2);
+    let burst = burst_of(0, &[1500, 1500, 1501, 1500]);
+    assert_eq!(sender.send(&far_sender.own(), &burst, 0).expect("what fits goes"), 2);
     expect_in_order(&mut receiver, 0, 2);
-    let error = sender.send(&far_sender.own(), &batch, 2).expect_err("too long");
+    let error = sender.send(&far_sender.own(), &burst, 2).expect_err("too long");
     assert_eq!(errno(&error), Some(Errno::MSGSIZE));
-    assert_eq!(sender.send(&far_sender.own(), &batch, 3).expect("the next fits"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &burst, 3).expect("the next fits"), 1);
     expect_in_order(&mut receiver, 3, 1);
-    let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
+    let error = sender.send(&Peer::Stream, &burst, 0).expect_err("no stream");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
 }
 
@@ -146,7 +146,7 @@ fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
         scope.spawn(|| waker.wake());
         assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
     });
-    assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &burst_of(0, &[24]), 0).expect("sent"), 1);
     waker.wake();
     let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
     assert!(woken.waker && woken.packets == 1, "{woken:?}");
@@ -162,12 +162,12 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
         }
         let ((sender, mut own), (far_sender, mut receiver)) =
             (open(&cable, End::A), open(&cable, End::B));
-        let batch = batch_of(0, &[9000]);
-        let sent_count = send_until_full(&sender, &far_sender.own(), &batch);
+        let burst = burst_of(0, &[9000]);
+        let sent_count = send_until_full(&sender, &far_sender.own(), &burst);
         assert!(sent_count > 3, "{sent_count} with {limit_bytes}");
         let later_count = loop {
             wait_for_room(&mut own);
-            match sender.send(&far_sender.own(), &batch, 0).expect("lives") {
+            match sender.send(&far_sender.own(), &burst, 0).expect("lives") {
                 0 => (),
                 later_count => break later_count,
             }
@@ -176,7 +176,7 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
         let mut received = 0;
         while received < sent_count + later_count {
             let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
-                assert_eq!(bytes, batch.packet(0));
+                assert_eq!(bytes, burst.packet(0));
             });
             let packets = woken.expect("lives").packets;
             assert!(
@@ -197,9 +197,9 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
 fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let ((sender, _own), (far_sender, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
-    let batch = batch_of(0, &[9000; 100]);
+    let burst = burst_of(0, &[9000; 100]);
     for _ in 0..20 {
-        assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("sent"), 100);
+        assert_eq!(sender.send(&far_sender.own(), &burst, 0).expect("sent"), 100);
     }
     let mut received = 0;
     loop {
@@ -212,6 +212,6 @@ fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
         received += woken.packets;
     }
     assert!((500..2000).contains(&received), "the ring holds about 900, {received} came");
-    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("sent"), 100);
+    assert_eq!(sender.send(&far_sender.own(), &burst, 0).expect("sent"), 100);
     expect_in_order(&mut receiver, 0, 100);
 }

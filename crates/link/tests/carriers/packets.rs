@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons};
+use sawmill_link::carrier::{Burst, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons};
 
 /// How long a test waits for something that must arrive.
 pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
@@ -34,14 +34,14 @@ pub(crate) fn number_of(bytes: &[u8]) -> u32 {
     number
 }
 
-/// A batch of these sizes, numbered from `first`.
-pub(crate) fn batch_of(first: u32, sizes: &[usize]) -> Batch {
-    let mut batch = Batch::new(sizes.len(), sizes.iter().sum());
+/// A burst of these sizes, numbered from `first`.
+pub(crate) fn burst_of(first: u32, sizes: &[usize]) -> Burst {
+    let mut burst = Burst::new(sizes.len(), sizes.iter().sum());
     for (number, &size) in (first..).zip(sizes) {
-        fill(number, &mut batch.space()[..size]);
-        batch.commit(size);
+        fill(number, &mut burst.space()[..size]);
+        burst.commit(size);
     }
-    batch
+    burst
 }
 
 /// Receives once. Expects at least one packet, numbered from `first` on, in order.
@@ -126,10 +126,10 @@ pub(crate) fn all_sizes_arrive(
 ) {
     let mut first = 0;
     for sizes in cut(sizes_up_to(sender.packet_bytes_max(to))) {
-        let batch = batch_of(first, &sizes);
+        let burst = burst_of(first, &sizes);
         let mut sent = 0;
-        while sent < batch.len() {
-            let sent_now = sender.send(to, &batch, sent).expect("sent");
+        while sent < burst.len() {
+            let sent_now = sender.send(to, &burst, sent).expect("sent");
             let mut received = 0;
             while received < sent_now {
                 // The last may have been accepted in part: the sender's receiver sends the rest.
@@ -139,17 +139,17 @@ pub(crate) fn all_sizes_arrive(
             assert_eq!(received, sent_now);
             sent += sent_now;
         }
-        first += batch.len() as u32;
+        first += burst.len() as u32;
     }
     assert!(first > 400, "only {first} packets");
 }
 
-/// Sends this batch repeatedly until the carrier accepts no more. Returns the number of accepted
+/// Sends this burst repeatedly until the carrier accepts no more. Returns the number of accepted
 /// packets.
-pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> usize {
+pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, burst: &Burst) -> usize {
     let mut sent_count = 0;
     for _ in 0..100_000 {
-        match sender.send(to, batch, 0).expect("full is no error") {
+        match sender.send(to, burst, 0).expect("full is no error") {
             0 => return sent_count,
             count => sent_count += count,
         }

@@ -6,15 +6,15 @@ use sawmill_link::carrier::{
 use sawmill_sys::CountingAllocator;
 
 use crate::cable::{Cable, End};
-use crate::packets::{ANSWER_TIME_MAX, batch_of};
+use crate::packets::{ANSWER_TIME_MAX, burst_of};
 use crate::xdp;
 
 fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
-    let batch = batch_of(0, &[1000, 1000, 1000, 24, 500]);
+    let burst = burst_of(0, &[1000, 1000, 1000, 24, 500]);
     let round = |receiver: &mut dyn Receiver| {
         let (mut sent, mut received) = (0, 0);
-        while sent < batch.len() {
-            sent += sender.send(to, &batch, sent).expect("sent");
+        while sent < burst.len() {
+            sent += sender.send(to, &burst, sent).expect("sent");
         }
         while received < sent {
             let woken =

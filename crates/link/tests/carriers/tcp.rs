@@ -9,7 +9,7 @@ use sawmill_link::carrier::{
 };
 
 use crate::packets::{
-    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full,
+    ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order, packet, send_until_full,
     wait_for_room,
 };
 
@@ -87,8 +87,8 @@ fn a_packet_that_arrives_in_pieces_is_put_together_and_a_torn_end_is_an_error() 
 fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
     let ((sender, mut own), (_far_sender, mut receiver)) = pair();
     // Not a multiple of a page: the kernel accepts the last one in part.
-    let batch = batch_of(0, &[PACKET_BYTES_MAX - 321]);
-    let sent_count = send_until_full(&sender, &Peer::Stream, &batch);
+    let burst = burst_of(0, &[PACKET_BYTES_MAX - 321]);
+    let sent_count = send_until_full(&sender, &Peer::Stream, &burst);
     assert!(sent_count > 1, "{sent_count}");
     let mut received = 0;
     std::thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
         });
         while received < sent_count {
             let woken = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
-                assert_eq!(bytes, batch.packet(0));
+                assert_eq!(bytes, burst.packet(0));
             });
             let packets = woken.expect("lives").packets;
             received += packets;
@@ -110,7 +110,7 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
         wait_for_room(&mut waiting.join().expect("it waits"));
     });
     assert_eq!(received, sent_count);
-    assert_eq!(sender.send(&Peer::Stream, &batch, 0).expect("room"), 1);
+    assert_eq!(sender.send(&Peer::Stream, &burst, 0).expect("room"), 1);
     expect_in_order(&mut receiver, 0, 1);
 }
 
@@ -136,7 +136,7 @@ fn an_invalid_length_is_counted_and_ends_the_stream() {
         };
         assert_eq!((packets, malformed, error.kind()), (1, 1, ErrorKind::InvalidData), "{length}");
         assert!(
-            sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err(),
+            sender.send(&Peer::Stream, &burst_of(0, &[24]), 0).is_err(),
             "the stream is at its end"
         );
     }
@@ -145,7 +145,7 @@ fn an_invalid_length_is_counted_and_ends_the_stream() {
 #[test]
 fn a_peer_that_leaves_between_packets_closed_the_stream() {
     let ((sender, own), (far_sender, mut receiver)) = pair();
-    assert_eq!(sender.send(&Peer::Stream, &batch_of(3, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&Peer::Stream, &burst_of(3, &[24]), 0).expect("sent"), 1);
     drop((sender, own));
     expect_in_order(&mut receiver, 3, 1);
     let error = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ()).expect_err("closed");
@@ -153,7 +153,7 @@ fn a_peer_that_leaves_between_packets_closed_the_stream() {
         error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"),
         "{error}"
     );
-    assert!(far_sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err());
+    assert!(far_sender.send(&Peer::Stream, &burst_of(0, &[24]), 0).is_err());
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
     let clients: Vec<_> =
         (0..3).map(|_| connect(local, None, ANSWER_TIME_MAX).expect("connected")).collect();
     for (number, (sender, _)) in (0..).zip(&clients) {
-        assert_eq!(sender.send(&Peer::Stream, &batch_of(number, &[24]), 0).expect("sent"), 1);
+        assert_eq!(sender.send(&Peer::Stream, &burst_of(number, &[24]), 0).expect("sent"), 1);
         let (_, mut receiver) = accepted(&listener);
         expect_in_order(&mut receiver, number, 1);
     }
@@ -179,7 +179,7 @@ fn no_listener_and_no_such_interface_are_errors() {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     assert!(connect(free, Some("nosuch0"), ANSWER_TIME_MAX).is_err());
     let ((sender, _own), _far_sender) = pair();
-    assert!(sender.send(&Peer::Ethernet([1; 6]), &batch_of(0, &[24]), 0).is_err());
-    let too_long = batch_of(0, &[PACKET_BYTES_MAX + 1]);
+    assert!(sender.send(&Peer::Ethernet([1; 6]), &burst_of(0, &[24]), 0).is_err());
+    let too_long = burst_of(0, &[PACKET_BYTES_MAX + 1]);
     assert!(sender.send(&Peer::Stream, &too_long, 0).is_err());
 }

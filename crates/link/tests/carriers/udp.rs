@@ -5,12 +5,12 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use sawmill_link::carrier::{
-    Batch, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp,
+    Burst, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp,
 };
 
 use crate::cable::{Cable, End};
 use crate::packets::{
-    ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order, number_of, packet,
+    ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order, number_of, packet,
     send_until_full, wait_for_room,
 };
 
@@ -58,13 +58,13 @@ fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_fami
     let Peer::Udp(bound) = peer_of(&target) else { panic!("UDP") };
     let to = Peer::Udp(SocketAddr::from(([127, 0, 0, 1], bound.port())));
     let (initiator, mut at_initiator) = open("127.0.0.1:0", true);
-    assert_eq!(initiator.send(&to, &batch_of(1, &[24]), 0).expect("sent"), 1);
+    assert_eq!(initiator.send(&to, &burst_of(1, &[24]), 0).expect("sent"), 1);
     let mut from = None;
     at_target
         .receive(Some(ANSWER_TIME_MAX), false, &mut |peer, _| from = Some(*peer))
         .expect("lives");
     assert_eq!(from, Some(peer_of(&initiator)));
-    assert_eq!(target.send(&from.expect("it came"), &batch_of(2, &[1000]), 0).expect("sent"), 1);
+    assert_eq!(target.send(&from.expect("it came"), &burst_of(2, &[1000]), 0).expect("sent"), 1);
     expect_in_order(&mut at_initiator, 2, 1);
 }
 
@@ -99,7 +99,7 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
     let senders: Vec<_> = (0..64).map(|_| open("127.0.0.1:0", true)).collect();
     for (number, (sender, _)) in (0..).zip(&senders) {
         assert_eq!(
-            sender.send(&Peer::Udp(local), &batch_of(number, &[24, 24]), 0).expect("sent"),
+            sender.send(&Peer::Udp(local), &burst_of(number, &[24, 24]), 0).expect("sent"),
             2
         );
     }
@@ -129,7 +129,7 @@ fn a_full_socket_takes_none_and_later_has_room() {
     }
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, mut own) = cable.at(End::A, || open("10.97.0.1:0", true));
-    let sent_count = send_until_full(&sender, &peer_of(&far_sender), &batch_of(0, &[8972; 7]));
+    let sent_count = send_until_full(&sender, &peer_of(&far_sender), &burst_of(0, &[8972; 7]));
     assert!(sent_count > 50, "the kernel's buffer is larger than {sent_count} packets");
     wait_for_room(&mut own);
     cable.hurry(End::A);
@@ -139,7 +139,7 @@ fn a_full_socket_takes_none_and_later_has_room() {
         packet_count += 1;
     });
     assert!(woken.expect("lives").packets == packet_count && packet_count > 0);
-    assert!(sender.send(&peer_of(&far_sender), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
+    assert!(sender.send(&peer_of(&far_sender), &burst_of(0, &[8972; 7]), 0).expect("sent") > 0);
 }
 
 #[test]
@@ -151,11 +151,11 @@ fn a_packet_that_does_not_fit_is_an_error_and_never_fragmented() {
     let fits = cable.at(End::A, || sender.packet_bytes_max(&to));
     assert_eq!(fits, 1472);
     for sizes in [&[fits + 1][..], &[fits + 1; 3]] {
-        let error = sender.send(&to, &batch_of(0, sizes), 0).expect_err("too long");
+        let error = sender.send(&to, &burst_of(0, sizes), 0).expect_err("too long");
         assert_eq!(rustix::io::Errno::from_io_error(&error), Some(rustix::io::Errno::MSGSIZE));
     }
     assert!(sender.has_segmentation(), "it was the packet, not the segmentation");
-    let mixed = batch_of(0, &[fits, fits, fits + 1, fits]);
+    let mixed = burst_of(0, &[fits, fits, fits + 1, fits]);
     assert_eq!(sender.send(&to, &mixed, 0).expect("what fits goes"), 2);
     expect_in_order(&mut receiver, 0, 2);
 }
@@ -166,9 +166,9 @@ fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
     let (far_sender, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
     let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
     cable.link(End::A, &["down"]);
-    assert!(sender.send(&peer_of(&far_sender), &batch_of(0, &[24]), 0).is_err());
+    assert!(sender.send(&peer_of(&far_sender), &burst_of(0, &[24]), 0).is_err());
     cable.link(End::A, &["up"]);
-    assert_eq!(sender.send(&peer_of(&far_sender), &batch_of(5, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&peer_of(&far_sender), &burst_of(5, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 5, 1);
 }
 
@@ -185,10 +185,10 @@ fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_an_error() {
         cable.at(End::A, || open_udp(&options).expect("UDP"))
     };
     let (over_lo, _own) = tied("lo");
-    let not_there = batch_of(0, &[24]);
+    let not_there = burst_of(0, &[24]);
     let _ = over_lo.send(&peer_of(&far_sender), &not_there, 0);
     let (over_cable, _own) = tied("cable");
-    assert_eq!(over_cable.send(&peer_of(&far_sender), &batch_of(9, &[24]), 0).expect("sent"), 1);
+    assert_eq!(over_cable.send(&peer_of(&far_sender), &burst_of(9, &[24]), 0).expect("sent"), 1);
     expect_in_order(&mut receiver, 9, 1);
 }
 
@@ -201,6 +201,6 @@ fn a_waker_ends_a_wait_and_a_peer_of_another_carrier_is_refused() {
         let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
         assert!(woken.waker && woken.packets == 0);
     });
-    let error = sender.send(&Peer::Stream, &Batch::new(1, 24), 0).expect_err("no stream");
+    let error = sender.send(&Peer::Stream, &Burst::new(1, 24), 0).expect_err("no stream");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
 }

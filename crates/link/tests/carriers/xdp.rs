@@ -12,7 +12,7 @@ use sawmill_link::carrier::{
 use sawmill_testkit::skip;
 
 use crate::cable::{Cable, End};
-use crate::packets::{ANSWER_TIME_MAX, all_sizes_arrive, batch_of, expect_in_order};
+use crate::packets::{ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order};
 
 fn try_open(
     cable: &Cable,
@@ -86,7 +86,7 @@ fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
     let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
     for (to, number) in [(stranger, 1), (BROADCAST, 2), (far_sender.own(), 3)] {
-        assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
+        assert_eq!(sender.send(&to, &burst_of(number, &[60]), 0).expect("sent"), 1);
     }
     let mut from = Vec::new();
     while from.len() < 2 {
@@ -96,7 +96,7 @@ fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
         );
     }
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
-    assert_eq!(far_sender.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent"), 1);
+    assert_eq!(far_sender.send(&from[0].0, &burst_of(4, &[60]), 0).expect("sent"), 1);
     expect_in_order(&mut own, 4, 1);
 }
 
@@ -109,7 +109,7 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
     let (a, b) = (udp(End::A, "10.97.0.1:9"), udp(End::B, "10.97.0.2:9"));
     b.set_read_timeout(Some(ANSWER_TIME_MAX)).expect("set");
     for bytes in [1, 1000, 8900] {
-        assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[9000]), 0).expect("sent"), 1);
+        assert_eq!(sender.send(&far_sender.own(), &burst_of(0, &[9000]), 0).expect("sent"), 1);
         a.send_to(&vec![7; bytes], "10.97.0.2:9").expect("sent");
         let mut room = [0; 9000];
         let (received_bytes, from) = b.recv_from(&mut room).expect("other traffic comes");
@@ -188,7 +188,7 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     let Some((sender, mut own)) = open(&cable, End::A) else { return };
     let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
     cable.link(End::A, &["down"]);
-    let error = sender.send(&far_sender.own(), &batch_of(0, &[100]), 0).expect_err("down");
+    let error = sender.send(&far_sender.own(), &burst_of(0, &[100]), 0).expect_err("down");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
     let error = own
         .receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ())
@@ -201,7 +201,7 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     // A namespace lives as long as a socket is open in it. Removing one end removes the other.
     drop((cable, far_sender, receiver));
     while own.receive(Some(Duration::from_millis(1)), false, &mut |_, _| ()).is_ok() {}
-    assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
+    assert!(sender.send(&BROADCAST, &burst_of(0, &[24]), 0).is_err());
 }
 
 #[test]
@@ -209,14 +209,14 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let Some((sender, _own)) = open(&cable, End::A) else { return };
     let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
-    let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
-    assert_eq!(sender.send(&far_sender.own(), &batch, 0).expect("what fits goes"), 2);
+    let burst = burst_of(0, &[1500, 1500, 1501, 1500]);
+    assert_eq!(sender.send(&far_sender.own(), &burst, 0).expect("what fits goes"), 2);
     expect_in_order(&mut receiver, 0, 2);
-    let error = sender.send(&far_sender.own(), &batch, 2).expect_err("too long");
+    let error = sender.send(&far_sender.own(), &burst, 2).expect_err("too long");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::MSGSIZE));
-    assert_eq!(sender.send(&far_sender.own(), &batch, 3).expect("the next fits"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &burst, 3).expect("the next fits"), 1);
     expect_in_order(&mut receiver, 3, 1);
-    let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
+    let error = sender.send(&Peer::Stream, &burst, 0).expect_err("no stream");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
 }
 
@@ -230,7 +230,7 @@ fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
         scope.spawn(|| waker.wake());
         assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
     });
-    assert_eq!(sender.send(&far_sender.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    assert_eq!(sender.send(&far_sender.own(), &burst_of(0, &[24]), 0).expect("sent"), 1);
     waker.wake();
     let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
     assert!(woken.waker && woken.packets == 1, "{woken:?}");
@@ -241,11 +241,11 @@ fn many_more_frames_than_there_are_chunks_pass() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let Some((sender, mut own)) = open(&cable, End::A) else { return };
     let Some((far_sender, mut receiver)) = open(&cable, End::B) else { return };
-    let batch = batch_of(0, &[9000; 40]);
+    let burst = burst_of(0, &[9000; 40]);
     for _ in 0..200 {
         let mut sent = 0;
-        while sent < batch.len() {
-            sent += sender.send(&far_sender.own(), &batch, sent).expect("sent");
+        while sent < burst.len() {
+            sent += sender.send(&far_sender.own(), &burst, sent).expect("sent");
             own.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
         }
         expect_in_order(&mut receiver, 0, sent);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice};
 use sawmill_format::link::greeting::Hello;
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
-use sawmill_link::carrier::{Batch, LinkAddress, Peer, Sender};
+use sawmill_link::carrier::{Burst, LinkAddress, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{InitiatorOptions, OpenMode};
 use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
@@ -92,8 +92,8 @@ impl Sender for NullSender {
         1472
     }
 
-    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> std::io::Result<usize> {
-        Ok(batch.len() - from)
+    fn send(&self, _: &Peer, burst: &Burst, from: usize) -> std::io::Result<usize> {
+        Ok(burst.len() - from)
     }
 }
 

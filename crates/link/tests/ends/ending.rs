@@ -8,7 +8,7 @@ use sawmill_device::{
     BlockDevice, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
 };
 use sawmill_link::Unpacker;
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::unguessable;
@@ -25,10 +25,10 @@ impl Sender for Cable {
         1400
     }
 
-    fn send(&self, _to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, _to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let mut packets = self.0.lock().expect("no thread panics with it");
-        packets.extend((from..batch.len()).map(|index| batch.packet(index).to_vec()));
-        Ok(batch.len() - from)
+        packets.extend((from..burst.len()).map(|index| burst.packet(index).to_vec()));
+        Ok(burst.len() - from)
     }
 }
 

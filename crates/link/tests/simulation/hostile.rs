@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use sawmill_device::MemoryDevice;
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
 use sawmill_link::Unpacker;
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
@@ -64,9 +64,9 @@ impl Sender for DelayedCarrier {
         1472
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        (from..batch.len()).for_each(|index| DelayedCarrier::send(self, *to, batch.packet(index)));
-        Ok(batch.len() - from)
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
+        (from..burst.len()).for_each(|index| DelayedCarrier::send(self, *to, burst.packet(index)));
+        Ok(burst.len() - from)
     }
 }
 

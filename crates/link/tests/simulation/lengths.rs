@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation, Outcome, Request};
 use sawmill_link::Unpacker;
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
@@ -29,10 +29,10 @@ impl Sender for End {
         CARRIER_BYTES
     }
 
-    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        let packets = (from..batch.len()).map(|index| (self.1, batch.packet(index).to_vec()));
+    fn send(&self, _: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
+        let packets = (from..burst.len()).map(|index| (self.1, burst.packet(index).to_vec()));
         self.0.lock().expect("one thread").extend(packets);
-        Ok(batch.len() - from)
+        Ok(burst.len() - from)
     }
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::Clock;
 
 /// Random numbers from a seed. Not `sawmill_testkit::Dice`: old seeds must replay the same runs.
@@ -203,19 +203,19 @@ impl Sender for FalseSender {
         self.packet_bytes_max
     }
 
-    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, _: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let now = self.clock.now_ns();
         let mut network = self.network.lock().expect("one thread");
         if self.run.is_some_and(|run| run != network.target_run) {
-            return Ok(batch.len() - from);
+            return Ok(burst.len() - from);
         }
         let full = network.faults[self.link].full_permille;
-        for index in 0..batch.len() - from {
+        for index in 0..burst.len() - from {
             if network.dice.permille(full) {
                 return Ok(index);
             }
-            network.send(now, self.to, self.link, batch.packet(from + index));
+            network.send(now, self.to, self.link, burst.packet(from + index));
         }
-        Ok(batch.len() - from)
+        Ok(burst.len() - from)
     }
 }

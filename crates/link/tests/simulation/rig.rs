@@ -11,7 +11,7 @@ use sawmill_device::{
     BlockDevice, BlockDeviceExt, Flags, Geometry, MemoryDevice, Operation, Outcome, Request, Result,
 };
 use sawmill_link::Unpacker;
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Burst, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security};
@@ -33,11 +33,11 @@ impl Sender for WireSender {
         1472
     }
 
-    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+    fn send(&self, to: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
         let Peer::Ethernet([to, ..]) = to else { return Err(io::ErrorKind::InvalidInput.into()) };
         let mut wire = self.0.lock().expect("one thread");
-        wire.extend((from..batch.len()).map(|packet| (self.1, *to, batch.packet(packet).to_vec())));
-        Ok(batch.len() - from)
+        wire.extend((from..burst.len()).map(|packet| (self.1, *to, burst.packet(packet).to_vec())));
+        Ok(burst.len() - from)
     }
 }
 

@@ -297,10 +297,10 @@ impl Story {
         }
     }
 
-    /// Delivers a few packets that have arrived, as one batch.
+    /// Delivers a few packets that have arrived, as one burst.
     fn deliver(&mut self) {
         let now = self.now_ns();
-        self.users.iter().for_each(|user| user.initiator.begin_batch());
+        self.users.iter().for_each(|user| user.initiator.begin_burst());
         let mut touched = Vec::new();
         loop {
             let mut network = self.setting.network.lock().expect("one thread");
@@ -320,7 +320,7 @@ impl Story {
                 }
                 Side::Target => {
                     if let Some(connection) = Target::connection_of(&flying.bytes)
-                        && self.target.begin_batch(connection)
+                        && self.target.begin_burst(connection)
                     {
                         touched.push(connection);
                     }
@@ -331,9 +331,9 @@ impl Story {
             }
         }
         for connection in touched {
-            self.target.end_batch(connection);
+            self.target.end_burst(connection);
         }
-        self.users.iter().for_each(|user| user.initiator.end_batch());
+        self.users.iter().for_each(|user| user.initiator.end_burst());
     }
 
     pub(crate) fn listen(&mut self) {

@@ -15,7 +15,7 @@ use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
 use super::join::{KEEP_ALIVE_EVERY_NS, LinkJoin};
 use super::{Control, ControlAction};
-use crate::carrier::Batch;
+use crate::carrier::Burst;
 use crate::clock::{MS, SECOND};
 use crate::connection::{Connection, Path};
 use crate::initiator::places::InitiatorPlaces;
@@ -277,16 +277,16 @@ impl Initiator {
         let hello = &message[HEADER_BYTES..];
         let before = cookie.as_ref().map_or(&[][..], |cookie| &cookie[..]);
         let length = HEADER_BYTES + before.len() + hello.len();
-        let mut batch = Batch::new(1, length);
-        let packet = &mut batch.space()[..length];
+        let mut burst = Burst::new(1, length);
+        let packet = &mut burst.space()[..length];
         let (cookie_bytes, hello_bytes) = packet[HEADER_BYTES..].split_at_mut(before.len());
         cookie_bytes.copy_from_slice(before);
         hello_bytes.copy_from_slice(hello);
         let kind = if cookie.is_some() { PacketKind::Retry } else { PacketKind::Hello };
         let number = u64::from(self.proofs.hint(hello));
         Packet { kind, length: length as u32, connection: 0, link, number }.encode(packet);
-        batch.commit(length);
+        burst.commit(length);
         // A lost hello is repeated.
-        let _ = path.sender.send(&path.peer, &batch, 0);
+        let _ = path.sender.send(&path.peer, &burst, 0);
     }
 }

@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 use sawmill_format::link::greeting::{NAME_BYTES_MAX, Seek};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
 use sawmill_link::carrier::address::AddressError;
-use sawmill_link::carrier::{Batch, LinkAddress, Peer, reach};
+use sawmill_link::carrier::{Burst, LinkAddress, Peer, reach};
 use sawmill_link::initiator::InitiatorOptions;
 use sawmill_link::legible;
 use sawmill_link::session::{PreSharedKey, unguessable};
@@ -310,9 +310,9 @@ fn seek_ethernet(
         address.parse().map_err(|error| Failure::caused(Exit::Usage, "--interface", error))?;
     let cannot = |error: &io::Error| Failure::io("cannot ask", error);
     let (mut carrier, everybody) = reach(&read, Duration::ZERO).map_err(|error| cannot(&error))?;
-    let mut batch = Batch::new(1, question.len());
-    // The batch has room for exactly this.
-    let _ = batch.push(question);
+    let mut burst = Burst::new(1, question.len());
+    // The burst has room for exactly this.
+    let _ = burst.push(question);
     let (mut found, mut next) = (Vec::new(), Instant::now());
     loop {
         let now = Instant::now();
@@ -321,7 +321,7 @@ fn seek_ethernet(
         }
         if now >= next {
             next = now + SEEK_EVERY;
-            carrier.sender.send(&everybody, &batch, 0).map_err(|error| cannot(&error))?;
+            carrier.sender.send(&everybody, &burst, 0).map_err(|error| cannot(&error))?;
         }
         let wait = deadline.min(next).saturating_duration_since(now);
         let mut each = |peer: &Peer, packet: &mut [u8]| {

@@ -1,23 +1,23 @@
-//! Packets placed back to back, ready to be sent.
+//! Packets back to back, ready to be sent by one system call.
 //!
 //! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after
 //! `new`. Not here: their destination.
 
 /// Packets back to back in one buffer. A sender gets them together, so that packets of equal size
 /// can leave as one message, and a stream as one write.
-pub struct Batch {
+pub struct Burst {
     bytes: Box<[u8]>,
     /// The end of each packet.
     ends: Box<[usize]>,
     packets: usize,
 }
 
-impl Batch {
-    /// An empty batch with room for this many packets and bytes.
+impl Burst {
+    /// An empty burst with room for this many packets and bytes.
     #[must_use]
     pub fn new(packets_max: usize, bytes_max: usize) -> Self {
         let (bytes, ends) = (vec![0; bytes_max], vec![0; packets_max]);
-        Batch { bytes: bytes.into_boxed_slice(), ends: ends.into_boxed_slice(), packets: 0 }
+        Burst { bytes: bytes.into_boxed_slice(), ends: ends.into_boxed_slice(), packets: 0 }
     }
 
     /// The room for the next packet; empty if all packets are in.
@@ -26,14 +26,14 @@ impl Batch {
         &mut self.bytes[start..]
     }
 
-    /// Makes the first `packet_bytes` of [`Batch::space`] a packet.
+    /// Makes the first `packet_bytes` of [`Burst::space`] a packet.
     ///
     /// # Panics
     /// If there is not that much room.
     pub fn commit(&mut self, packet_bytes: usize) {
         assert!(
             packet_bytes <= self.space().len(),
-            "a packet of {packet_bytes} bytes does not fit into its batch"
+            "a packet of {packet_bytes} bytes does not fit into its burst"
         );
         let end = self.end() + packet_bytes;
         self.ends[self.packets] = end;
@@ -108,42 +108,42 @@ impl Batch {
 mod tests {
     use super::*;
 
-    fn batch_of(sizes: &[usize]) -> Batch {
-        let mut batch = Batch::new(sizes.len(), sizes.iter().sum());
+    fn burst_of(sizes: &[usize]) -> Burst {
+        let mut burst = Burst::new(sizes.len(), sizes.iter().sum());
         for (i, &size) in sizes.iter().enumerate() {
-            assert!(batch.push(&vec![i as u8; size]));
+            assert!(burst.push(&vec![i as u8; size]));
         }
-        batch
+        burst
     }
 
     #[test]
     fn packets_lie_back_to_back_and_come_out_as_they_went_in() {
-        let mut batch = batch_of(&[24, 100, 30]);
-        assert_eq!((batch.len(), batch.packet(1)), (3, &[1; 100][..]));
-        assert_eq!(batch.span(0, 3).len(), 154);
-        batch.clear();
-        assert!(batch.is_empty());
-        batch.space()[..2].copy_from_slice(b"ab");
-        batch.commit(2);
-        assert_eq!(batch.packet(0), b"ab");
+        let mut burst = burst_of(&[24, 100, 30]);
+        assert_eq!((burst.len(), burst.packet(1)), (3, &[1; 100][..]));
+        assert_eq!(burst.span(0, 3).len(), 154);
+        burst.clear();
+        assert!(burst.is_empty());
+        burst.space()[..2].copy_from_slice(b"ab");
+        burst.commit(2);
+        assert_eq!(burst.packet(0), b"ab");
     }
 
     #[test]
-    fn a_batch_takes_no_more_packets_and_no_more_bytes_than_it_was_made_for() {
-        let mut batch = Batch::new(2, 100);
-        assert!(!batch.push(&[0; 101]));
-        assert!(batch.push(&[0; 60]) && !batch.push(&[0; 41]) && batch.push(&[0; 30]));
-        assert!(batch.space().is_empty(), "all packets are there");
-        assert!(!batch.push(&[0; 1]));
+    fn a_burst_takes_no_more_packets_and_no_more_bytes_than_it_was_made_for() {
+        let mut burst = Burst::new(2, 100);
+        assert!(!burst.push(&[0; 101]));
+        assert!(burst.push(&[0; 60]) && !burst.push(&[0; 41]) && burst.push(&[0; 30]));
+        assert!(burst.space().is_empty(), "all packets are there");
+        assert!(!burst.push(&[0; 1]));
     }
 
     #[test]
     fn a_run_is_of_equal_packets_and_a_shorter_last_one() {
-        let batch = batch_of(&[50, 50, 30, 50, 60, 60, 60]);
-        let ends: Vec<_> = (0..7).map(|from| batch.run_end(from, 64, 65000)).collect();
+        let burst = burst_of(&[50, 50, 30, 50, 60, 60, 60]);
+        let ends: Vec<_> = (0..7).map(|from| burst.run_end(from, 64, 65000)).collect();
         assert_eq!(ends, [3, 3, 3, 4, 7, 7, 7]);
         assert_eq!(
-            (batch.run_end(4, 2, 65000), batch.run_end(4, 64, 120), batch.run_end(4, 1, 1)),
+            (burst.run_end(4, 2, 65000), burst.run_end(4, 64, 120), burst.run_end(4, 1, 1)),
             (6, 6, 5)
         );
     }
