@@ -2,9 +2,8 @@ package mockhost
 
 import (
 	"encoding/binary"
-	"maps"
-	"math/rand/v2"
-	"slices"
+	"math/rand"
+	"sort"
 	"testing"
 )
 
@@ -19,18 +18,23 @@ var edges = []uint64{0, 1, 511, 4096, 1 << 16, 1<<32 - 1, 1 << 54, 1<<63 - 1, 1 
 func Seeds(t testing.TB, target string, more ...[]byte) [][]byte {
 	t.Helper()
 	corpus := files(t, "crates/fuzz/corpus/"+target, "*")
+	var names []string
+	for name := range corpus {
+		names = append(names, name)
+	}
+	sort.Strings(names)
 	var inputs [][]byte
-	for _, name := range slices.Sorted(maps.Keys(corpus)) {
+	for _, name := range names {
 		inputs = append(inputs, corpus[name])
 	}
 	inputs = append(inputs, more...)
-	chance := rand.New(rand.NewPCG(1, 2))
-	seeds := slices.Clone(inputs)
+	chance := rand.New(rand.NewSource(1))
+	seeds := append([][]byte(nil), inputs...)
 	for _, input := range inputs {
-		for range changesPerSeed {
-			bytes := slices.Clone(input)
-			for range 1 + chance.IntN(4) {
-				bytes = change(bytes, inputs[chance.IntN(len(inputs))], chance)
+		for n := 0; n < changesPerSeed; n++ {
+			bytes := append([]byte(nil), input...)
+			for left := 1 + chance.Intn(4); left > 0; left-- {
+				bytes = change(bytes, inputs[chance.Intn(len(inputs))], chance)
 			}
 			seeds = append(seeds, bytes)
 		}
@@ -42,23 +46,27 @@ func Seeds(t testing.TB, target string, more ...[]byte) [][]byte {
 // input.
 func change(bytes, other []byte, chance *rand.Rand) []byte {
 	if len(bytes) == 0 {
-		return slices.Clone(other)
+		return append(bytes, other...)
 	}
-	at := chance.IntN(len(bytes))
-	switch chance.IntN(6) {
+	at := chance.Intn(len(bytes))
+	switch chance.Intn(6) {
 	case 0:
-		bytes[at] ^= 1 << chance.IntN(8)
+		bytes[at] ^= 1 << uint(chance.Intn(8))
 	case 1:
-		bytes[at] = byte(chance.Uint32())
+		bytes[at] = byte(chance.Intn(256))
 	case 2:
-		number := binary.LittleEndian.AppendUint64(nil, edges[chance.IntN(len(edges))])
-		copy(bytes[at:], number[:1<<chance.IntN(4)])
+		var number [8]byte
+		binary.LittleEndian.PutUint64(number[:], edges[chance.Intn(len(edges))])
+		copy(bytes[at:], number[:1<<uint(chance.Intn(4))])
 	case 3:
 		return bytes[:at]
 	case 4:
-		return slices.Insert(bytes, at, slices.Clone(bytes[at/2:at])...)
+		repeated := append([]byte(nil), bytes[at/2:]...)
+		return append(bytes[:at:at], repeated...)
 	case 5:
-		return append(bytes[:at:at], other[min(at, len(other)):]...)
+		if at < len(other) {
+			return append(bytes[:at:at], other[at:]...)
+		}
 	}
 	return bytes
 }
