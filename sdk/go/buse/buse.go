@@ -43,12 +43,12 @@ type Buse struct {
 
 // device is the state that copies share.
 type device struct {
-	host    *driver.Host // nil if it was started elsewhere
-	session *driver.Session
-	mu      sync.Mutex
-	ran     bool
-	gone    chan struct{} // closed when Run is over; the fields below are valid then
-	ended   bool          // in order: the host ends by itself
+	host       *driver.Host // nil if it was started elsewhere
+	connection *driver.HostConnection
+	mu         sync.Mutex
+	ran        bool
+	gone       chan struct{} // closed when Run is over; the fields below are valid then
+	ended      bool          // in order: the host ends by itself
 }
 
 // New checks the options and makes the device, which has the name buse and the number of
@@ -76,7 +76,7 @@ func (b *Buse) Run() {
 	work := driver.Work{
 		Do: b.do, Depth: int(b.Options.QueueDepth), Log: func(text string) { log.Print(text) },
 	}
-	outcome, err := b.device.session.Serve(context.Background(), work)
+	outcome, err := b.device.connection.Serve(context.Background(), work)
 	if err != nil {
 		log.Printf("buse%d: %v", b.Options.Major, err)
 	}
@@ -111,14 +111,14 @@ func (b *Buse) do(_ context.Context, command driver.Command) error {
 }
 
 // StopDevice ends the device: accepted requests are done first, then Run returns.
-func (b *Buse) StopDevice() error { return b.device.session.Leave(nil) }
+func (b *Buse) StopDevice() error { return b.device.connection.Leave(nil) }
 
 // RemoveDevice ends the host of a device that has stopped or was never run,
 // and calls BusePostRemove.
 func (b *Buse) RemoveDevice() error {
 	if b.device.begin() {
-		_ = b.device.session.Leave(errors.New("it was removed before it ran"))
-		b.device.session.Close()
+		_ = b.device.connection.Leave(errors.New("it was removed before it ran"))
+		b.device.connection.Close()
 		close(b.device.gone)
 	}
 	select {

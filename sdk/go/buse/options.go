@@ -117,7 +117,7 @@ func attach(o Options) (*device, error) {
 		}
 		made.host, socket = host, host.Socket
 	}
-	session, err := driver.Attach(context.Background(), socket, false, o.facts())
+	connection, err := driver.Attach(context.Background(), socket, false, o.facts())
 	if err != nil {
 		if made.host != nil {
 			made.host.Stop()
@@ -127,7 +127,7 @@ func attach(o Options) (*device, error) {
 		}
 		return nil, err
 	}
-	made.session = session
+	made.connection = connection
 	return made, nil
 }
 

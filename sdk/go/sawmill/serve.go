@@ -17,13 +17,13 @@ type RefusedError = driver.RefusedError
 
 // Handle is a running driver.
 type Handle struct {
-	session *driver.Session
-	started *driver.Host
-	opened  chan struct{} // closed when doors are there
-	doors   []string
-	done    chan struct{} // closed when the outcome is there
-	outcome driver.Outcome
-	err     error
+	connection *driver.HostConnection
+	started    *driver.Host
+	opened     chan struct{} // closed when doors are there
+	doors      []string
+	done       chan struct{} // closed when the outcome is there
+	outcome    driver.Outcome
+	err        error
 }
 
 // Serve drives a device until it has ended, another driver has replaced this one (both nil), or
@@ -99,7 +99,7 @@ func (h *Handle) Doors(ctx context.Context) ([]string, error) {
 }
 
 // Option returns the value of an option in effect, by its name in docs/format/driver.md, or "".
-func (h *Handle) Option(name string) string { return h.session.Facts.Get(name) }
+func (h *Handle) Option(name string) string { return h.connection.Facts.Get(name) }
 
 // Started reports whether this program started the host.
 func (h *Handle) Started() bool { return h.started != nil }
@@ -108,10 +108,10 @@ func (h *Handle) Started() bool { return h.started != nil }
 func (h *Handle) Name() string { return h.Option("name") }
 
 // End ends the device cleanly; Wait returns when it has ended.
-func (h *Handle) End() error { return h.session.Leave(nil) }
+func (h *Handle) End() error { return h.connection.Leave(nil) }
 
 // Fail ends the device immediately: waiting requests fail, unflushed data may be lost.
-func (h *Handle) Fail(reason error) error { return h.session.Leave(reason) }
+func (h *Handle) Fail(reason error) error { return h.connection.Leave(reason) }
 
 // work executes one command.
 type work = func(context.Context, driver.Command) error
@@ -119,32 +119,32 @@ type work = func(context.Context, driver.Command) error
 // adapter delivers commands to a device.
 type adapter struct {
 	abilities driver.Facts
-	perform   func(*driver.Session) (work, error)
+	perform   func(*driver.HostConnection) (work, error)
 }
 
 // plain is the adapter of a Device: the host decides whether writes arrive in chunks.
 func plain(device Device) adapter {
-	return adapter{abilities(device), func(session *driver.Session) (work, error) {
-		if session.Facts.Get("mode") != "batch" {
+	return adapter{abilities(device), func(connection *driver.HostConnection) (work, error) {
+		if connection.Facts.Get("mode") != "batch" {
 			return perform(device), nil
 		}
-		area, err := session.Facts.Number("collision_area_size")
+		area, err := connection.Facts.Number("collision_area_size")
 		if err == nil && area == 0 {
 			err = errors.New("the host sent collision_area_size=0")
 		}
 		if err != nil {
 			return nil, err
 		}
-		return chunked(inChunks{device, NewResolver(area)}).perform(session)
+		return chunked(inChunks{device, NewResolver(area)}).perform(connection)
 	}}
 }
 
 func chunked(device ChunkDevice) adapter {
-	return adapter{abilities(device), func(session *driver.Session) (work, error) {
-		if session.Facts.Get("mode") != "batch" {
+	return adapter{abilities(device), func(connection *driver.HostConnection) (work, error) {
+		if connection.Facts.Get("mode") != "batch" {
 			return nil, errors.New("a device that takes chunks needs a host with mode=batch")
 		}
-		bytes, err := session.Facts.Number("metadata_bytes")
+		bytes, err := connection.Facts.Number("metadata_bytes")
 		return performChunks(device, bytes), err
 	}}
 }
@@ -167,15 +167,15 @@ func start(ctx context.Context, socket string, adapter adapter, options Options)
 		}
 		handle.started, socket = host, host.Socket
 	}
-	session, err := driver.Attach(ctx, socket, options.Replace, options.facts(adapter.abilities))
+	connection, err := driver.Attach(ctx, socket, options.Replace, options.facts(adapter.abilities))
 	if err != nil {
 		handle.giveUp()
 		return nil, err
 	}
-	handle.session = session
-	do, err := adapter.perform(session)
+	handle.connection = connection
+	do, err := adapter.perform(connection)
 	if err != nil {
-		session.Close()
+		connection.Close()
 		handle.giveUp()
 		return nil, err
 	}
@@ -183,12 +183,12 @@ func start(ctx context.Context, socket string, adapter adapter, options Options)
 	if logger == nil {
 		logger = slog.Default()
 	}
-	depth, err := session.Facts.Number("queue_depth")
+	depth, err := connection.Facts.Number("queue_depth")
 	if err != nil || depth == 0 {
 		depth = 64
 	}
 	commands := driver.Work{Do: do, Depth: int(depth), Log: func(text string) {
-		logger.Error(text, "device", session.Facts.Get("name"))
+		logger.Error(text, "device", connection.Facts.Get("name"))
 	}}
 	go handle.work(context.WithoutCancel(ctx), commands)
 	go handle.listen()
@@ -204,7 +204,7 @@ func (h *Handle) giveUp() {
 }
 
 func (h *Handle) work(ctx context.Context, commands driver.Work) {
-	h.outcome, h.err = h.session.Serve(ctx, commands)
+	h.outcome, h.err = h.connection.Serve(ctx, commands)
 	if h.started != nil && h.outcome == driver.Ended {
 		// Its name is free again once this host has ended.
 		h.started.Wait()
@@ -214,7 +214,7 @@ func (h *Handle) work(ctx context.Context, commands driver.Work) {
 
 func (h *Handle) listen() {
 	select {
-	case h.doors = <-h.session.Doors():
+	case h.doors = <-h.connection.Doors():
 		close(h.opened)
 	case <-h.done:
 	}
@@ -224,7 +224,7 @@ func (h *Handle) listen() {
 func (h *Handle) endWith(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-		// If the message cannot be sent, the host is gone, and the session detects that.
+		// If the message cannot be sent, the host is gone, and the connection detects that.
 		_ = h.End()
 	case <-h.done:
 	}

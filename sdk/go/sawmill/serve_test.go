@@ -102,7 +102,7 @@ func Test_an_errno_is_that_errno_and_anything_else_is_eio(t *testing.T) {
 	}
 	driver.End("replaced")
 	if err := handle.Wait(); err != nil || !handle.Replaced() {
-		t.Fatal("the session goes on after errors, and ends in order:", err)
+		t.Fatal("the connection goes on after errors, and ends in order:", err)
 	}
 }
 

@@ -25,7 +25,7 @@ from .errors import HostGone, NoHost, ProtocolError, Refused, SawmillError
 from .front import rerun, serve, serve_async, start
 from .options import Effective, Options, size_bytes
 from .resolver import Resolver
-from .session import Door
+from .host_connection import Door
 from .threads import Handle
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from typing import Any
 from . import host, tasks
 from .device import requested, has
 from .host import SOCKET_VARIABLE, Host
-from .session import Door, Session, attach
+from .host_connection import Door, HostConnection, attach
 from .threads import Handle
 
 
@@ -45,16 +45,16 @@ def start(
     """
     if threads < 1:
         raise ValueError("a device needs a thread")
-    session, started = connect(device, name, list(doors), replace, options)
+    connection, started = connect(device, name, list(doors), replace, options)
     try:
         if has(device, "attached"):
-            device.attached(session.options)
+            device.attached(connection.options)
     except BaseException:
-        session.close()
+        connection.close()
         if started:
             started.give_up()
         raise
-    return Handle(session, started, threads).opened()
+    return Handle(connection, started, threads).opened()
 
 
 def announce(doors: list[Door]) -> None:
@@ -108,10 +108,10 @@ async def serve_async(
 ) -> str:
     """As `serve`, in the running event loop. Methods may be coroutines: all requests that the
     host sends run concurrently. Cancelling ends the device cleanly."""
-    session, started = await asyncio.to_thread(
+    connection, started = await asyncio.to_thread(
         connect, device, name, list(doors), replace, options, True
     )
-    return await tasks.serve(session, device, started, opened)
+    return await tasks.serve(connection, device, started, opened)
 
 
 def connect(
@@ -121,8 +121,8 @@ def connect(
     replace: bool,
     options: dict[str, Any],
     coroutines: bool = False,
-) -> tuple[Session, Host | None]:
-    """A session with the existing host, else with a new one."""
+) -> tuple[HostConnection, Host | None]:
+    """A connection with the existing host, else with a new one."""
     requested_options = requested(device, options, coroutines=coroutines)
     if path := os.environ.get(SOCKET_VARIABLE):
         return attach(path, device, requested_options, replace=replace), None

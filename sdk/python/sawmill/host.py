@@ -4,7 +4,7 @@ so that it outlives this driver.
 The program is $SAWMILL, else `sawmill` on the path. A driver that a host has started finds that
 host in $SAWMILL_DRIVER.
 
-Not here: the messages to a host (session.py).
+Not here: the messages to a host (host_connection.py).
 """
 
 import itertools

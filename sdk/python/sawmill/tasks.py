@@ -19,7 +19,7 @@ from . import wire
 from .device import has
 from .errors import HostGone
 from .host import Host
-from .session import Door, Lane, Session, shut
+from .host_connection import Door, HostConnection, Lane, shut
 from .wire import Kind, Command
 from .work import Call
 
@@ -92,57 +92,58 @@ class Server:
                 raise HostGone(f"the host is gone: {error.strerror}") from None
 
 
-async def listen(session: Session, opened: Opened) -> None:
+async def listen(connection: HostConnection, opened: Opened) -> None:
     """Handles the host's messages until there are no more."""
-    while packet := (await asyncio.to_thread(wire.receive, session.control))[0]:
-        if session.handle_message(packet) == wire.Control.DOORS and opened:
-            await settled(opened(session.doors))
+    while packet := (await asyncio.to_thread(wire.receive, connection.control))[0]:
+        if connection.handle_message(packet) == wire.Control.DOORS and opened:
+            await settled(opened(connection.doors))
 
 
-async def serve(session: Session, device: Any, host: Host | None, opened: Opened) -> str:
+async def serve(connection: HostConnection, device: Any, host: Host | None, opened: Opened) -> str:
     """Serves until the device has ended: "ended" or "replaced"."""
     loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(life(session, device, opened))
+    work = asyncio.ensure_future(life(connection, device, opened))
     # A canceled task ends cleanly, and so does SIGINT; SIGTERM too, unless the program handles it.
     is_ours = threading.current_thread() is threading.main_thread()
     is_ours = is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if is_ours:
-        loop.add_signal_handler(signal.SIGTERM, session.leave)
+        loop.add_signal_handler(signal.SIGTERM, connection.leave)
     try:
         outcome = await asyncio.shield(work)
     except asyncio.CancelledError:
-        session.leave()
+        connection.leave()
         await work
         raise
     finally:
-        session.close()
+        connection.close()
         if is_ours:
             loop.remove_signal_handler(signal.SIGTERM)
     if host and outcome != "replaced":
-        session.error = await asyncio.to_thread(host.wait_end, outcome == "ended") or session.error
-    if session.error:
-        raise session.error
+        ended = await asyncio.to_thread(host.wait_end, outcome == "ended")
+        connection.error = ended or connection.error
+    if connection.error:
+        raise connection.error
     return outcome
 
 
-async def life(session: Session, device: Any, opened: Opened) -> str:
+async def life(connection: HostConnection, device: Any, opened: Opened) -> str:
     """Runs all lanes and the control connection concurrently: the first failure ends the rest."""
 
     async def reporting_failure(work: Awaitable[None]) -> None:
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
-            session.fail(error)
+            connection.fail(error)
 
     async def receive_messages() -> None:
-        await reporting_failure(listen(session, opened))
-        session.note_silence()
+        await reporting_failure(listen(connection, opened))
+        connection.note_silence()
 
     if has(device, "attached"):
-        await settled(device.attached(session.options))
-    servers = [Server(lane) for lane in session.lanes]
+        await settled(device.attached(connection.options))
+    servers = [Server(lane) for lane in connection.lanes]
     control = asyncio.ensure_future(receive_messages())
     await asyncio.gather(*(reporting_failure(server.run()) for server in servers))
-    shut(session.control)
+    shut(connection.control)
     await control
-    return session.outcome(all(server.is_ended for server in servers))
+    return connection.outcome(all(server.is_ended for server in servers))

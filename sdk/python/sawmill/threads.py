@@ -14,7 +14,7 @@ from typing import Self
 from . import wire
 from .errors import HostGone, SawmillError
 from .host import Host
-from .session import Door, Lane, Session, shut
+from .host_connection import Door, HostConnection, Lane, shut
 from .wire import Kind, Command
 
 
@@ -77,7 +77,7 @@ class Inbox:
         return length
 
 
-def carry_out(session: Session, inbox: Inbox) -> None:
+def carry_out(connection: HostConnection, inbox: Inbox) -> None:
     """A thread's life."""
     lane = inbox.lane
     try:
@@ -95,7 +95,7 @@ def carry_out(session: Session, inbox: Inbox) -> None:
             finally:
                 inbox.done(turn)
     except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
-        session.fail(error)
+        connection.fail(error)
     finally:
         inbox.note_thread_end()
 
@@ -108,14 +108,14 @@ class Handle:
     outcome                 "ended" or "replaced" (another driver has it now), when it is over
     """
 
-    def __init__(self, session: Session, host: Host | None, threads: int):
-        self._session, self._host = session, host
-        self.name, self.options, self.outcome = session.name, session.options, ""
+    def __init__(self, connection: HostConnection, host: Host | None, threads: int):
+        self._connection, self._host = connection, host
+        self.name, self.options, self.outcome = connection.name, connection.options, ""
         self._opened, self._over = threading.Event(), threading.Event()
-        self._inboxes = [Inbox(lane, threads) for lane in session.lanes]
+        self._inboxes = [Inbox(lane, threads) for lane in connection.lanes]
         self._threads = [
             threading.Thread(
-                target=carry_out, args=(session, inbox), name=inbox.lane.name, daemon=True
+                target=carry_out, args=(connection, inbox), name=inbox.lane.name, daemon=True
             )
             for inbox in self._inboxes
             for _ in range(threads)
@@ -130,11 +130,11 @@ class Handle:
     @property
     def doors(self) -> list[Door]:
         """Where the device can be used."""
-        return self._session.doors
+        return self._connection.doors
 
     def leave(self) -> None:
         """Asks for the end of the device without waiting for it."""
-        self._session.leave()
+        self._connection.leave()
 
     def stop(self) -> None:
         """Ends the device: its users are gone or get errors, everything is answered,
@@ -144,14 +144,14 @@ class Handle:
 
     def fail(self, message: str) -> None:
         """Ends the device immediately: requests fail, and its host reports why."""
-        self._session.leave(message)
+        self._connection.leave(message)
         self._over.wait()
 
     def give_up(self) -> None:
         """Leaves the device as if this program had died:
         another driver may take it, unless the host is ours."""
         atexit.unregister(self._at_exit)
-        self._session.fail(SawmillError("given up"))
+        self._connection.fail(SawmillError("given up"))
         if self._host:
             self._host.give_up()
 
@@ -160,8 +160,8 @@ class Handle:
         ProtocolError."""
         if not self._over.wait(timeout):
             return False
-        if self._session.error:
-            raise self._session.error
+        if self._connection.error:
+            raise self._connection.error
         return True
 
     def opened(self) -> Self:
@@ -171,7 +171,7 @@ class Handle:
         except BaseException:
             self.leave()
             raise
-        if not self._session.doors:
+        if not self._connection.doors:
             self.wait()
         return self
 
@@ -190,25 +190,25 @@ class Handle:
     def _listen(self) -> None:
         """Handles the host's messages until there are no more."""
         try:
-            while packet := wire.receive(self._session.control)[0]:
-                self._session.handle_message(packet)
-                if self._session.doors:
+            while packet := wire.receive(self._connection.control)[0]:
+                self._connection.handle_message(packet)
+                if self._connection.doors:
                     self._opened.set()
         except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
-            self._session.fail(error)
-        self._session.note_silence()
+            self._connection.fail(error)
+        self._connection.note_silence()
 
     def _await_end(self) -> None:
         for thread in self._threads:
             thread.join()
-        session = self._session
+        connection = self._connection
         # Messages that the host has already sent are still handled.
-        shut(session.control)
+        shut(connection.control)
         self._listener.join()
-        self.outcome = session.outcome(all(inbox.is_ended for inbox in self._inboxes))
-        session.close()
+        self.outcome = connection.outcome(all(inbox.is_ended for inbox in self._inboxes))
+        connection.close()
         if self._host and self.outcome != "replaced":
-            session.error = self._host.wait_end(self.outcome == "ended") or session.error
+            connection.error = self._host.wait_end(self.outcome == "ended") or connection.error
         atexit.unregister(self._at_exit)
         self._over.set()
         self._opened.set()

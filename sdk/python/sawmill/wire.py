@@ -4,7 +4,7 @@ Defined in docs/format/driver.md.
 Invariants: nothing that the host sends is trusted, and invalid input is a ProtocolError; a packet
 arrives whole or not at all; descriptors of a refused packet are closed.
 
-Not here: what follows from a packet (session.py, work.py).
+Not here: what follows from a packet (host_connection.py, work.py).
 """
 
 import enum

@@ -14,7 +14,7 @@ from sawmill.chunk import ENTRY, FLAG_WRITE, Chunk
 from sawmill.errors import ProtocolError
 from sawmill.options import Effective
 from sawmill.resolver import Resolver
-from sawmill.session import refusal
+from sawmill.host_connection import refusal
 from sawmill.wire import Command, Control, Kind
 from sawmill.work import METHODS, Memory, Worker
 from test_plain import Able

@@ -122,7 +122,7 @@ fn without_restarts_the_device_fails_with_its_driver() {
 /// `file`.
 fn gives_up_once(place: &Place, how: &str) -> std::process::Command {
     let text = "import os, signal, sys
-from sawmill import session, wire
+from sawmill import host_connection, wire
 mark, how, driver = sys.argv[1], sys.argv[2], sys.argv[3:]
 if os.path.exists(mark):
     os.execvp('python3', ['python3', *driver])
@@ -130,7 +130,7 @@ open(mark, 'w').close()
 class Device:
     def read(self, offset, buffer): pass
 address, options = os.environ['SAWMILL_DRIVER'], {'size': driver[-1]}
-attached = session.attach(address, Device(), options, replace=False)
+attached = host_connection.attach(address, Device(), options, replace=False)
 wire.receive(attached.control)
 if how == 'lingers':
     attached.close()

@@ -16,8 +16,8 @@ type lane struct {
 	memory []byte
 }
 
-// Session is one driver's connection to a device.
-type Session struct {
+// HostConnection is one driver's connection to a device.
+type HostConnection struct {
 	// Facts of the WELCOME: name, generation, all options in effect.
 	Facts       Facts
 	control     *net.UnixConn
@@ -42,7 +42,9 @@ func (e *RefusedError) Unwrap() error { return e.Errno }
 
 // Attach connects to a host and becomes its driver. With replace, it waits until the current driver
 // has answered its commands. Options are sent as given.
-func Attach(ctx context.Context, path string, replace bool, options Facts) (*Session, error) {
+func Attach(
+	ctx context.Context, path string, replace bool, options Facts,
+) (*HostConnection, error) {
 	control, err := dial(path)
 	if err != nil {
 		return nil, err
@@ -57,27 +59,27 @@ func Attach(ctx context.Context, path string, replace bool, options Facts) (*Ses
 		case <-attached:
 		}
 	}()
-	session := &Session{
+	connection := &HostConnection{
 		control:     control,
 		doors:       make(chan []string, 1),
 		messagesEnd: make(chan struct{}),
 	}
-	err = session.attach(replace, options)
+	err = connection.attach(replace, options)
 	close(attached)
 	<-gone
 	if err == nil && ctx.Err() == nil {
-		go session.receiveMessages()
-		return session, nil
+		go connection.receiveMessages()
+		return connection, nil
 	}
 	control.Close()
-	session.release()
+	connection.release()
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	return nil, err
 }
 
-func (s *Session) attach(replace bool, options Facts) error {
+func (c *HostConnection) attach(replace bool, options Facts) error {
 	hello := Facts{}.With("protocol", protocolVersion).With("program", os.Args[0])
 	if replace {
 		hello = hello.With("replace", "1")
@@ -85,22 +87,22 @@ func (s *Session) attach(replace bool, options Facts) error {
 	for _, option := range options {
 		hello = hello.With(option.Name, option.Value)
 	}
-	if _, err := s.control.Write(encodeControl(Hello, hello)); err != nil {
+	if _, err := c.control.Write(encodeControl(Hello, hello)); err != nil {
 		return fmt.Errorf("the host hung up: %w", err)
 	}
 	buffer := make([]byte, packetBytesMax)
 	for {
-		packet, files, err := receive(s.control, buffer)
+		packet, files, err := receive(c.control, buffer)
 		if err != nil {
 			return fmt.Errorf("the host hung up before the driver was attached: %w", err)
 		}
 		kind, facts, err := decodeControl(packet)
 		if err == nil && kind == Attached {
 			closeAll(files)
-			return s.complete()
+			return c.complete()
 		}
 		if err == nil {
-			err = s.attaching(kind, facts, files)
+			err = c.attaching(kind, facts, files)
 		} else {
 			closeAll(files)
 		}
@@ -111,9 +113,9 @@ func (s *Session) attach(replace bool, options Facts) error {
 }
 
 // attaching handles one packet between HELLO and ATTACHED, with its files.
-func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
+func (c *HostConnection) attaching(kind Kind, facts Facts, files []*os.File) error {
 	if kind == QueueHanded {
-		return s.takeQueue(facts, files)
+		return c.takeQueue(facts, files)
 	}
 	closeAll(files)
 	switch kind {
@@ -122,30 +124,30 @@ func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
 			return fmt.Errorf("the host speaks protocol %q, this driver %s",
 				facts.Get("protocol"), protocolVersion)
 		}
-		s.Facts = facts
+		c.Facts = facts
 		if facts.Get("mode") == "batch" {
 			chunk, err := facts.Number("write_chunk_size")
-			s.chunk = chunk
+			c.chunk = chunk
 			return err
 		}
 	case Refused:
 		errno, _ := facts.Number("errno")
 		return &RefusedError{syscall.Errno(errno), facts.Get("message")}
 	case Doors:
-		s.publishDoors(facts)
+		c.publishDoors(facts)
 	default:
 		return fmt.Errorf("the host sent a packet of kind %d before ATTACHED", kind)
 	}
 	return nil
 }
 
-func (s *Session) takeQueue(facts Facts, files []*os.File) error {
+func (c *HostConnection) takeQueue(facts Facts, files []*os.File) error {
 	names := []string{"memory_bytes"}
-	if s.chunk > 0 {
+	if c.chunk > 0 {
 		names = append(names, "read_memory_bytes")
 	}
 	queue, err := facts.Number("queue")
-	if err == nil && s.Facts == nil {
+	if err == nil && c.Facts == nil {
 		err = errors.New("the host sent QUEUE before WELCOME")
 	}
 	if err == nil && len(files) != 2*len(names) {
@@ -162,7 +164,7 @@ func (s *Session) takeQueue(facts Facts, files []*os.File) error {
 			closeAll(files[2*i+1:])
 			return err
 		}
-		s.lanes = append(s.lanes, lane{queue: int(queue), conn: conn})
+		c.lanes = append(c.lanes, lane{queue: int(queue), conn: conn})
 		bytes, err := facts.Number(name)
 		if err != nil {
 			closeAll(files[2*i+1:])
@@ -173,45 +175,45 @@ func (s *Session) takeQueue(facts Facts, files []*os.File) error {
 			closeAll(files[2*i+2:])
 			return err
 		}
-		s.lanes[len(s.lanes)-1].memory = memory
+		c.lanes[len(c.lanes)-1].memory = memory
 	}
 	return nil
 }
 
 // complete checks that everything announced has arrived.
-func (s *Session) complete() error {
-	if s.Facts == nil {
+func (c *HostConnection) complete() error {
+	if c.Facts == nil {
 		return errors.New("the host sent ATTACHED before WELCOME")
 	}
-	queues, err := s.Facts.Number("hw_queues")
+	queues, err := c.Facts.Number("hw_queues")
 	if err != nil {
 		return err
 	}
 	lanes := queues
-	if s.chunk > 0 {
+	if c.chunk > 0 {
 		lanes = 2 * queues
 	}
-	if int64(len(s.lanes)) != lanes || lanes == 0 {
+	if int64(len(c.lanes)) != lanes || lanes == 0 {
 		text := "the host announced hw_queues=%d and sent %d queue sockets"
-		return fmt.Errorf(text, queues, len(s.lanes))
+		return fmt.Errorf(text, queues, len(c.lanes))
 	}
 	return nil
 }
 
-// Close ends a session that is not being served.
-func (s *Session) Close() {
-	s.closeSockets()
-	<-s.messagesEnd
-	s.release()
+// Close ends a connection that is not being served.
+func (c *HostConnection) Close() {
+	c.closeSockets()
+	<-c.messagesEnd
+	c.release()
 }
 
 // release frees the sockets and memory of the queues.
-func (s *Session) release() {
-	for _, lane := range s.lanes {
+func (c *HostConnection) release() {
+	for _, lane := range c.lanes {
 		lane.conn.Close()
 		if lane.memory != nil {
 			_ = syscall.Munmap(lane.memory)
 		}
 	}
-	s.lanes = nil
+	c.lanes = nil
 }

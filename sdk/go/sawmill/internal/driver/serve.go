@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// Outcome is how a session ended without an error.
+// Outcome is how a connection ended without an error.
 type Outcome string
 
 // Outcomes.
@@ -31,92 +31,92 @@ type Work struct {
 }
 
 // receiveMessages handles the host's messages on the control connection until it ends.
-func (s *Session) receiveMessages() {
-	defer close(s.messagesEnd)
+func (c *HostConnection) receiveMessages() {
+	defer close(c.messagesEnd)
 	buffer := make([]byte, packetBytesMax)
 	for {
-		packet, files, err := receive(s.control, buffer)
+		packet, files, err := receive(c.control, buffer)
 		closeAll(files)
 		if err != nil {
 			return
 		}
 		switch kind, facts, err := decodeControl(packet); {
 		case err == nil && kind == Doors:
-			s.publishDoors(facts)
+			c.publishDoors(facts)
 		case err == nil && kind == Finish:
-			s.reason = facts.Get("reason")
+			c.reason = facts.Get("reason")
 		case err == nil:
 			err = fmt.Errorf("a packet of kind %d after ATTACHED", kind)
 			fallthrough
 		default:
-			s.violation = fmt.Errorf("the host broke the protocol: %w", err)
-			s.closeSockets()
+			c.violation = fmt.Errorf("the host broke the protocol: %w", err)
+			c.closeSockets()
 			return
 		}
 	}
 }
 
-func (s *Session) publishDoors(facts Facts) {
+func (c *HostConnection) publishDoors(facts Facts) {
 	select {
-	case s.doors <- facts.All("door"):
+	case c.doors <- facts.All("door"):
 	default: // reported once already
 	}
 }
 
 // Doors returns a channel that gets the addresses of the open doors once, each after its kind.
-func (s *Session) Doors() <-chan []string { return s.doors }
+func (c *HostConnection) Doors() <-chan []string { return c.doors }
 
 // Leave asks for the end of the device: cleanly, or immediately with a reason.
-func (s *Session) Leave(failure error) error {
+func (c *HostConnection) Leave(failure error) error {
 	facts := Facts{}.With("outcome", "ended")
 	if failure != nil {
 		facts = Facts{}.With("outcome", "failed").With("message", failure.Error())
 	}
-	if _, err := s.control.Write(encodeControl(Leave, facts)); err != nil {
+	if _, err := c.control.Write(encodeControl(Leave, facts)); err != nil {
 		return fmt.Errorf("cannot send LEAVE to the host: %w", err)
 	}
 	return nil
 }
 
 // Serve executes commands until the host sends END on every socket, or is gone. Nothing of the
-// session is left then. Callbacks get ctx, which ends when the host is gone.
-func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
+// connection is left then. Callbacks get ctx, which ends when the host is gone.
+func (c *HostConnection) Serve(ctx context.Context, work Work) (Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	results := make(chan error, len(s.lanes))
-	for _, each := range s.lanes {
-		go func(l lane) { results <- l.serve(ctx, s.chunk, work) }(each)
+	results := make(chan error, len(c.lanes))
+	for _, each := range c.lanes {
+		go func(l lane) { results <- l.serve(ctx, c.chunk, work) }(each)
 	}
 	var failure error
-	for range s.lanes {
+	for range c.lanes {
 		if err := <-results; err != nil && failure == nil {
 			failure = err
-			// The end of one socket ends the session; the others end with it.
+			// The end of one socket ends the connection; the others end with it.
 			stop()
-			s.closeSockets()
+			c.closeSockets()
 		}
 	}
 	// Everything is answered: only now may the host see that this driver is gone. The host's last
 	// messages are still read.
-	_ = s.control.CloseWrite()
-	<-s.messagesEnd
-	s.closeSockets()
-	s.release()
-	if s.violation != nil {
-		return "", s.violation
+	_ = c.control.CloseWrite()
+	<-c.messagesEnd
+	c.closeSockets()
+	c.release()
+	if c.violation != nil {
+		return "", c.violation
 	}
 	if failure != nil {
 		return "", failure
 	}
-	if s.reason == string(Replaced) {
+	if c.reason == string(Replaced) {
 		return Replaced, nil
 	}
 	return Ended, nil
 }
 
-func (s *Session) closeSockets() {
-	s.control.Close()
-	for _, lane := range s.lanes {
+func (c *HostConnection) closeSockets() {
+	c.control.Close()
+	for _, lane := range c.lanes {
 		lane.conn.Close()
 	}
 }

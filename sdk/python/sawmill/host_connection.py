@@ -52,7 +52,7 @@ class Lane:
 
 
 @dataclass
-class Session:
+class HostConnection:
     """A driver that is attached. `name`: of the device; `generation`: drivers so far."""
 
     control: socket.socket
@@ -134,7 +134,7 @@ def shut(connection: socket.socket) -> None:
 
 def attach(
     path: str | Path, device: object, requested: dict[str, object], *, replace: bool
-) -> Session:
+) -> HostConnection:
     """Connects a device to the host that listens there; returns when commands can arrive."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -150,7 +150,7 @@ def attach(
 
 def handshake(
     control: socket.socket, device: object, requested: dict[str, object], *, replace: bool
-) -> Session:
+) -> HostConnection:
     """Carries out the handshake."""
     program = Path(sys.argv[0]).name or "python"
     hello = {
@@ -167,7 +167,7 @@ def handshake(
         )
     options = Effective.of(facts)
     name, again = facts.get("name") or "", facts.get("again") == "1"
-    session = Session(control, name, facts.number("generation"), again, options)
+    connection = HostConnection(control, name, facts.number("generation"), again, options)
     if options.batch and not has(device, "write_chunk") and has(device, "write"):
         device = ChunkAdapter(device)
     try:
@@ -175,13 +175,13 @@ def handshake(
             kind, facts, descriptors = receive_expected(control, Control.QUEUE, Control.ATTACHED)
             if kind == Control.ATTACHED:
                 break
-            session.lanes += lanes(device, options, facts, descriptors, len(session.lanes))
-        if not session.lanes:
+            connection.lanes += lanes(device, options, facts, descriptors, len(connection.lanes))
+        if not connection.lanes:
             raise ProtocolError("a device without queues")
     except BaseException:
-        session.close()
+        connection.close()
         raise
-    return session
+    return connection
 
 
 def receive_expected(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, list[int]]:
