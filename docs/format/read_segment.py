@@ -57,16 +57,16 @@ def main():
     header = header_of(segment)
     sequence, epoch = struct.unpack_from("<QQ", header, 48)
     position_start, position_end = struct.unpack_from("<QQ", header, 88)
-    role, data_bytes, extent_count, frame_count = struct.unpack_from("<B7xQII", header, 120)
+    segment_kind, data_bytes, extent_count, frame_count = struct.unpack_from("<B7xQII", header, 120)
     (version,) = struct.unpack_from("<H", header, 6)
     (size_bytes,) = struct.unpack_from("<Q", header, 152)
-    need(size_bytes == 0 if version == 1 else role == 2 and size_bytes > 0, "size_bytes")
+    need(size_bytes == 0 if version == 1 else segment_kind == 2 and size_bytes > 0, "size_bytes")
     origins_at = 160 + 24 * extent_count + 8 * frame_count
-    moved = role == 3
+    moved = segment_kind == 3
     need(len(header) == origins_at + (16 * extent_count if moved else 0) + 4, "counts")
     data = data_of(segment, header, frame_count, 160 + 24 * extent_count)
     need(len(data) == data_bytes, "data_bytes")
-    print(f"volume {header[16:32].hex()} sequence {sequence} epoch {epoch} role {role}")
+    print(f"volume {header[16:32].hex()} sequence {sequence} epoch {epoch} kind {segment_kind}")
     print(f"positions {position_start} to {position_end}, "
           f"data {data_bytes} bytes in {frame_count} frames")
     if version == 2:

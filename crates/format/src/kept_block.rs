@@ -313,7 +313,7 @@ impl CutEntry {
 }
 
 layout! {
-    /// Bytes of an order: the data of a segment with that role.
+    /// Bytes of an order: the data of a segment of kind `Order`.
     order_at, "Order", 176;
     KIND: 0, 1, "kind";
     NAME_BYTES: 1, 1, "name_bytes";

@@ -36,7 +36,7 @@ layout! {
     POSITION_END: 96, 8, "position_end";
     WALL_UNIX_MS: 104, 8, "wall_unix_ms";
     NEXT_SEQUENCE: 112, 8, "next_sequence";
-    ROLE: 120, 1, "role";
+    KIND: 120, 1, "kind";
     RESERVED_1: 121, 3, "reserved";
     FRAME_BYTES: 124, 4, "frame_bytes";
     DATA_BYTES: 128, 8, "data_bytes";
@@ -88,7 +88,7 @@ pub const DATA_BYTES_MAX: u64 = 1 << 32;
 /// What a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum SegmentRole {
+pub enum SegmentKind {
     /// Writes.
     Data = 1,
     /// The first segment of an epoch; shuts older epochs out.
@@ -179,7 +179,7 @@ pub struct SegmentHeader {
     /// `sequence + FENCE_WINDOW`.
     pub next_sequence: u64,
     /// What it is for.
-    pub role: SegmentRole,
+    pub kind: SegmentKind,
     /// Data per frame; the last frame may hold less.
     pub frame_bytes: u32,
     /// Bytes of uncompressed data.
@@ -190,7 +190,7 @@ pub struct SegmentHeader {
     pub frames: Vec<FrameEntry>,
     /// Where each extent came from: one for each of a moved segment, none of others.
     pub origins: Vec<Origin>,
-    /// Bytes of the disk that a fence's attachment shows; 0: not recorded, as in other roles and in
+    /// Bytes of the disk that a fence's attachment shows; 0: not recorded, as in other kinds and in
     /// version 1.
     pub size_bytes: u64,
 }
@@ -312,7 +312,7 @@ impl SegmentHeader {
         at::POSITION_END.put(bytes, self.position_end.to_le_bytes());
         at::WALL_UNIX_MS.put(bytes, self.wall_unix_ms.to_le_bytes());
         at::NEXT_SEQUENCE.put(bytes, self.next_sequence.to_le_bytes());
-        at::ROLE.put(bytes, [self.role as u8]);
+        at::KIND.put(bytes, [self.kind as u8]);
         at::FRAME_BYTES.put(bytes, self.frame_bytes.to_le_bytes());
         at::DATA_BYTES.put(bytes, self.data_bytes.to_le_bytes());
         at::EXTENT_COUNT.put_count(bytes, WHAT, self.extents.len())?;
@@ -327,7 +327,7 @@ impl SegmentHeader {
         let bytes = preamble::open_sealed(bytes, KIND, BYTES_MIN)?;
         let extent_count = at::EXTENT_COUNT.u32(bytes);
         let frame_count = at::FRAME_COUNT.u32(bytes);
-        let origin_count = if role_of(bytes)? == SegmentRole::Moved { extent_count } else { 0 };
+        let origin_count = if kind_of(bytes)? == SegmentKind::Moved { extent_count } else { 0 };
         let tables = u64::from(extent_count) * extent_at::SIZE as u64
             + u64::from(frame_count) * frame_at::SIZE as u64
             + u64::from(origin_count) * origin_at::SIZE as u64;
@@ -335,7 +335,7 @@ impl SegmentHeader {
         check_field(
             WHAT,
             "length",
-            "it does not agree with role, extent_count and frame_count",
+            "it does not agree with kind, extent_count and frame_count",
             agrees,
         )?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
@@ -394,7 +394,7 @@ impl SegmentHeader {
             position_end: at::POSITION_END.u64(bytes),
             wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
             next_sequence: at::NEXT_SEQUENCE.u64(bytes),
-            role: role_of(bytes)?,
+            kind: kind_of(bytes)?,
             frame_bytes: at::FRAME_BYTES.u32(bytes),
             data_bytes: at::DATA_BYTES.u64(bytes),
             extents: extents
@@ -417,7 +417,7 @@ impl SegmentHeader {
         )?;
         check("next_sequence", "it is not after sequence", self.sequence < self.next_sequence)?;
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
-        let may_say = self.role == SegmentRole::Fence || self.size_bytes == 0;
+        let may_say = self.kind == SegmentKind::Fence || self.size_bytes == 0;
         check("size_bytes", "only a fence says the size of its disk", may_say)?;
         check(
             "data_bytes",
@@ -464,7 +464,7 @@ impl SegmentHeader {
     /// Checks that each moved extent is data, and that its origin lies in an earlier segment.
     fn check_origins(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
-        let expected = if self.role == SegmentRole::Moved { self.extents.len() } else { 0 };
+        let expected = if self.kind == SegmentKind::Moved { self.extents.len() } else { 0 };
         check("origins", "there is not one for each moved extent", self.origins.len() == expected)?;
         for (extent, origin) in self.extents.iter().zip(&self.origins) {
             check("kind", "what moved is not data", extent.kind == ExtentKind::Data)?;
@@ -484,18 +484,18 @@ impl SegmentHeader {
         check(
             "position_end",
             "what moved covers positions",
-            self.role != SegmentRole::Moved || !covers,
+            self.kind != SegmentKind::Moved || !covers,
         )
     }
 }
 
-fn role_of(bytes: &[u8]) -> Result<SegmentRole> {
-    match at::ROLE.u8(bytes) {
-        1 => Ok(SegmentRole::Data),
-        2 => Ok(SegmentRole::Fence),
-        3 => Ok(SegmentRole::Moved),
-        4 => Ok(SegmentRole::Order),
-        _ => Err(FormatError::Field { what: WHAT, field: "role", why: "no such role" }),
+fn kind_of(bytes: &[u8]) -> Result<SegmentKind> {
+    match at::KIND.u8(bytes) {
+        1 => Ok(SegmentKind::Data),
+        2 => Ok(SegmentKind::Fence),
+        3 => Ok(SegmentKind::Moved),
+        4 => Ok(SegmentKind::Order),
+        _ => Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" }),
     }
 }
 

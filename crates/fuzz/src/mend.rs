@@ -164,7 +164,7 @@ fn mend_name_record(bytes: &mut Vec<u8>, fixed: usize) {
 fn mend_segment(bytes: &mut [u8]) {
     use segment::{at, extent_at, frame_at};
     let room = bytes.len() - at::SIZE - CRC_BYTES;
-    let is_moved = bytes[at::ROLE.offset] == segment::SegmentRole::Moved as u8;
+    let is_moved = bytes[at::KIND.offset] == segment::SegmentKind::Moved as u8;
     let extent_bytes = extent_at::SIZE + if is_moved { segment::origin_at::SIZE } else { 0 };
     let extents = (u32_at(bytes, at::EXTENT_COUNT).unwrap_or(0) as usize).min(room / extent_bytes);
     let frame_room = (room - extents * extent_bytes) / frame_at::SIZE;

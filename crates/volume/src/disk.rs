@@ -46,7 +46,7 @@ pub trait Disk: Send + Sync {
 
 impl Disk for DirectFile {
     fn size_bytes(&self) -> u64 {
-        DirectFile::len_bytes(self)
+        DirectFile::size_bytes(self)
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

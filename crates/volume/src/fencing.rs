@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
-use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::segment::{SegmentHeader, SegmentKind, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
@@ -68,7 +68,7 @@ pub(crate) fn fence(
         position_end: end.position,
         wall_unix_ms: world.unix_ms(),
         next_sequence: sequence + limits::FENCE_WINDOW,
-        role: SegmentRole::Fence,
+        kind: SegmentKind::Fence,
         frame_bytes: record.frame_bytes,
         data_bytes: 0,
         extents: Vec::new(),

@@ -73,10 +73,10 @@ prop_compose! {
 prop_compose! {
     fn segments()(
         (volume_id, put_id) in ids(), numbers in uniform16(any::<u64>()),
-        role in prop_oneof![
-            Just(SegmentRole::Data),
-            Just(SegmentRole::Fence),
-            Just(SegmentRole::Moved),
+        segment_kind in prop_oneof![
+            Just(SegmentKind::Data),
+            Just(SegmentKind::Fence),
+            Just(SegmentKind::Moved),
         ],
         frame_bytes in 1u32..2000, data in vec(any::<u8>(), 0..5000),
         runs in vec((0u64..5000, 1u64..5000, 0u8..3), 0..40),
@@ -85,7 +85,7 @@ prop_compose! {
         let mut extents = Vec::new();
         for (gap, length, kind) in runs {
             let kind = [ExtentKind::Data, ExtentKind::Zero, ExtentKind::Discard][usize::from(kind)];
-            let kind = if role == SegmentRole::Moved { ExtentKind::Data } else { kind };
+            let kind = if segment_kind == SegmentKind::Moved { ExtentKind::Data } else { kind };
             let fits = kind != ExtentKind::Data || length <= data.len() as u64;
             let offset =
                 if kind == ExtentKind::Data && fits { data.len() as u64 - length } else { 0 };
@@ -95,9 +95,9 @@ prop_compose! {
                 free_from += gap + length;
             }
         }
-        let fence = role == SegmentRole::Fence;
+        let fence = segment_kind == SegmentKind::Fence;
         let sequence = (numbers[1] >> 1).max(1);
-        let moved = role == SegmentRole::Moved;
+        let moved = segment_kind == SegmentKind::Moved;
         let origin = |number: usize| {
             Origin { sequence: (sequence - 1) >> (number % 7), data_offset: number as u32 }
         };
@@ -114,7 +114,7 @@ prop_compose! {
             position_end,
             wall_unix_ms: numbers[8],
             next_sequence: sequence + if fence { FENCE_WINDOW } else { 1 },
-            role,
+            kind: segment_kind,
             frame_bytes,
             data_bytes: data.len() as u64,
             extents,

@@ -20,11 +20,11 @@ fn read(path: &str) -> Output {
 /// What the script prints for this segment.
 fn expected(header: &SegmentHeader, data: &[u8]) -> String {
     let mut text = format!(
-        "volume {} sequence {} epoch {} role {}\npositions {} to {}, data {} bytes in {} frames\n",
+        "volume {} sequence {} epoch {} kind {}\npositions {} to {}, data {} bytes in {} frames\n",
         header.volume_id,
         header.sequence,
         header.epoch,
-        header.role as u8,
+        header.kind as u8,
         header.position_start,
         header.position_end,
         header.data_bytes,

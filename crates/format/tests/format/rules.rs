@@ -180,7 +180,7 @@ fn a_moved_segment_that_breaks_a_rule_is_refused() {
         field_of(header.check().unwrap_err())
     };
     assert_eq!(breaks(&|header| header.origins.truncate(1)), "origins");
-    assert_eq!(breaks(&|header| header.role = SegmentRole::Data), "origins");
+    assert_eq!(breaks(&|header| header.kind = SegmentKind::Data), "origins");
     assert_eq!(breaks(&|header| header.origins[0].sequence = header.sequence), "origin sequence");
     assert_eq!(
         breaks(&|header| header.origins[1].data_offset = u32::MAX - 98),
@@ -199,7 +199,7 @@ fn segment_fields_that_no_value_has_are_refused() {
             resealed(segment_value().encode().unwrap(), length, |bytes| bytes[offset] = byte);
         SegmentHeader::decode(&bytes, &SEGMENT).unwrap_err()
     };
-    assert_eq!(field_of(decode(120, 5)), "role");
+    assert_eq!(field_of(decode(120, 5)), "kind");
     assert_eq!(field_of(decode(120, 3)), "length", "a moved segment has origins");
     assert_eq!(field_of(decode(160 + 20, 4)), "kind");
     assert_eq!(field_of(decode(144, 0)), "body_bytes");

@@ -120,7 +120,7 @@ pub(crate) fn segment_value() -> SegmentHeader {
         position_end: 1_000_650,
         wall_unix_ms: WALL_UNIX_MS,
         next_sequence: SEGMENT.sequence + 1,
-        role: SegmentRole::Data,
+        kind: SegmentKind::Data,
         frame_bytes: 100,
         data_bytes: 250,
         extents: vec![
@@ -211,7 +211,7 @@ fn zeroes_segment() -> Case {
 pub(crate) fn moved_value() -> SegmentHeader {
     let value = segment_value();
     SegmentHeader {
-        role: SegmentRole::Moved,
+        kind: SegmentKind::Moved,
         position_start: value.position_end,
         extents: value
             .extents
@@ -239,7 +239,7 @@ pub(crate) fn fence_value(size_bytes: u64) -> SegmentHeader {
         epoch: 4,
         next_sequence: 260 + FENCE_WINDOW,
         position_start: 1_000_650,
-        role: SegmentRole::Fence,
+        kind: SegmentKind::Fence,
         frame_bytes: 64 << 10,
         data_bytes: 0,
         extents: Vec::new(),
@@ -416,7 +416,7 @@ pub(crate) fn order_value() -> (SegmentHeader, Vec<u8>) {
     let order = Order::RollBack { number: 8, put_id: PUT, through_sequence: 258 };
     let data = order.encode().unwrap();
     let header = SegmentHeader {
-        role: SegmentRole::Order,
+        kind: SegmentKind::Order,
         position_start: 1_000_650,
         frame_bytes: 64 << 10,
         data_bytes: data.len() as u64,

@@ -6,7 +6,7 @@
 //! (`engine::cleanup`).
 
 use sawmill_format::segment::{
-    SegmentRole, encoded_bytes, parse_segment_key, segment_key, segment_prefix,
+    SegmentKind, encoded_bytes, parse_segment_key, segment_key, segment_prefix,
 };
 use sawmill_store::{Blocking, Class, ObjectStore};
 
@@ -40,7 +40,7 @@ pub(super) fn list(
         let sequences: Vec<u64> = chunk.iter().map(|(sequence, _)| *sequence).collect();
         for (sequence, header) in sequences.iter().zip(headers(store, id, &sequences)) {
             match header {
-                Ok(Some(header)) if header.role == SegmentRole::Fence => {
+                Ok(Some(header)) if header.kind == SegmentKind::Fence => {
                     windows.push(*sequence + 1..header.next_sequence);
                 }
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sawmill_format::segment::{SegmentRole, raw_frames};
+use sawmill_format::segment::{SegmentKind, raw_frames};
 
 use super::EngineOptions;
 use super::cache_moves::keep_cached;
@@ -331,7 +331,7 @@ impl Collector {
         log: &mut LogTail,
         moved_segment: MovedSegment,
     ) -> crate::Result<()> {
-        let mut header = log.header(context, SegmentRole::Moved, log.sealed_position())?;
+        let mut header = log.header(context, SegmentKind::Moved, log.sealed_position())?;
         let MovedSegment { extents, origins, data_bytes, header_bytes, mut buffer, cached } =
             moved_segment;
         header.extents = extents;

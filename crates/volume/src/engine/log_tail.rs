@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
-use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::segment::{SegmentHeader, SegmentKind, segment_key};
 use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
 use super::cache_moves::is_kept_cached;
@@ -218,7 +218,7 @@ impl LogTail {
             return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
         };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
-        let header = self.header(context, SegmentRole::Data, position_end)?;
+        let header = self.header(context, SegmentKind::Data, position_end)?;
         builder::build(records, journal, &self.buffers, header)
     }
 
@@ -226,7 +226,7 @@ impl LogTail {
     pub(super) fn header(
         &self,
         context: &Context,
-        role: SegmentRole,
+        kind: SegmentKind,
         position_end: u64,
     ) -> crate::Result<SegmentHeader> {
         if self.is_used_up() {
@@ -245,7 +245,7 @@ impl LogTail {
             position_end,
             wall_unix_ms: context.attachment.world.unix_ms(),
             next_sequence: self.next_sequence + 1,
-            role,
+            kind,
             frame_bytes: context.attachment.record.frame_bytes,
             data_bytes: 0,
             extents: Vec::new(),

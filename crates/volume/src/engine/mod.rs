@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_format::checkpoint::Checkpoint;
-use sawmill_format::segment::SegmentRole;
+use sawmill_format::segment::SegmentKind;
 
 use crate::gc::policy::GcPolicy;
 use crate::record::Record;
@@ -291,9 +291,9 @@ impl Engine {
         while let Some(applied) = log.apply_next(context) {
             has_applied = true;
             checkpoints.add_log(applied.object_bytes);
-            match applied.header.role {
-                SegmentRole::Moved => collector.moved_applied(),
-                SegmentRole::Order => orders.finish(context, options, checkpoints, &applied.header),
+            match applied.header.kind {
+                SegmentKind::Moved => collector.moved_applied(),
+                SegmentKind::Order => orders.finish(context, options, checkpoints, &applied.header),
                 _ => {}
             }
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sawmill_format::kept_block::Order;
 use sawmill_format::segment::{
-    FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentRole, frame_seal, raw_frames,
+    FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentKind, frame_seal, raw_frames,
 };
 
 use super::EngineOptions;
@@ -203,7 +203,7 @@ fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<BuiltS
     let data_bytes = data.len() as u64;
     let mut header = SegmentHeader {
         data_bytes,
-        ..log.header(context, SegmentRole::Order, log.sealed_position())?
+        ..log.header(context, SegmentKind::Order, log.sealed_position())?
     };
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
         Error::caused(ErrorKind::Internal, "an order does not fit a segment", error)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
-use sawmill_format::segment::{SegmentHeader, SegmentRole};
+use sawmill_format::segment::{SegmentHeader, SegmentKind};
 
 use crate::record::Record;
 use crate::segment::resident::ResidentPiece;
@@ -69,7 +69,7 @@ impl Upload {
     }
 
     pub(super) fn is_moved(&self) -> bool {
-        self.header.role == SegmentRole::Moved
+        self.header.kind == SegmentKind::Moved
     }
 
     /// The object; for moved data also after it is stored.

@@ -25,7 +25,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::RecordOperation;
 use sawmill_format::kept_block::KeptBlock;
 use sawmill_format::map_part::PartIdentity;
-use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
+use sawmill_format::segment::{SegmentHeader, SegmentKind, raw_frames};
 
 use crate::cuts::Lineage;
 use crate::engine::QUIET_AFTER;
@@ -246,7 +246,7 @@ impl Forecast {
         u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn header(&mut self, role: SegmentRole) -> Result<SegmentHeader> {
+    fn header(&mut self, kind: SegmentKind) -> Result<SegmentHeader> {
         let sequence = self.next_sequence;
         if u64::from(sequence) >= limits::SEQUENCE_MAX {
             return Err(Error::new(ErrorKind::Full, "a volume has no more sequences than these"));
@@ -264,7 +264,7 @@ impl Forecast {
             position_end: self.position,
             wall_unix_ms: self.unix_ms(),
             next_sequence: u64::from(sequence) + 1,
-            role,
+            kind,
             frame_bytes: limits::FRAME_BYTES,
             data_bytes: 0,
             extents: Vec::new(),
@@ -281,7 +281,7 @@ impl Forecast {
         let records = std::mem::take(&mut self.pending);
         self.pending_bytes = 0;
         self.busy_at = self.now;
-        let header = self.header(SegmentRole::Data)?;
+        let header = self.header(SegmentKind::Data)?;
         let SegmentLayout { header, coalesced_bytes, .. } = lay_out(&records, header)?;
         self.report.coalesced_bytes += coalesced_bytes;
         self.report.batch_bytes += header.data_bytes;
@@ -360,7 +360,7 @@ impl Forecast {
             sources.extend(pieces.iter().map(|piece| piece.sequence));
             let plugging = pieces.iter().filter(|piece| !is_victim(piece.sequence));
             self.report.plugged_bytes += plugging.map(|piece| piece.length).sum::<u64>();
-            let mut header = self.header(SegmentRole::Moved)?;
+            let mut header = self.header(SegmentKind::Moved)?;
             (header.extents, header.origins, header.data_bytes) = contents_of(&pieces);
             header.frames = raw_frames(header.data_bytes, header.frame_bytes).map_err(internal)?;
             self.report.moved_bytes += header.data_bytes;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole};
+use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentKind};
 
 use crate::map::Location;
 use crate::view::View;
@@ -19,7 +19,7 @@ pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
     let mut losses: HashMap<u32, u64> = HashMap::new();
     let sequence = header.sequence as u32;
     let mut replaced = |sequence: u32, bytes: u64| *losses.entry(sequence).or_default() += bytes;
-    if header.role == SegmentRole::Moved {
+    if header.kind == SegmentKind::Moved {
         for (extent, origin) in header.extents.iter().zip(&header.origins) {
             let (address, length) = (extent.address, extent.length);
             // A sequence beyond 32 bits is in no map: nothing moves.

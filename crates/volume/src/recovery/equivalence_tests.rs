@@ -7,7 +7,7 @@ use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::map_part::PartIdentity;
 use sawmill_format::segment::{
-    ExtentKind, FENCE_WINDOW, SegmentExtent, SegmentHeader, SegmentRole, raw_frames, segment_key,
+    ExtentKind, FENCE_WINDOW, SegmentExtent, SegmentHeader, SegmentKind, raw_frames, segment_key,
 };
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, StoreOptions};
@@ -107,14 +107,14 @@ impl World {
     /// Puts the next segment after `end`, and moves `end` behind it.
     fn grow(&self, end: &mut LogEnd, batch: &Batch) {
         let sequence = end.next_sequence;
-        let (role, wanted) = match batch {
-            Batch::Fence => (SegmentRole::Fence, &[][..]),
-            Batch::Extents(extents) if end.epoch > 0 => (SegmentRole::Data, &extents[..]),
+        let (kind, wanted) = match batch {
+            Batch::Fence => (SegmentKind::Fence, &[][..]),
+            Batch::Extents(extents) if end.epoch > 0 => (SegmentKind::Data, &extents[..]),
             // Before the first attachment there is no writer.
-            Batch::Extents(_) => (SegmentRole::Fence, &[][..]),
+            Batch::Extents(_) => (SegmentKind::Fence, &[][..]),
         };
         let (extents, data_bytes) = laid_out(wanted);
-        let is_fence = role == SegmentRole::Fence;
+        let is_fence = kind == SegmentKind::Fence;
         let header = SegmentHeader {
             volume_id: self.record.volume_id,
             put_id: PutId(u128::from(sequence).to_be_bytes()),
@@ -127,7 +127,7 @@ impl World {
             position_end: end.position + if is_fence { 0 } else { data_bytes + 80 },
             wall_unix_ms: sequence,
             next_sequence: sequence + if is_fence { FENCE_WINDOW } else { 1 },
-            role,
+            kind,
             frame_bytes: 1 << 16,
             data_bytes,
             extents,

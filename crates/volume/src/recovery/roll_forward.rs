@@ -24,7 +24,7 @@ use sawmill_format::FormatError;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::Order;
 use sawmill_format::segment::{
-    FrameIdentity, SegmentHeader, SegmentIdentity, SegmentRole, frame_open, header_bytes_of,
+    FrameIdentity, SegmentHeader, SegmentIdentity, SegmentKind, frame_open, header_bytes_of,
     raw_frame_range, segment_key,
 };
 use sawmill_store::{Class, ObjectStore};
@@ -103,7 +103,7 @@ pub(crate) fn roll_forward_until(
                 return Ok(());
             }
             take(view.as_deref(), end, &header)?;
-            if let (SegmentRole::Order, Some(view)) = (header.role, view.as_deref_mut()) {
+            if let (SegmentKind::Order, Some(view)) = (header.kind, view.as_deref_mut()) {
                 carry_out(store, view, end, &header)?;
             }
         }
@@ -227,9 +227,9 @@ pub(crate) fn cut_view(
 /// Takes the next segment of the log.
 pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
     end.clean = false;
-    match header.role {
-        SegmentRole::Fence => take_fence(view, end, header)?,
-        SegmentRole::Data | SegmentRole::Moved | SegmentRole::Order => {
+    match header.kind {
+        SegmentKind::Fence => take_fence(view, end, header)?,
+        SegmentKind::Data | SegmentKind::Moved | SegmentKind::Order => {
             take_extents(view, end, header)?;
         }
     }
@@ -291,7 +291,7 @@ fn take_extents(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -
 /// Enters a segment and its extents into the view.
 fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
     // Moved extents count only where the map points at their origin.
-    let written = if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
+    let written = if header.kind == SegmentKind::Data { &header.extents[..] } else { &[] };
     let reach = written.iter().map(|extent| extent.address.saturating_add(extent.length));
     let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
     if reach > size_bytes {
@@ -318,7 +318,7 @@ fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
 
 /// How much of a new segment's data the map will name: none of an order's.
 pub(crate) fn live_bytes_of(header: &SegmentHeader) -> u64 {
-    if header.role == SegmentRole::Order { 0 } else { header.data_bytes }
+    if header.kind == SegmentKind::Order { 0 } else { header.data_bytes }
 }
 
 /// Whether the log ends at the missing segment `end.next_sequence`. If a later one implies that it

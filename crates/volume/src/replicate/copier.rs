@@ -33,7 +33,7 @@ use sawmill_format::kept_block::Order;
 use sawmill_format::map_part::{map_prefix, part_key};
 use sawmill_format::role::{Role, RoleKind};
 use sawmill_format::segment::{
-    SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix,
+    SegmentHeader, SegmentKind, parse_segment_key, segment_key, segment_prefix,
 };
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
@@ -321,7 +321,7 @@ impl<'a> Copier<'a> {
             if header.checkpoint_number > number {
                 return self.check_newer(&header);
             }
-            if header.role == SegmentRole::Order {
+            if header.kind == SegmentKind::Order {
                 self.copy_rolled_back_to(&header, round, pace)?;
             }
             self.put_segment(sequence, bytes, round, pace)?;
@@ -529,7 +529,7 @@ impl<'a> Copier<'a> {
         unnamed.sort_unstable();
         for sequence in unnamed {
             match header_of(self.source, id, sequence)? {
-                Some(header) if header.role == SegmentRole::Fence => {
+                Some(header) if header.kind == SegmentKind::Fence => {
                     if !self.objects.compare_one(self.destination, &header)? {
                         self.copy_segment(sequence, round, pace)?;
                     }

@@ -19,7 +19,7 @@ use sawmill_format::checkpoint::{
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{Pin, parse_pin_number, pin_key, pin_prefix, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
-use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
+use sawmill_format::segment::{SegmentKind, parse_segment_key, segment_key, segment_prefix};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::objects::{self, part_keys};
@@ -98,7 +98,7 @@ fn old_segments(
     let mut keys = Vec::new();
     for sequences in found.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
         for (sequence, header) in sequences.iter().zip(headers(store, id, sequences)) {
-            if header?.is_some_and(|header| header.role != SegmentRole::Fence) {
+            if header?.is_some_and(|header| header.kind != SegmentKind::Fence) {
                 keys.push(segment_key(id, *sequence));
             }
         }

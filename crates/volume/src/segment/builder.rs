@@ -194,7 +194,7 @@ pub(crate) fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
 mod tests {
     use proptest::prelude::*;
     use sawmill_format::ids::{PutId, VolumeId};
-    use sawmill_format::segment::{SegmentIdentity, SegmentRole, frame_open};
+    use sawmill_format::segment::{SegmentIdentity, SegmentKind, frame_open};
     use sawmill_sys::StagingFile;
 
     use super::*;
@@ -241,7 +241,7 @@ mod tests {
             position_end,
             wall_unix_ms: 0,
             next_sequence: 6,
-            role: SegmentRole::Data,
+            kind: SegmentKind::Data,
             frame_bytes,
             data_bytes: 0,
             extents: Vec::new(),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use sawmill_format::checkpoint::Checkpoint;
-use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole};
+use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentKind};
 use sawmill_volume::inspect::JournalReport;
 use serde::Serialize;
 
@@ -134,11 +134,11 @@ impl SegmentDocument {
             put_id: header.put_id.to_string(),
             sequence: header.sequence,
             epoch: header.epoch,
-            role: match header.role {
-                SegmentRole::Data => "data",
-                SegmentRole::Fence => "fence",
-                SegmentRole::Moved => "moved",
-                SegmentRole::Order => "order",
+            role: match header.kind {
+                SegmentKind::Data => "data",
+                SegmentKind::Fence => "fence",
+                SegmentKind::Moved => "moved",
+                SegmentKind::Order => "order",
             },
             previous_sequence: header.previous_sequence,
             next_sequence: header.next_sequence,
