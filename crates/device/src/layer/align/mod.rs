@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::passes::Passes;
-use self::range_locks::RangeLocks;
+use self::range_locks::{LockMode, RangeLocks};
 use self::unaligned_write::UnalignedWrite;
 use crate::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request, Result,
@@ -153,7 +153,7 @@ impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
             Operation::Write | Operation::WriteZeroes if whole => core.pass(request),
             Operation::Write | Operation::WriteZeroes => {
                 let blocks = core.around(&request_range(&request));
-                core.enter(blocks, true, |range_lock| {
+                core.enter(blocks, LockMode::Exclusive, |range_lock| {
                     Work::Unaligned(UnalignedWrite::new(core, range_lock, request))
                 });
             }
@@ -248,7 +248,7 @@ impl<D: BlockDevice + 'static> Core<D> {
             }));
         }
         self.start_waiting();
-        self.enter(request_range(&request), false, |range_lock| {
+        self.enter(request_range(&request), LockMode::Shared, |range_lock| {
             let core = Arc::downgrade(self);
             Work::Pass(request.then(move |outcome, asker| {
                 let core = core.upgrade();
@@ -263,17 +263,18 @@ impl<D: BlockDevice + 'static> Core<D> {
     fn enter(
         self: &Arc<Self>,
         blocks: Range<u64>,
-        alone: bool,
+        mode: LockMode,
         work: impl FnOnce(usize) -> Work<D>,
     ) {
-        if alone {
+        let is_exclusive = mode == LockMode::Exclusive;
+        if is_exclusive {
             self.passes.close();
         }
         let mut wait_queue = self.wait_queue.lock();
-        let (range_lock, free) = wait_queue.range_locks.enter(blocks, alone);
+        let (range_lock, free) = wait_queue.range_locks.enter(blocks, mode);
         if !free {
             wait_queue.range_locks.wait(range_lock, work(range_lock));
-        } else if alone && !self.passes.is_empty() {
+        } else if is_exclusive && !self.passes.is_empty() {
             wait_queue.held_work.push(work(range_lock));
             drop(wait_queue);
             // The passes may have left before they could find this change in `held_work`.
@@ -310,12 +311,12 @@ impl<D: BlockDevice + 'static> Core<D> {
     fn leave(&self, range_lock: usize) {
         let mut wait_queue = self.wait_queue.lock();
         let WaitQueue { range_locks, ready, held_work, .. } = &mut *wait_queue;
-        let was_alone = range_locks.leave(range_lock, |work| match work {
+        let was_exclusive = range_locks.leave(range_lock, |work| match work {
             Work::Pass(_) => ready.push_back(work),
             Work::Unaligned(_) => held_work.push(work),
         });
         self.release_held(&mut wait_queue);
-        if was_alone {
+        if was_exclusive {
             self.passes.open();
         }
     }
