@@ -72,7 +72,7 @@ impl Default for Inbox {
 /// A UDP socket that belongs to no single peer.
 pub struct DatagramSocket {
     descriptor: OwnedFd,
-    is_v6: bool,
+    family: AddressFamily,
     interface: Option<String>,
 }
 
@@ -89,21 +89,21 @@ impl DatagramSocket {
     ///
     /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV if there is no such interface.
     pub fn open(options: &DatagramOptions<'_>) -> io::Result<Self> {
-        let is_v6 = options.local.is_ipv6();
-        let descriptor = open_plain(is_v6)?;
+        let family = family_of(&options.local);
+        let descriptor = open_plain(family)?;
         if let Some(name) = options.interface {
             bind_to_interface(&descriptor, name)?;
         }
         sockopt::set_socket_reuseport(&descriptor, options.shared_port)?;
         grow_buffers(&descriptor, options.buffer_bytes)?;
         sockopt::set_ip_mtu_discover(&descriptor, Ipv4PathMtuDiscovery::DO)?;
-        if is_v6 {
+        if family == AddressFamily::INET6 {
             sockopt::set_ipv6_mtu_discover(&descriptor, Ipv6PathMtuDiscovery::DO)?;
         }
         // An old kernel does not know this option: then each datagram arrives alone.
         let _ = set_number(&descriptor, libc::SOL_UDP, libc::UDP_GRO, 1);
         bind(&descriptor, &options.local)?;
-        Ok(DatagramSocket { descriptor, is_v6, interface: options.interface.map(str::to_owned) })
+        Ok(DatagramSocket { descriptor, family, interface: options.interface.map(str::to_owned) })
     }
 
     /// Where it receives.
@@ -121,7 +121,7 @@ impl DatagramSocket {
     ///
     /// Errors: no route.
     pub fn datagram_bytes_max(&self, peer: &SocketAddr) -> io::Result<usize> {
-        let probe = open_plain(peer.is_ipv6())?;
+        let probe = open_plain(family_of(peer))?;
         if let Some(name) = &self.interface {
             bind_to_interface(&probe, name)?;
         }
@@ -145,7 +145,7 @@ impl DatagramSocket {
         to: &SocketAddr,
         runs: impl Iterator<Item = Run<'a>>,
     ) -> io::Result<usize> {
-        let (mut name, name_bytes) = Name::of(to, self.is_v6)?;
+        let (mut name, name_bytes) = Name::of(to, self.family)?;
         let mut vectors = [const { MaybeUninit::<iovec>::uninit() }; RUNS_MAX];
         let mut controls = [const { MaybeUninit::<Control>::uninit() }; RUNS_MAX];
         let mut messages = [const { MaybeUninit::<mmsghdr>::uninit() }; RUNS_MAX];
@@ -229,10 +229,13 @@ impl AsFd for DatagramSocket {
 
 const TOO_LONG: rustix::io::Errno = rustix::io::Errno::MSGSIZE;
 
-fn open_plain(is_v6: bool) -> io::Result<OwnedFd> {
-    let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+fn family_of(address: &SocketAddr) -> AddressFamily {
+    if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET }
+}
+
+fn open_plain(family: AddressFamily) -> io::Result<OwnedFd> {
     let descriptor = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    if is_v6 {
+    if family == AddressFamily::INET6 {
         sockopt::set_ipv6_v6only(&descriptor, false)?;
     }
     Ok(descriptor)

@@ -7,6 +7,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{AF_INET, AF_INET6, in_addr, in6_addr, sa_family_t, sockaddr_in, sockaddr_in6};
+use rustix::net::AddressFamily;
 
 /// Room for the address of either family.
 #[derive(Clone, Copy)]
@@ -29,10 +30,9 @@ impl Name {
     };
     pub(super) const BYTES: u32 = size_of::<Name>() as u32;
 
-    /// This address for a socket of IPv4 or IPv6, and its length; a socket of IPv6 takes both
-    /// kinds.
-    pub(super) fn of(address: &SocketAddr, is_v6: bool) -> io::Result<(Self, u32)> {
-        match (address, is_v6) {
+    /// This address for a socket of this family, and its length; a socket of IPv6 takes both kinds.
+    pub(super) fn of(address: &SocketAddr, family: AddressFamily) -> io::Result<(Self, u32)> {
+        match (address, family == AddressFamily::INET6) {
             (SocketAddr::V4(v4), false) => Ok((Self::v4(v4), size_of::<sockaddr_in>() as u32)),
             (SocketAddr::V4(v4), true) => {
                 let mapped = SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0);
@@ -98,11 +98,13 @@ mod tests {
 
     #[test]
     fn an_address_comes_out_as_it_went_in_and_mapped_ones_as_ipv4() {
-        for (text, is_v6) in
-            [("10.1.2.3:9700", false), ("10.1.2.3:9700", true), ("[fe80::1%3]:7", true)]
-        {
+        for (text, family) in [
+            ("10.1.2.3:9700", AddressFamily::INET),
+            ("10.1.2.3:9700", AddressFamily::INET6),
+            ("[fe80::1%3]:7", AddressFamily::INET6),
+        ] {
             let address: SocketAddr = text.parse().expect("an address");
-            let (name, _) = Name::of(&address, is_v6).expect("it fits");
+            let (name, _) = Name::of(&address, family).expect("it fits");
             assert_eq!(name.address(), Some(address));
         }
         assert_eq!(Name::EMPTY.address(), None);
@@ -110,8 +112,8 @@ mod tests {
 
     #[test]
     fn a_socket_of_ipv4_refuses_an_address_of_ipv6() {
-        let error =
-            Name::of(&"[::1]:1".parse().expect("an address"), false).err().expect("refused");
+        let address = "[::1]:1".parse().expect("an address");
+        let error = Name::of(&address, AddressFamily::INET).err().expect("refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

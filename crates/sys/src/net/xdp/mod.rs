@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socke
 
 use super::{ETHERNET_HEADER_BYTES, Interface, counted, grow_buffers, set_option};
 use crate::mapping::Mapping;
-use program::Program;
+use program::{Fragments, Program};
 use ring::Ring;
 
 const CHUNK_BYTES: usize = 4096;
@@ -110,7 +110,8 @@ pub fn open_xdp(
     }
     to_fill.hand_over(RECEIVE_CHUNKS);
     let frame_bytes = ETHERNET_HEADER_BYTES + interface.mtu_bytes;
-    let fragments = frame_bytes > FRAGMENTS_FROM_BYTES;
+    let fragments =
+        if frame_bytes > FRAGMENTS_FROM_BYTES { Fragments::Accepted } else { Fragments::None };
     let program = Program::attach(&interface, ethertype, fragments);
     let program = program.map_err(|error| without_fragments(error, fragments))?;
     bind(&descriptor, &interface, fragments)
@@ -365,10 +366,11 @@ fn offsets(descriptor: &OwnedFd) -> io::Result<xdp_mmap_offsets> {
     Ok(unsafe { offsets.assume_init() })
 }
 
-fn bind(descriptor: &OwnedFd, interface: &Interface, fragments: bool) -> io::Result<()> {
+fn bind(descriptor: &OwnedFd, interface: &Interface, fragments: Fragments) -> io::Result<()> {
+    let segments = if fragments == Fragments::Accepted { libc::XDP_USE_SG } else { 0 };
     let address = sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
-        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | if fragments { libc::XDP_USE_SG } else { 0 },
+        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | segments,
         sxdp_ifindex: interface.index,
         sxdp_queue_id: 0,
         sxdp_shared_umem_fd: 0,
@@ -380,7 +382,7 @@ fn bind(descriptor: &OwnedFd, interface: &Interface, fragments: bool) -> io::Res
 }
 
 /// A kernel without support for frames in several chunks reports them as invalid.
-fn without_fragments(error: io::Error, fragments: bool) -> io::Error {
+fn without_fragments(error: io::Error, fragments: Fragments) -> io::Error {
     let is_invalid = Errno::from_io_error(&error) == Some(Errno::INVAL);
-    if is_invalid && fragments { Errno::OPNOTSUPP.into() } else { error }
+    if is_invalid && fragments == Fragments::Accepted { Errno::OPNOTSUPP.into() } else { error }
 }

@@ -83,16 +83,22 @@ impl Drop for Program {
     }
 }
 
+/// Whether frames may come in several pieces (Linux 5.18).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fragments {
+    None,
+    Accepted,
+}
+
 impl Program {
-    /// Attaches it: in the driver if that supports it, otherwise behind it. With `fragments`, it
-    /// accepts frames in several pieces (Linux 5.18).
+    /// Attaches it: in the driver if that supports it, otherwise behind it.
     ///
     /// Errors: EPERM without CAP_BPF and CAP_NET_ADMIN; EBUSY where the interface has a program
     /// already.
     pub(super) fn attach(
         interface: &Interface,
         ethertype: u16,
-        fragments: bool,
+        fragments: Fragments,
     ) -> io::Result<Self> {
         let map = MapCreate { map_type: MAP_TYPE_XSKMAP, key_bytes: 4, value_bytes: 4, entries: 1 };
         let map = descriptor(MAP_CREATE, &map)?;
@@ -108,7 +114,7 @@ impl Program {
             log_bytes: 0,
             log: 0,
             kernel_version: 0,
-            flags: if fragments { PROG_HAS_FRAGMENTS } else { 0 },
+            flags: if fragments == Fragments::Accepted { PROG_HAS_FRAGMENTS } else { 0 },
             name,
             interface: 0,
             attach_type: ATTACH_TYPE_XDP,
