@@ -80,8 +80,8 @@ func tooMuch(queues, write, read int64) bool {
 }
 
 // facts returns the options as facts of the protocol. Those that are zero are left out.
-func (o Options) facts() driver.Facts {
-	facts := driver.Facts{}.With("mode", "batch")
+func (o Options) facts() driver.ControlFacts {
+	facts := driver.ControlFacts{}.With("mode", "batch")
 	if !o.Durable {
 		facts = facts.With("weak_flush", "1")
 	}

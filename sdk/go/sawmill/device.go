@@ -45,8 +45,8 @@ type FUA interface {
 
 // abilities returns what a device supports. Every device gets flushes; for devices without a cache,
 // perform answers them.
-func abilities(device any) driver.Facts {
-	facts := driver.Facts{}
+func abilities(device any) driver.ControlFacts {
+	facts := driver.ControlFacts{}
 	if _, ok := device.(FUA); ok {
 		facts = facts.With("can_fua", "1")
 	}

@@ -52,7 +52,7 @@ type Batch struct {
 }
 
 // facts returns the device's abilities, followed by the options that were given.
-func (o Options) facts(facts driver.Facts) driver.Facts {
+func (o Options) facts(facts driver.ControlFacts) driver.ControlFacts {
 	number := func(name string, value int64) {
 		if value != 0 {
 			facts = facts.With(name, strconv.FormatInt(value, 10))

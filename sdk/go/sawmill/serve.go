@@ -118,7 +118,7 @@ type work = func(context.Context, driver.Command) error
 
 // adapter delivers commands to a device.
 type adapter struct {
-	abilities driver.Facts
+	abilities driver.ControlFacts
 	perform   func(*driver.HostConnection) (work, error)
 }
 

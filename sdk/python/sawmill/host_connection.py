@@ -20,7 +20,7 @@ from typing import NamedTuple
 from . import wire
 from .errors import HostGone, NoHost, ProtocolError, Refused
 from .options import Effective
-from .wire import Control, Facts, Kind
+from .wire import Control, ControlFacts, Kind
 from .work import ChunkAdapter, Memory, Worker, has
 
 log = logging.getLogger("sawmill")
@@ -184,7 +184,9 @@ def handshake(
     return connection
 
 
-def receive_expected(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, list[int]]:
+def receive_expected(
+    control: socket.socket, *kinds: Control
+) -> tuple[Control, ControlFacts, list[int]]:
     """The next packet, which must be one of these."""
     packet, descriptors = wire.receive(control)
     try:
@@ -204,12 +206,12 @@ def receive_expected(control: socket.socket, *kinds: Control) -> tuple[Control, 
         raise
 
 
-def refusal(facts: Facts) -> Refused:
+def refusal(facts: ControlFacts) -> Refused:
     return Refused(facts.number("errno"), facts.get("message") or "the host gives no reason")
 
 
 def lanes(
-    device: object, options: Effective, facts: Facts, descriptors: list[int], before: int
+    device: object, options: Effective, facts: ControlFacts, descriptors: list[int], before: int
 ) -> list[Lane]:
     """The sockets of a queue. Takes its descriptors, whatever happens."""
     kinds = [("w", "memory_bytes", BATCH_WRITES), ("r", "read_memory_bytes", BATCH_READS)]

@@ -9,7 +9,7 @@ docs/format/driver.md explains each option.
 from dataclasses import dataclass, fields
 
 from .errors import ProtocolError
-from .wire import Facts
+from .wire import ControlFacts
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -108,10 +108,10 @@ class Effective:
     area_bytes: int
     chunk_bytes: int
     metadata_bytes: int
-    facts: Facts
+    facts: ControlFacts
 
     @classmethod
-    def of(cls, facts: Facts) -> "Effective":
+    def of(cls, facts: ControlFacts) -> "Effective":
         """The options of a WELCOME packet."""
         mode = facts.get("mode")
         if mode not in ("plain", "batch"):

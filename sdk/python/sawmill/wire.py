@@ -75,7 +75,7 @@ class Command(NamedTuple):
         return f"{name} {self.number} of {self.length} bytes at {self.address}"
 
 
-class Facts(list[tuple[str, str]]):
+class ControlFacts(list[tuple[str, str]]):
     """The lines `name=value` of a control packet, in their order.
     A name may occur more than once."""
 
@@ -106,7 +106,7 @@ def encode(kind: Control, facts: Mapping[str, object]) -> bytes:
     return KIND.pack(kind) + "".join(lines).encode()
 
 
-def decode(packet: bytes) -> tuple[Control, Facts]:
+def decode(packet: bytes) -> tuple[Control, ControlFacts]:
     """A control packet of bytes."""
     if len(packet) < KIND.size:
         raise ProtocolError(f"a control packet of {len(packet)} bytes")
@@ -117,7 +117,7 @@ def decode(packet: bytes) -> tuple[Control, Facts]:
         text = packet[KIND.size :].decode()
     except UnicodeDecodeError:
         raise ProtocolError("a control packet that is not text") from None
-    facts = Facts()
+    facts = ControlFacts()
     for line in text.split("\n"):
         name, separator, value = line.partition("=")
         if separator:

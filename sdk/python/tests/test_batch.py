@@ -181,7 +181,8 @@ class Resolvers(Case):
         areas = dice.randrange(1, 5)
         writes, disk = self.random_writes(dice, dice.randrange(1, 120), areas)
         chunks = self.chunks_of(dice, writes, dice.randrange(1, 5))
-        options = Effective(True, len(disk), 512, AREA_BYTES, 1 << 20, METADATA_BYTES, wire.Facts())
+        facts, size = wire.ControlFacts(), len(disk)
+        options = Effective(True, size, 512, AREA_BYTES, 1 << 20, METADATA_BYTES, facts)
         # Some arrive almost in order, some in any order.
         window = dice.choice([2, 3, 5, len(chunks)])
         chunks.sort(key=lambda chunk: chunk[0] + dice.random() * window)
@@ -221,7 +222,8 @@ class Resolvers(Case):
             self.assertFalse(all(self.trial(seed)[0] for seed in range(50)))
 
     def test_what_nothing_older_can_follow_is_forgotten(self):
-        options = Effective(True, 1 << 20, 512, AREA_BYTES, 1 << 20, METADATA_BYTES, wire.Facts())
+        facts = wire.ControlFacts()
+        options = Effective(True, 1 << 20, 512, AREA_BYTES, 1 << 20, METADATA_BYTES, facts)
         resolver = sawmill.Resolver()
         for n in range(1, 200):
             raw = chunk_of([(n % 64 * AREA_BYTES, n, b"x" * 512)])

@@ -103,7 +103,7 @@ class Fuzz(unittest.TestCase):
         descriptor = os.memfd_create("memory")
         os.truncate(descriptor, MEMORY_BYTES)
         memory = Memory(descriptor, MEMORY_BYTES, writable=True)
-        options = Effective(True, 1 << 20, 512, 4096, 4096, 256, wire.Facts())
+        options = Effective(True, 1 << 20, 512, 4096, 4096, 256, wire.ControlFacts())
         device = Able()
         device.write_chunk = device.write
         worker = Worker(device, options, memory, set(METHODS))
@@ -134,7 +134,7 @@ class Fuzz(unittest.TestCase):
             check(raw, count, metadata_bytes)
 
         def check(raw, count, metadata_bytes):
-            options = Effective(True, 1 << 20, 512, 4096, 4096, metadata_bytes, wire.Facts())
+            options = Effective(True, 1 << 20, 512, 4096, 4096, metadata_bytes, wire.ControlFacts())
             command = Command(Kind.CHUNK, 0, 1, 0, len(raw), 0, count, 1, 1)
             decoded = Chunk(memoryview(raw), command, options)
             entries = list(decoded.entries())

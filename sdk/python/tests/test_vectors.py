@@ -7,7 +7,7 @@ from pathlib import Path
 from sawmill import wire
 from sawmill.chunk import ENTRY, FLAG_WRITE, SECTOR_BYTES, Chunk
 from sawmill.options import Effective
-from sawmill.wire import AGAIN, ANSWER, COMMAND, FUA, NO_UNMAP, Command, Control, Facts, Kind
+from sawmill.wire import AGAIN, ANSWER, COMMAND, FUA, NO_UNMAP, Command, Control, ControlFacts, Kind
 
 DRIVER = Path(__file__).parents[3] / "crates/driver"
 
@@ -46,7 +46,7 @@ CONTROLS = {
 }  # fmt: skip
 
 # Packets with a duplicate name. Only hosts send them: nothing here encodes them.
-DOORS = Facts(
+DOORS = ControlFacts(
     [
         ("door", "nbd nbd+unix:///disk1?socket=/run/sawmill/disk1.sock"),
         ("door", "ublk /dev/ublkb0"),
@@ -106,7 +106,7 @@ ENTRIES = [
 def lines(facts):
     """These facts as a reader decodes them: one line of text each."""
     texts = (str(int(v)) if isinstance(v, bool) else str(v) for v in facts.values())
-    return Facts(zip(facts, (text.replace("\n", " ").replace("\0", " ") for text in texts)))
+    return ControlFacts(zip(facts, (text.replace("\n", " ").replace("\0", " ") for text in texts)))
 
 
 @unittest.skipUnless(DRIVER.is_dir(), f"the golden packets are in {DRIVER}, which is not here")

@@ -19,7 +19,7 @@ type lane struct {
 // HostConnection is one driver's connection to a device.
 type HostConnection struct {
 	// Facts of the WELCOME: name, generation, all options in effect.
-	Facts       Facts
+	Facts       ControlFacts
 	control     *net.UnixConn
 	lanes       []lane
 	chunk       int64
@@ -43,7 +43,7 @@ func (e *RefusedError) Unwrap() error { return e.Errno }
 // Attach connects to a host and becomes its driver. With replace, it waits until the current driver
 // has answered its commands. Options are sent as given.
 func Attach(
-	ctx context.Context, path string, replace bool, options Facts,
+	ctx context.Context, path string, replace bool, options ControlFacts,
 ) (*HostConnection, error) {
 	control, err := dial(path)
 	if err != nil {
@@ -79,8 +79,8 @@ func Attach(
 	return nil, err
 }
 
-func (c *HostConnection) attach(replace bool, options Facts) error {
-	hello := Facts{}.With("protocol", protocolVersion).With("program", os.Args[0])
+func (c *HostConnection) attach(replace bool, options ControlFacts) error {
+	hello := ControlFacts{}.With("protocol", protocolVersion).With("program", os.Args[0])
 	if replace {
 		hello = hello.With("replace", "1")
 	}
@@ -113,7 +113,7 @@ func (c *HostConnection) attach(replace bool, options Facts) error {
 }
 
 // attaching handles one packet between HELLO and ATTACHED, with its files.
-func (c *HostConnection) attaching(kind Kind, facts Facts, files []*os.File) error {
+func (c *HostConnection) attaching(kind Kind, facts ControlFacts, files []*os.File) error {
 	if kind == QueueHanded {
 		return c.takeQueue(facts, files)
 	}
@@ -141,7 +141,7 @@ func (c *HostConnection) attaching(kind Kind, facts Facts, files []*os.File) err
 	return nil
 }
 
-func (c *HostConnection) takeQueue(facts Facts, files []*os.File) error {
+func (c *HostConnection) takeQueue(facts ControlFacts, files []*os.File) error {
 	names := []string{"memory_bytes"}
 	if c.chunk > 0 {
 		names = append(names, "read_memory_bytes")

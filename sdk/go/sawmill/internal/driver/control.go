@@ -31,18 +31,18 @@ const protocolVersion = "1"
 // Fact is one line of a control packet.
 type Fact struct{ Name, Value string }
 
-// Facts are the lines of a control packet, in order; a name may come more than once.
-type Facts []Fact
+// ControlFacts are the lines of a control packet, in order; a name may come more than once.
+type ControlFacts []Fact
 
 var oneLine = strings.NewReplacer("\n", " ", "\x00", " ")
 
 // With adds a line. Line feeds in the value become spaces.
-func (f Facts) With(name, value string) Facts {
+func (f ControlFacts) With(name, value string) ControlFacts {
 	return append(f, Fact{name, oneLine.Replace(value)})
 }
 
 // Get returns the first value of this name, or "".
-func (f Facts) Get(name string) string {
+func (f ControlFacts) Get(name string) string {
 	for _, fact := range f {
 		if fact.Name == name {
 			return fact.Value
@@ -52,7 +52,7 @@ func (f Facts) Get(name string) string {
 }
 
 // All values of this name.
-func (f Facts) All(name string) []string {
+func (f ControlFacts) All(name string) []string {
 	var values []string
 	for _, fact := range f {
 		if fact.Name == name {
@@ -63,7 +63,7 @@ func (f Facts) All(name string) []string {
 }
 
 // Number returns the first value of this name, which must be a number of 0 or more.
-func (f Facts) Number(name string) (int64, error) {
+func (f ControlFacts) Number(name string) (int64, error) {
 	number, err := strconv.ParseInt(f.Get(name), 10, 64)
 	if err != nil || number < 0 {
 		return 0, fmt.Errorf("a control packet of the host has %s=%q, which is not a number",
@@ -72,7 +72,7 @@ func (f Facts) Number(name string) (int64, error) {
 	return number, nil
 }
 
-func encodeControl(kind Kind, facts Facts) []byte {
+func encodeControl(kind Kind, facts ControlFacts) []byte {
 	packet := make([]byte, 4, 256)
 	binary.LittleEndian.PutUint32(packet, uint32(kind))
 	for _, fact := range facts {
@@ -81,7 +81,7 @@ func encodeControl(kind Kind, facts Facts) []byte {
 	return packet
 }
 
-func decodeControl(packet []byte) (Kind, Facts, error) {
+func decodeControl(packet []byte) (Kind, ControlFacts, error) {
 	if len(packet) < 4 {
 		return 0, nil, fmt.Errorf("a control packet of %d bytes", len(packet))
 	}
@@ -92,7 +92,7 @@ func decodeControl(packet []byte) (Kind, Facts, error) {
 	if !utf8.ValidString(text) {
 		return 0, nil, fmt.Errorf("a control packet of kind %d that is not text", kind)
 	}
-	var facts Facts
+	var facts ControlFacts
 	for _, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
 		if line == "" {
 			continue

@@ -35,7 +35,7 @@ func FuzzPackets(f *testing.F) {
 	})
 }
 
-func checkControl(t *testing.T, kind Kind, facts Facts) {
+func checkControl(t *testing.T, kind Kind, facts ControlFacts) {
 	again, sameFacts, err := decodeControl(encodeControl(kind, facts))
 	if err != nil || again != kind || !slices.Equal(sameFacts, facts) {
 		t.Errorf("%d %q is %d %q when it is encoded again (%v)", kind, facts, again, sameFacts, err)

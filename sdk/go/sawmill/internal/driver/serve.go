@@ -56,7 +56,7 @@ func (c *HostConnection) receiveMessages() {
 	}
 }
 
-func (c *HostConnection) publishDoors(facts Facts) {
+func (c *HostConnection) publishDoors(facts ControlFacts) {
 	select {
 	case c.doors <- facts.All("door"):
 	default: // reported once already
@@ -68,9 +68,9 @@ func (c *HostConnection) Doors() <-chan []string { return c.doors }
 
 // Leave asks for the end of the device: cleanly, or immediately with a reason.
 func (c *HostConnection) Leave(failure error) error {
-	facts := Facts{}.With("outcome", "ended")
+	facts := ControlFacts{}.With("outcome", "ended")
 	if failure != nil {
-		facts = Facts{}.With("outcome", "failed").With("message", failure.Error())
+		facts = ControlFacts{}.With("outcome", "failed").With("message", failure.Error())
 	}
 	if _, err := c.control.Write(encodeControl(Leave, facts)); err != nil {
 		return fmt.Errorf("cannot send LEAVE to the host: %w", err)

@@ -13,31 +13,32 @@ import (
 
 type controlPacket struct {
 	kind  Kind
-	facts Facts
+	facts ControlFacts
 }
 
 var controls = map[string]controlPacket{
-	"v1-hello": {Hello, Facts{}.With("protocol", "1").With("program", "/usr/local/bin/wörk").
+	"v1-hello": {Hello, ControlFacts{}.With("protocol", "1").With("program", "/usr/local/bin/wörk").
 		With("replace", "1").With("mode", "batch").With("size", "4398046511104").
 		With("hw_queues", "2")},
-	"v1-welcome": {Welcome, Facts{}.With("protocol", "1").With("name", "disk1").
+	"v1-welcome": {Welcome, ControlFacts{}.With("protocol", "1").With("name", "disk1").
 		With("generation", "2").With("again", "1").With("mode", "batch").
 		With("size", "4398046511104").With("blocksize", "512").With("hw_queues", "2").
 		With("collision_area_size", "4096").With("write_chunk_size", "4096").
 		With("metadata_bytes", "256")},
-	"v1-queue": {QueueHanded, Facts{}.With("queue", "1").With("memory_bytes", "33554432").
+	"v1-queue": {QueueHanded, ControlFacts{}.With("queue", "1").With("memory_bytes", "33554432").
 		With("read_memory_bytes", "16777216")},
 	"v1-attached": {Attached, nil},
-	"v1-doors": {Doors, Facts{}.
+	"v1-doors": {Doors, ControlFacts{}.
 		With("door", "nbd nbd+unix:///disk1?socket=/run/sawmill/disk1.sock").
 		With("door", "ublk /dev/ublkb0")},
-	"v1-refused":     {Refused, Facts{}.With("errno", "16").With("message", "disk1 has a driver")},
-	"v1-finish":      {Finish, Facts{}.With("reason", "replaced")},
-	"v1-leave-ended": {Leave, Facts{}.With("outcome", "ended")},
-	"v1-leave-failed": {Leave, Facts{}.With("outcome", "failed").
+	"v1-refused": {Refused, ControlFacts{}.With("errno", "16").
+		With("message", "disk1 has a driver")},
+	"v1-finish":      {Finish, ControlFacts{}.With("reason", "replaced")},
+	"v1-leave-ended": {Leave, ControlFacts{}.With("outcome", "ended")},
+	"v1-leave-failed": {Leave, ControlFacts{}.With("outcome", "failed").
 		With("message", "no backup:\nthe disk\x00is full")},
-	"v1-ask": {Ask, Facts{}.With("ask", "status")},
-	"v1-answer": {Answer, Facts{}.With("errno", "0").With("message", "").With("name", "disk1").
+	"v1-ask": {Ask, ControlFacts{}.With("ask", "status")},
+	"v1-answer": {Answer, ControlFacts{}.With("errno", "0").With("message", "").With("name", "disk1").
 		With("state", "running")},
 }
 
