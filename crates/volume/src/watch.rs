@@ -23,9 +23,9 @@ use sawmill_device::Request;
 /// A volume that was used within this time is in use.
 const IN_USE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Uses closer together than this count as one, so that they do not contend for a cache line.
-const USE_INTERVAL: Duration = Duration::from_millis(250);
+const USE_EVERY: Duration = Duration::from_millis(250);
 /// How often the engine checks for fences while the volume is in use.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const FENCE_CHECK_EVERY: Duration = Duration::from_secs(2);
 /// A flush is answered without a wait if ownership was confirmed within this time.
 const CONFIRMED_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a flush waits for a confirmation.
@@ -59,7 +59,7 @@ impl Watch {
     pub(crate) fn is_woken_by_use(&self, now: Duration) -> bool {
         let used = self.used_us.load(Ordering::Relaxed);
         let idle_us = micros(now).saturating_sub(used);
-        if used == 0 || idle_us >= micros(USE_INTERVAL) {
+        if used == 0 || idle_us >= micros(USE_EVERY) {
             self.used_us.store(micros(now).max(1), Ordering::Relaxed);
         }
         used == 0 || idle_us >= micros(IN_USE_TIME_MAX)
@@ -99,7 +99,7 @@ impl Watch {
     }
 
     /// When the first flush will have waited long enough.
-    pub(crate) fn patience_ends(&self) -> Option<Duration> {
+    pub(crate) fn flush_wait_ends(&self) -> Option<Duration> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }

@@ -27,7 +27,7 @@ use super::log_tail::LogTail;
 use super::messages::Event;
 use super::outgoing::OutgoingObject;
 use super::own_puts::OwnPuts;
-use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
+use super::superseded::{COPY_SEARCHES, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::counters::add;
 use crate::map::part::MapPart;
@@ -39,10 +39,10 @@ use crate::{Error, ErrorKind, Result, limits};
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// The shortest interval at which a quiet volume checks for data that has left the retention
 /// window.
-const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
+const WINDOW_CHECK_EVERY_MS: u64 = 10_000;
 /// How often a conflicting root is read before it counts as damaged: an answer may be garbled in
 /// transit.
-const RIVAL_LOOKS_MAX: u32 = 4;
+const RIVAL_READS_MAX: u32 = 4;
 
 /// A checkpoint being written: all parts, then the root as the last object.
 struct CheckpointWrite {
@@ -51,7 +51,7 @@ struct CheckpointWrite {
     parts_left: usize,
     root_sent: bool,
     /// How often the conflicting root was read and was invalid.
-    odd_looks: u32,
+    odd_reads: u32,
     deletable: Vec<u32>,
     /// Older checkpoints that get a copy with this one.
     copies: Vec<u64>,
@@ -117,7 +117,7 @@ impl Checkpoints {
             readable_number: loaded.number,
             loaded_number: loaded.number,
             own_puts: OwnPuts::default(),
-            copies_left: if loaded.kept.is_empty() { 0 } else { COPIES_LOOKS },
+            copies_left: if loaded.kept.is_empty() { 0 } else { COPY_SEARCHES },
             newest_root: loaded,
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
@@ -217,7 +217,7 @@ impl Checkpoints {
             return None;
         }
         let at = view.cuts.lock().prunes_at_attached_ms()?;
-        let at = at.max(self.newest_root.attached_ms.saturating_add(WINDOW_LOOK_EVERY_MS));
+        let at = at.max(self.newest_root.attached_ms.saturating_add(WINDOW_CHECK_EVERY_MS));
         let window = Duration::from_millis(at.saturating_sub(attached_ms));
         Some(window.max((busy_at + QUIET_AFTER).saturating_sub(now)))
     }
@@ -273,14 +273,14 @@ impl Checkpoints {
         self.log_bytes = 0;
         let read_period = context.stored.readers.advance();
         let parts_left = objects.len();
-        let (root_sent, odd_looks) = (false, 0);
+        let (root_sent, odd_reads) = (false, 0);
         let senders = Vec::new();
         let writing = CheckpointWrite {
             root,
             objects,
             parts_left,
             root_sent,
-            odd_looks,
+            odd_reads,
             deletable,
             copies,
             read_period,
@@ -457,9 +457,9 @@ impl Checkpoints {
             }
             Err(error) => Err(error),
         };
-        writing.odd_looks += u32::from(matches!(rival, Ok(Err(_))));
+        writing.odd_reads += u32::from(matches!(rival, Ok(Err(_))));
         let rival = match rival {
-            Ok(rival) if rival.is_ok() || writing.odd_looks >= RIVAL_LOOKS_MAX => rival,
+            Ok(rival) if rival.is_ok() || writing.odd_reads >= RIVAL_READS_MAX => rival,
             odd => {
                 // The root is put again later; if there still is a conflict, the object is read
                 // again.

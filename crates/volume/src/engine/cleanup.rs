@@ -36,11 +36,11 @@ use crate::counters::add;
 
 /// The wait after the store has used up its own retries; nothing waits for a delete.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
-/// Interval of checks whether the reads that block a delete have ended.
-const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often to check whether the reads that block a delete have ended.
+const READS_CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// How often an odd object at the place of a fence is read: an answer may be garbled in transit.
-const ODD_LOOKS_MAX: u32 = 4;
+const ODD_CHECKS_MAX: u32 = 4;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
@@ -61,7 +61,7 @@ pub(super) struct Cleanup {
     stage: Stage,
     not_before: Duration,
     /// How many checks for fences found an object that is not ours.
-    odd_looks: u32,
+    odd_checks: u32,
     what: SupersededObjects,
     /// Lists and deletes in flight.
     in_flight: u32,
@@ -135,7 +135,7 @@ impl Cleanup {
             // Reads of an older period may have prevented the checkpoint from starting a new
             // one.
             context.stored.readers.advance();
-            self.not_before = now + READS_LOOK_EVERY;
+            self.not_before = now + READS_CHECK_EVERY;
             return;
         }
         self.stage = Stage::UnderWay;
@@ -258,8 +258,8 @@ impl Cleanup {
     pub(super) fn handle_odd_look(&mut self, number: u64, now: Duration) {
         self.in_flight -= 1;
         if self.is_current(number) {
-            self.odd_looks += 1;
-            let again = self.odd_looks < ODD_LOOKS_MAX;
+            self.odd_checks += 1;
+            let again = self.odd_checks < ODD_CHECKS_MAX;
             self.stage = if again { Stage::Begin } else { Stage::Rest };
             self.not_before = now + REPEAT_AFTER;
         }

@@ -28,7 +28,7 @@ use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::{Event, FenceCheckPurpose, FenceCheckState};
 use crate::store_calls::want;
-use crate::watch::{LOOK_EVERY, STORE_ANSWER_TIME_MAX};
+use crate::watch::{FENCE_CHECK_EVERY, STORE_ANSWER_TIME_MAX};
 use crate::write::flush;
 
 /// The start of a segment, up to the end of its put id.
@@ -37,14 +37,14 @@ const HEAD_BYTES: u64 = 48;
 const VOLUME_ID_AT: usize = 16;
 const PUT_ID_AT: usize = 32;
 /// After this many consecutive checks that find the same foreign object, it is believed.
-const AGREEING_LOOKS: u32 = 3;
+const AGREEING_CHECKS_MIN: u32 = 3;
 /// The wait before an odd result is checked again.
-const RECHECK_DELAY: Duration = Duration::from_millis(200);
+const RECHECK_AFTER: Duration = Duration::from_millis(200);
 
 /// The checks while the volume is in use.
 #[derive(Default)]
 pub(super) struct FenceCheck {
-    is_looking: bool,
+    is_checking: bool,
     /// When the next check is due.
     not_before: Duration,
     /// The foreign object that the last check found, and the number of consecutive checks that did.
@@ -63,21 +63,21 @@ pub(super) enum FenceCheckResult {
 
 /// Checks for fences before checkpoint `number` deletes anything.
 pub(super) fn check_before_delete(context: &Arc<Context>, log: &LogTail, number: u64) {
-    begin_look(context, log, FenceCheckPurpose::Delete(number));
+    begin_check(context, log, FenceCheckPurpose::Delete(number));
 }
 
-fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: FenceCheckPurpose) {
+fn begin_check(context: &Arc<Context>, log: &LogTail, purpose: FenceCheckPurpose) {
     let own = log.puts().map(|(sequence, put_id)| (sequence, Some(put_id)));
     let places_left = own.chain([(log.next_sequence(), None)]).collect();
     request_next(context, Box::new(FenceCheckState { places_left, purpose }));
 }
 
 /// Requests the last place that is left to check.
-fn request_next(context: &Arc<Context>, look: Box<FenceCheckState>) {
-    let Some((sequence, _)) = look.places_left.last() else { return };
+fn request_next(context: &Arc<Context>, check: Box<FenceCheckState>) {
+    let Some((sequence, _)) = check.places_left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
     // A user may wait for a periodic check.
-    let class = if matches!(look.purpose, FenceCheckPurpose::Watch(_)) {
+    let class = if matches!(check.purpose, FenceCheckPurpose::Watch(_)) {
         Class::Read
     } else {
         Class::Background
@@ -85,7 +85,7 @@ fn request_next(context: &Arc<Context>, look: Box<FenceCheckState>) {
     let get = want(key, Some(0..HEAD_BYTES), class);
     let callback_context = context.clone();
     let callback =
-        move |outcome| callback_context.mailbox.push_event(Event::FenceLooked { look, outcome });
+        move |outcome| callback_context.mailbox.push_event(Event::FenceChecked { check, outcome });
     context.attachment.store.get(get, Box::new(callback));
 }
 
@@ -96,16 +96,16 @@ impl FenceCheck {
         &mut self,
         context: &Arc<Context>,
         log: &LogTail,
-        mut look: Box<FenceCheckState>,
+        mut check: Box<FenceCheckState>,
         outcome: &sawmill_store::Result<Bytes>,
         now: Duration,
     ) -> Option<(u64, FenceCheckResult)> {
-        let (sequence, own) = look.places_left.pop()?;
+        let (sequence, own) = check.places_left.pop()?;
         let is_free = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => true,
             Err(error) => {
                 let what = format!("looking for fences: {error}");
-                return match look.purpose {
+                return match check.purpose {
                     FenceCheckPurpose::Delete(number) => {
                         Some((number, FenceCheckResult::Failed(what)))
                     }
@@ -124,8 +124,8 @@ impl FenceCheck {
                     || sequence <= log.stored_sequence()
             }
         };
-        match (is_free, look.purpose, outcome) {
-            (true, ..) if !look.places_left.is_empty() => request_next(context, look),
+        match (is_free, check.purpose, outcome) {
+            (true, ..) if !check.places_left.is_empty() => request_next(context, check),
             (true, FenceCheckPurpose::Delete(number), _) => {
                 return Some((number, FenceCheckResult::NoFence));
             }
@@ -146,8 +146,8 @@ impl FenceCheck {
     pub(super) fn step(&mut self, context: &Arc<Context>, log: &LogTail, now: Duration) {
         let watch = &context.write.watch;
         // After an odd result, the next check must not wait.
-        let impatient = self.patience_ends(context, now).is_some_and(|at| at <= now);
-        if impatient && !watch.set_store_silent(true) {
+        let is_overdue = self.flush_wait_ends(context, now).is_some_and(|at| at <= now);
+        if is_overdue && !watch.set_store_silent(true) {
             let what = format!(
                 "the check for other writers had no answer within {} s",
                 STORE_ANSWER_TIME_MAX.as_secs()
@@ -157,33 +157,34 @@ impl FenceCheck {
         if watch.may_answer_flush(now) {
             flush::resume(&context.write);
         }
-        if self.wait(context, now).is_some_and(|wait| wait.is_zero()) && !self.is_looking {
-            self.is_looking = true;
-            self.not_before = now + LOOK_EVERY;
-            begin_look(context, log, FenceCheckPurpose::Watch(now));
+        if self.wait(context, now).is_some_and(|wait| wait.is_zero()) && !self.is_checking {
+            self.is_checking = true;
+            self.not_before = now + FENCE_CHECK_EVERY;
+            begin_check(context, log, FenceCheckPurpose::Watch(now));
         }
     }
 
     /// Time until [`step`](Self::step) has something to do.
     pub(super) fn wait(&self, context: &Context, now: Duration) -> Option<Duration> {
         let watch = &context.write.watch;
-        let patience = self.patience_ends(context, now);
-        let looks = watch.is_in_use(now) && !self.is_looking && context.journal.is_some();
-        let look = looks.then(|| (watch.confirmed_at() + LOOK_EVERY).max(self.not_before));
-        Some(patience.into_iter().chain(look).min()?.saturating_sub(now))
+        let wait_end = self.flush_wait_ends(context, now);
+        let may_check = watch.is_in_use(now) && !self.is_checking && context.journal.is_some();
+        let check_at =
+            may_check.then(|| (watch.confirmed_at() + FENCE_CHECK_EVERY).max(self.not_before));
+        Some(wait_end.into_iter().chain(check_at).min()?.saturating_sub(now))
     }
 
     /// When a flush will have waited long enough for a check, if one does.
-    fn patience_ends(&self, context: &Context, now: Duration) -> Option<Duration> {
+    fn flush_wait_ends(&self, context: &Context, now: Duration) -> Option<Duration> {
         let watch = &context.write.watch;
         if self.odd.is_some() || watch.may_answer_flush(now) {
             return None;
         }
-        watch.patience_ends()
+        watch.flush_wait_ends()
     }
 
     fn handle_still_ours(&mut self, context: &Context, began: Duration) {
-        self.is_looking = false;
+        self.is_checking = false;
         (self.odd, self.agreeing) = (None, 0);
         context.write.watch.confirm_at(began);
         if context.write.watch.set_store_silent(false) {
@@ -192,7 +193,7 @@ impl FenceCheck {
     }
 
     fn handle_no_answer(&mut self, context: &Context, what: String, now: Duration) {
-        self.is_looking = false;
+        self.is_checking = false;
         context.write.watch.set_store_silent(true);
         context.attachment.state.store_failed(now, what);
     }
@@ -206,8 +207,8 @@ impl FenceCheck {
         found: &Bytes,
         now: Duration,
     ) {
-        self.is_looking = false;
-        self.not_before = now + RECHECK_DELAY;
+        self.is_checking = false;
+        self.not_before = now + RECHECK_AFTER;
         let is_segment = Preamble::decode(found)
             .is_ok_and(|head| head.kind == Kind::Segment as u16)
             && found.get(VOLUME_ID_AT..PUT_ID_AT)
@@ -215,7 +216,7 @@ impl FenceCheck {
         let odd = Some((sequence, found.clone())).filter(|_| is_segment);
         self.agreeing = if odd.is_some() && odd == self.odd { self.agreeing + 1 } else { 1 };
         self.odd = odd;
-        if is_segment && self.agreeing >= AGREEING_LOOKS {
+        if is_segment && self.agreeing >= AGREEING_CHECKS_MIN {
             let key = segment_key(context.attachment.record.volume_id, sequence);
             context.write.fence(format!(
                 "volume {}: another writer has taken it over (it wrote {key}); writes after \

@@ -56,8 +56,8 @@ pub(crate) enum Event {
         number: u64,
         what: String,
     },
-    FenceLooked {
-        look: Box<FenceCheckState>,
+    FenceChecked {
+        check: Box<FenceCheckState>,
         outcome: sawmill_store::Result<Bytes>,
     },
     PinOutcome(PinOutcome),

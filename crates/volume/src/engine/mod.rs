@@ -237,8 +237,8 @@ impl Engine {
             Event::RivalCheckpoint { outcome } => {
                 self.checkpoints.handle_rival(context, outcome, now)
             }
-            Event::FenceLooked { look, outcome } => {
-                match self.fence_check.handle(context, &self.log, look, &outcome, now) {
+            Event::FenceChecked { check, outcome } => {
+                match self.fence_check.handle(context, &self.log, check, &outcome, now) {
                     Some((number, FenceCheckResult::NoFence)) => self.handle_no_fence(number),
                     Some((number, FenceCheckResult::Odd)) => {
                         self.cleanup.handle_odd_look(number, now)

@@ -8,8 +8,8 @@ use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
 use sawmill_format::kept_block::{CutEntry, CutKind};
 
-/// How many checkpoints after the end of the last cut still look for copies of checkpoints.
-pub(super) const COPIES_LOOKS: u32 = 4;
+/// How many checkpoints after the end of the last cut still search for copies of checkpoints.
+pub(super) const COPY_SEARCHES: u32 = 4;
 
 /// The map parts that are still named.
 #[derive(Default)]
@@ -54,7 +54,7 @@ impl Roots {
         kept.extend(begun(before));
         // A few more times after the last of them is deleted, because the newest are never deleted
         // immediately.
-        *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPIES_LOOKS };
+        *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPY_SEARCHES };
         let to_look_for = *copies_left > 0;
         Roots { kept, to_look_for }
     }

@@ -3,8 +3,8 @@
 //! is put that readers refuse.
 
 use crate::faulty::{
-    Machine, SEGMENT, is_engine, is_look, segment_get, segment_put, slot_bytes, slot_version,
-    stored, until, write_slot,
+    Machine, SEGMENT, is_engine, is_fence_check, segment_get, segment_put, slot_bytes,
+    slot_version, stored, until, write_slot,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -29,7 +29,7 @@ fn filled(slots: u64, cached: bool) -> Machine {
 
 fn gets_since(machine: &Machine, before: usize) -> Vec<Call> {
     let mut calls = machine.faults.calls().split_off(before);
-    calls.retain(|call| !is_look(call));
+    calls.retain(|call| !is_fence_check(call));
     calls
 }
 
@@ -277,7 +277,7 @@ fn a_map_that_no_reader_would_accept_is_never_put_and_the_log_has_it_all() {
     let (mut machine, volume) = machine_of_single_bytes();
     let objects = |part| machine.keys(part);
     let before = (objects("/map/"), objects("/checkpoint/"));
-    assert!(!volume.checkpoint(crate::faulty::PATIENCE), "it does not fit");
+    assert!(!volume.checkpoint(crate::faulty::WAIT_TIME_MAX), "it does not fit");
     assert_eq!((objects("/map/"), objects("/checkpoint/")), before);
     let error = volume.write_at(0, &[1]).unwrap_err();
     assert!(error.to_string().contains("map group 0"), "{error}");

@@ -22,7 +22,7 @@ use crate::rig::{MIB, Rig, pattern};
 /// One write of this size fills a segment of the rig's volumes.
 pub const SEGMENT: usize = 256 << 10;
 /// For waits that must end; far beyond what any of them takes.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// A machine whose store fails as its script says, over a store that others share.
 pub struct Machine {
@@ -201,16 +201,16 @@ pub fn segment_put(call: &Call) -> Option<u64> {
         .map(|(_, sequence)| sequence)
 }
 
-/// Whether a call only looks whether a fence stands where the next segment would.
-pub fn is_look(call: &Call) -> bool {
+/// Whether a call only checks whether a fence stands where the next segment would.
+pub fn is_fence_check(call: &Call) -> bool {
     call.kind == CallKind::Get
         && call.range == Some(0..48)
         && parse_segment_key(call.key()).is_some()
 }
 
-/// The sequence of a get of a segment, looks for fences excepted.
+/// The sequence of a get of a segment, checks for fences excepted.
 pub fn segment_get(call: &Call) -> Option<u64> {
-    (call.kind == CallKind::Get && !is_look(call))
+    (call.kind == CallKind::Get && !is_fence_check(call))
         .then(|| parse_segment_key(call.key()))?
         .map(|(_, sequence)| sequence)
 }
@@ -240,7 +240,7 @@ pub fn holds(volume: &Volume, address: u64, want: &[u8]) {
 
 /// Waits until everything accepted is stored.
 pub fn stored(volume: &Volume) {
-    assert!(volume.wait(Safety::Stored, Some(PATIENCE)).unwrap(), "not stored in time");
+    assert!(volume.wait(Safety::Stored, Some(WAIT_TIME_MAX)).unwrap(), "not stored in time");
 }
 
 /// Writes a whole segment's worth at slot `slot`; the bytes tell slot and version.

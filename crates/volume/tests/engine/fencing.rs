@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier};
 
 use crate::faulty::{
-    Machine, PATIENCE, SEGMENT, is_engine, root_put, segment_put, slot_version, stored, until,
+    Machine, SEGMENT, WAIT_TIME_MAX, is_engine, root_put, segment_put, slot_version, stored, until,
     write_slot,
 };
 use crate::rig::MIB;
@@ -14,7 +14,7 @@ use sawmill_volume::{Health, Safety, Volume};
 
 /// A fenced writer fails every call with `Fenced`.
 fn assert_fenced(volume: &Volume) {
-    let outcome = volume.wait(Safety::Stored, Some(PATIENCE));
+    let outcome = volume.wait(Safety::Stored, Some(WAIT_TIME_MAX));
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
     for outcome in [
         volume.write_at(0, &[1]),
@@ -300,7 +300,7 @@ fn of_two_racing_attaches_exactly_one_can_store() {
             match outcome {
                 Ok(volume) => {
                     write_slot(&volume, slot as u64, round);
-                    match volume.wait(Safety::Stored, Some(PATIENCE)) {
+                    match volume.wait(Safety::Stored, Some(WAIT_TIME_MAX)) {
                         Ok(in_time) => {
                             assert!(in_time);
                             winners.push(volume);

@@ -225,12 +225,12 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     };
     let rig = Rig::new();
     let volume = rig.open();
-    let patience = std::time::Duration::from_secs(60);
+    let time_max = std::time::Duration::from_secs(60);
     for block in 0..200 {
         volume.write_at(block * 8192, &pattern(block, 1, 8192)).unwrap();
     }
-    assert!(volume.wait(Safety::Stored, Some(patience)).unwrap());
-    assert!(volume.checkpoint(patience));
+    assert!(volume.wait(Safety::Stored, Some(time_max)).unwrap());
+    assert!(volume.checkpoint(time_max));
     volume.preallocate(&rig.options).unwrap();
     let preallocated = files(&rig, "spare");
     volume.write_at(0, &pattern(0, 2, 8192)).unwrap();
@@ -256,7 +256,7 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     volume.preallocate(&rig.options).unwrap();
     volume.close().unwrap();
     assert!(files(&rig, "spare").is_empty(), "a clean end leaves nothing in memory");
-    assert!(!volume.checkpoint(patience), "a volume that has ended writes none");
+    assert!(!volume.checkpoint(time_max), "a volume that has ended writes none");
 }
 
 /// The far side of a request: how often each byte was taken from it, or put into it.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::faulty::{
-    Machine, PATIENCE, SEGMENT, holds, is_engine, root_put, segment_get, segment_put, slot_bytes,
-    slot_version, stored, until, write_slot,
+    Machine, SEGMENT, WAIT_TIME_MAX, holds, is_engine, root_put, segment_get, segment_put,
+    slot_bytes, slot_version, stored, until, write_slot,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -441,7 +441,7 @@ fn while_the_store_is_gone_writes_go_on_then_wait_and_every_write_is_answered() 
         assert_eq!(slot_version(&volume, 0, 9), 1, "cached data is read");
         volume.flush().unwrap();
         assert!(!volume.wait(Safety::Stored, Some(std::time::Duration::ZERO)).unwrap());
-        assert!(volume.wait(Safety::Logged, Some(PATIENCE)).unwrap());
+        assert!(volume.wait(Safety::Logged, Some(WAIT_TIME_MAX)).unwrap());
         assert_eq!(slot_version(&volume, 8, 9), 2, "what is in the journal is read");
         drop(healing);
     });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::faulty::{Machine, is_look, segment_put, slot_version, until, write_slot};
+use crate::faulty::{Machine, is_fence_check, segment_put, slot_version, until, write_slot};
 use crate::rig::MIB;
 use bytes::Bytes;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -114,10 +114,10 @@ fn no_flush_is_answered_on_old_news() {
     a.pass(60_000);
     a.step();
     let b = first.successor().open();
-    let looks = first.count(is_look);
+    let checks = first.count(is_fence_check);
     // The first thing it hears for a minute.
     assert_eq!(a.flush(50), Err(ErrorKind::Fenced));
-    assert!(first.count(is_look) > looks);
+    assert!(first.count(is_fence_check) > checks);
     b.close().unwrap();
 }
 
@@ -177,9 +177,9 @@ fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
     let machine = Machine::new();
     let mut a = SteppedScene::new(&machine);
     let _heals = machine.healing();
-    machine.fault(Fault::Delay, is_look);
+    machine.fault(Fault::Delay, is_fence_check);
     a.pass(60_000);
-    assert_eq!(a.flush(50), Ok(()), "it has waited for its patience");
+    assert_eq!(a.flush(50), Ok(()), "it has waited as long as it may");
     assert!(matches!(a.volume().status().health, Health::StoreUnavailable { .. }));
     assert_eq!(a.flush(0), Ok(()), "no other has to wait for the same answer");
     machine.heal();
@@ -227,17 +227,17 @@ fn one_stale_answer_fences_no_writer() {
     let (own, next) = (machine.segment_key(sequence), machine.segment_key(sequence + 1));
     let body: Bytes = machine.object(&own);
     Blocking(&*machine.plain).put(&next, body, Class::Upload).unwrap();
-    let looks = machine.count(is_look);
-    let look = |volume: &Volume| volume.read_at(0, 512).map(drop).unwrap();
+    let checks = machine.count(is_fence_check);
+    let read = |volume: &Volume| volume.read_at(0, 512).map(drop).unwrap();
     a.until_with("it was looked at", 100, |volume| {
-        look(volume);
-        machine.count(is_look) > looks
+        read(volume);
+        machine.count(is_fence_check) > checks
     });
     machine.remove(&next);
     for _ in 0..100 {
         a.pass(200);
         a.step();
-        look(a.volume());
+        read(a.volume());
     }
     assert_eq!(a.flush(0), Ok(()));
     assert_eq!(a.volume().status().health, Health::Serving);

@@ -381,10 +381,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     caught_by(
         &engine("a_rivals_root_that_arrives_garbled_is_read_again"),
-        "a root in the way is believed at the first look",
+        "a root in the way is believed at the first read",
         "volume/src/engine/checkpoint.rs",
-        "const RIVAL_LOOKS_MAX: u32 = 4;",
-        "const RIVAL_LOOKS_MAX: u32 = 1;",
+        "const RIVAL_READS_MAX: u32 = 4;",
+        "const RIVAL_READS_MAX: u32 = 1;",
     ),
     caught_by(
         &engine("a_group_that_was_empty_before_a_rollback_is_in_the_checkpoint_after_it"),

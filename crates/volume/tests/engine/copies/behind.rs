@@ -109,10 +109,10 @@ fn done_means_all_that_was_stored_when_it_began() {
         .round(&mut |bytes| {
             // While the root is copied, the source writes and deletes far beyond it.
             let roots = keys(&*source, "/checkpoint/");
-            // The source lives: it may delete a root between the list and the look.
-            let look = |key: &String| Blocking(&*source).get(key, None, Class::Read);
+            // The source lives: it may delete a root between the list and the read.
+            let read = |key: &String| Blocking(&*source).get(key, None, Class::Read);
             let is_root =
-                roots.iter().any(|key| look(key).is_ok_and(|root| root.len() as u64 == bytes));
+                roots.iter().any(|key| read(key).is_ok_and(|root| root.len() as u64 == bytes));
             if is_root && !is_done {
                 is_done = true;
                 let (deleted, next) =
