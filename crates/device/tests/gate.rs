@@ -12,9 +12,9 @@ use sawmill_device::{
 };
 
 const SIZE: u64 = 16 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 /// The wait for something that must not happen.
-const NO_PATIENCE: Duration = Duration::from_millis(20);
+const SHORT_TIME_MAX: Duration = Duration::from_millis(20);
 
 fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(SIZE))
@@ -47,8 +47,8 @@ fn what_comes_to_a_shut_gate_waits_and_goes_in_in_its_order() {
     let device = memory();
     let gate = Gate::new(device.clone());
     gate.write_at(0, b"before").expect("in range");
-    gate.shut(PATIENCE).expect("nothing is inside");
-    gate.shut(PATIENCE).expect("it is shut");
+    gate.shut(ANSWER_TIME_MAX).expect("nothing is inside");
+    gate.shut(ANSWER_TIME_MAX).expect("it is shut");
     let (sender, receiver) = channel();
     (1..=100).for_each(|number| write(&gate, number, &sender));
     assert_eq!(gate.waiting(), 100);
@@ -67,13 +67,13 @@ fn a_gate_is_shut_when_the_last_request_inside_is_answered() {
     let gate = Arc::new(Gate::new(device.clone()));
     let (sender, receiver) = channel();
     write(&*gate, 1, &sender);
-    let error = gate.shut(NO_PATIENCE).expect_err("one is inside");
+    let error = gate.shut(SHORT_TIME_MAX).expect_err("one is inside");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     write(&*gate, 2, &sender);
     assert_eq!((gate.waiting(), device.held()), (0, 2), "it is open again");
     let shutting = std::thread::spawn({
         let gate = gate.clone();
-        move || gate.shut(PATIENCE)
+        move || gate.shut(ANSWER_TIME_MAX)
     });
     // It is shutting as soon as something has to wait.
     let mut number = 3;
@@ -98,10 +98,10 @@ fn a_gate_is_not_shut_before_the_last_answer_was_heard() {
     std::thread::scope(|threads| {
         threads.spawn(|| device.release());
         wait_until_taken(&device);
-        let early = gate.shut(NO_PATIENCE);
+        let early = gate.shut(SHORT_TIME_MAX);
         sender.send(()).expect("it waits");
         early.expect_err("its answer was not heard to the end");
-        gate.shut(PATIENCE).expect("it is");
+        gate.shut(ANSWER_TIME_MAX).expect("it is");
     });
 }
 
@@ -123,7 +123,7 @@ fn another_device_takes_the_place_behind_a_shut_gate_alone() {
         assert!(error.to_string().contains(part), "{error}");
     };
     expect_refusal(&gate, second.clone(), "behind a shut gate only");
-    gate.shut(PATIENCE).expect("nothing is inside");
+    gate.shut(ANSWER_TIME_MAX).expect("nothing is inside");
     let (sender, receiver) = channel();
     write(&gate, 7, &sender);
     let old = gate.replace(second.clone()).expect("it fits");
@@ -139,7 +139,7 @@ fn another_device_takes_the_place_behind_a_shut_gate_alone() {
 #[test]
 fn a_device_that_doors_cannot_live_with_is_refused() {
     let gate = Gate::new(memory());
-    gate.shut(PATIENCE).expect("nothing is inside");
+    gate.shut(ANSWER_TIME_MAX).expect("nothing is inside");
     let full = memory().geometry();
     let without = |change: fn(&mut Operations)| {
         let mut geometry = full;
@@ -199,7 +199,7 @@ fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
     device.grown.store(true, Ordering::SeqCst);
     assert_eq!((before.size_bytes, gate.geometry().size_bytes), (SIZE, 2 * SIZE));
     device.grown.store(false, Ordering::SeqCst);
-    gate.shut(PATIENCE).expect("nothing is inside");
+    gate.shut(ANSWER_TIME_MAX).expect("nothing is inside");
     assert_eq!(gate.geometry().size_bytes, SIZE, "the last before it was shut");
     device.grown.store(true, Ordering::SeqCst);
     assert_eq!(gate.geometry().size_bytes, SIZE, "shut, it asks no device");
@@ -208,7 +208,7 @@ fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
 #[test]
 fn requests_that_wait_at_a_gate_that_goes_answer_themselves() {
     let gate = Gate::new(memory());
-    gate.shut(PATIENCE).expect("nothing is inside");
+    gate.shut(ANSWER_TIME_MAX).expect("nothing is inside");
     let (sender, receiver) = channel();
     write(&gate, 1, &sender);
     drop(gate);
@@ -236,7 +236,7 @@ fn a_gate_shut_again_and_again_under_load_loses_nothing() {
         threads.spawn(|| {
             let mut turn = 0;
             while !done.load(Ordering::SeqCst) {
-                gate.shut(PATIENCE).expect("memory answers");
+                gate.shut(ANSWER_TIME_MAX).expect("memory answers");
                 // The next device continues where this one ended.
                 let (from, to) = (&devices[turn], &devices[1 - turn]);
                 let bytes = from.read_at(0, 4 * 4096).expect("in range");

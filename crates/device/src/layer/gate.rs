@@ -77,22 +77,22 @@ impl Gate {
 
     /// Lets no request in from now on and waits until those inside are answered.
     ///
-    /// Errors: `Unavailable` when they are not after `patience`; the gate is open again then.
-    pub fn shut(&self, patience: Duration) -> Result<()> {
+    /// Errors: `Unavailable` when they are not after `time_max`; the gate is open again then.
+    pub fn shut(&self, time_max: Duration) -> Result<()> {
         {
             let mut state = self.state.lock();
             state.geometry = state.device.geometry();
             state.open_device = None;
             self.stripes.iter().for_each(|stripe| *stripe.0.write() = None);
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + time_max;
         let mut count = self.in_flight.count.lock();
         while *count > 0 {
             if self.in_flight.none_left.wait_until(&mut count, deadline).timed_out() && *count > 0 {
                 drop(count);
                 self.open();
                 let text = format!(
-                    "gate: requests inside are not answered after {patience:?}; it is open again"
+                    "gate: requests inside are not answered after {time_max:?}; it is open again"
                 );
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
