@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::batch::chunk::{ChunkEntry, entries};
+use crate::options::Mode;
 use crate::protocol::{Command, Control, ControlKind, Facts, PacketSocket};
 
 /// The abilities of a driver, besides reading.
@@ -46,8 +47,8 @@ impl Default for Abilities {
 impl Abilities {
     /// As options of the protocol: those that differ from the defaults. The host may set the
     /// others.
-    pub(super) fn declare(self, facts: &mut Facts, is_batch: bool) {
-        let is_plain = !is_batch;
+    pub(super) fn declare(self, facts: &mut Facts, mode: Mode) {
+        let is_plain = mode == Mode::Plain;
         // Only differences are declared, because a later driver must agree with the device in all
         // that it says.
         for (name, value, is_declared) in [

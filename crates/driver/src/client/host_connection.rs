@@ -46,7 +46,7 @@ impl HostConnection {
         if options.replaces {
             hello.add("replace", 1);
         }
-        abilities.declare(&mut hello, options.is_batch());
+        abilities.declare(&mut hello, options.mode());
         for (name, value) in options.facts.iter() {
             hello.add(name, value);
         }
@@ -106,7 +106,9 @@ impl HostConnection {
             let memory = AttachedMemory::open(memory, facts.parsed(name)?).map_err(|error| {
                 Error::caused(ErrorKind::Invalid, format!("memory of queue {queue}"), error)
             })?;
-            self.lanes.push(Lane::new(queue, socket.into(), memory, is_batch && at == 0));
+            let lane = Lane::new(queue, socket.into(), memory);
+            // The other lane of a queue in batch mode has its reads.
+            self.lanes.push(if is_batch && at == 0 { lane.taking_chunks() } else { lane });
         }
         Ok(())
     }

@@ -62,25 +62,25 @@ pub(super) struct Answers {
 }
 
 impl Lane {
-    pub(super) fn new(
-        queue: usize,
-        socket: PacketSocket,
-        memory: Arc<AttachedMemory>,
-        takes_chunks: bool,
-    ) -> Self {
+    pub(super) fn new(queue: usize, socket: PacketSocket, memory: Arc<AttachedMemory>) -> Self {
         let incoming =
             CommandInbox { buffer: vec![0; PACKET_BYTES_MAX], ..CommandInbox::default() };
         Lane {
             queue,
             socket,
             memory,
-            takes_chunks,
+            takes_chunks: false,
             inbox: Mutex::new(incoming),
             more: Condvar::new(),
             has_ended: AtomicBool::new(false),
             open: Mutex::default(),
             wakeup: Condvar::new(),
         }
+    }
+
+    /// The same lane, for chunks.
+    pub(super) fn taking_chunks(self) -> Self {
+        Lane { takes_chunks: true, ..self }
     }
 
     /// Whether the last command was taken.

@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 
+use crate::options::Mode;
 use crate::protocol::Facts;
 
 /// How a driver is served. Options that are not set have the protocol's defaults.
@@ -77,8 +78,8 @@ impl Options {
         self
     }
 
-    pub(super) fn is_batch(&self) -> bool {
-        self.facts.get("mode") == Some("batch")
+    pub(super) fn mode(&self) -> Mode {
+        if self.facts.get("mode") == Some("batch") { Mode::Batch } else { Mode::Plain }
     }
 }
 

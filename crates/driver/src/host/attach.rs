@@ -147,10 +147,11 @@ impl Host {
         let mut done_since = None;
         let mut state = self.state.lock();
         while state.driver.as_ref().is_some_and(|driver| Arc::ptr_eq(driver, &last)) {
-            last.expect_disconnect(
-                declared_device.holder.status().oldest_fetched_at.is_none(),
-                &mut done_since,
-            );
+            if declared_device.holder.status().oldest_fetched_at.is_none() {
+                last.expect_disconnect(&mut done_since);
+            } else {
+                done_since = None;
+            }
             self.changed.wait_for(&mut state, LOOK_EVERY);
         }
         Ok(())

@@ -147,11 +147,10 @@ impl AttachedDriver {
         self.close();
     }
 
-    /// Treats a driver as gone if it was told to finish, has done everything, and stays.
-    pub(super) fn expect_disconnect(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
-        if !has_done_all {
-            *done_since = None;
-        } else if done_since.get_or_insert_with(Instant::now).elapsed() > LEAVE_TIME_MAX {
+    /// Treats a driver as gone if it was told to finish, has done everything since `done_since` (now,
+    /// if that is none), and stays.
+    pub(super) fn expect_disconnect(&self, done_since: &mut Option<Instant>) {
+        if done_since.get_or_insert_with(Instant::now).elapsed() > LEAVE_TIME_MAX {
             self.cut("it did not disconnect after all its work was done");
         }
     }

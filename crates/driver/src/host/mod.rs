@@ -260,8 +260,8 @@ impl Host {
             let is_drained = device.holder.status().is_drained;
             match state.driver.clone() {
                 None if is_drained => return,
-                Some(driver) => driver.expect_disconnect(is_drained, &mut done_since),
-                None => done_since = None,
+                Some(driver) if is_drained => driver.expect_disconnect(&mut done_since),
+                _ => done_since = None,
             }
             self.changed.wait_for(&mut state, LOOK_EVERY);
         }
