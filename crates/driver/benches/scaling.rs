@@ -157,8 +157,9 @@ fn settle(loader: &Loader, submitted_count: u64, in_flight_max: u64) {
 }
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let [mode, operation, bytes, queues, seconds, tied, memory] = &words[..] else {
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let [mode, operation, bytes, queues, seconds, tied, memory] = &arguments[..] else {
         // As a test of the workspace, it does nothing.
         return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS TIED MEMORY");
     };

@@ -48,14 +48,14 @@ func (c Chunk) Entries() iter.Seq2[ChunkEntry, []byte] {
 
 func (c Chunk) entry(n int) (ChunkEntry, error) {
 	bytes := c.Bytes[n*entryBytes : (n+1)*entryBytes]
-	word := func(at int) uint64 { return binary.LittleEndian.Uint64(bytes[at:]) }
-	sector, sectors, flag := word(0), word(8), word(24)
+	uint64At := func(at int) uint64 { return binary.LittleEndian.Uint64(bytes[at:]) }
+	sector, sectors, flag := uint64At(0), uint64At(8), uint64At(24)
 	const most = 1 << 54 // sectors of 2^63 bytes
 	if flag != 1 || sector >= most || sectors >= most {
 		return ChunkEntry{}, fmt.Errorf("entry %d of a chunk: sector %d, sectors %d, flag %d",
 			n, sector, sectors, flag)
 	}
-	return ChunkEntry{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, word(16)}, nil
+	return ChunkEntry{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, uint64At(16)}, nil
 }
 
 // check verifies that all entries lie in the chunk, so that Entries can iterate over them.

@@ -20,9 +20,9 @@ func chunkOf(metadata, size int, entries []ChunkEntry, values []byte) Chunk {
 	data := metadata
 	for n, entry := range entries {
 		address, length := uint64(entry.Address/512), uint64(entry.Length/512)
-		words := []uint64{address, length, entry.WriteNumber, 1}
-		for i, word := range words {
-			binary.LittleEndian.PutUint64(chunk.Bytes[n*32+8*i:], word)
+		fields := []uint64{address, length, entry.WriteNumber, 1}
+		for i, field := range fields {
+			binary.LittleEndian.PutUint64(chunk.Bytes[n*32+8*i:], field)
 		}
 		copy(chunk.Bytes[data:], bytes.Repeat(values[n:n+1], int(entry.Length)))
 		data += int(entry.Length)

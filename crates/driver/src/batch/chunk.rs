@@ -27,15 +27,15 @@ impl ChunkEntry {
     /// Encodes the entry.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
-        let words = [
+        let fields = [
             self.address / SECTOR_BYTES,
             self.length / SECTOR_BYTES,
             self.write_number,
             FLAG_WRITE,
         ];
         let mut bytes = [0; ENTRY_BYTES];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (place, field) in bytes.chunks_exact_mut(8).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
         }
         bytes
     }
@@ -43,11 +43,11 @@ impl ChunkEntry {
     /// Decodes an entry; `None` if the bytes are not an entry of a write.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut words = [0; 4];
-        for (word, bytes) in words.iter_mut().zip(bytes.get(..ENTRY_BYTES)?.chunks_exact(8)) {
-            *word = u64::from_le_bytes(bytes.try_into().ok()?);
+        let mut fields = [0; 4];
+        for (field, bytes) in fields.iter_mut().zip(bytes.get(..ENTRY_BYTES)?.chunks_exact(8)) {
+            *field = u64::from_le_bytes(bytes.try_into().ok()?);
         }
-        let [sector, sectors, write_number, flag] = words;
+        let [sector, sectors, write_number, flag] = fields;
         let address = sector.checked_mul(SECTOR_BYTES)?;
         let length = sectors.checked_mul(SECTOR_BYTES)?;
         (flag == FLAG_WRITE).then_some(ChunkEntry { address, length, write_number })

@@ -42,7 +42,7 @@ impl Batch {
         // write.
         let mut all: Vec<_> = self.queues.iter().map(|queue| queue.writes.lock()).collect();
         for (newer, older) in self.areas.mend() {
-            let bytes = part(&all[newer.chunk.queue], &newer, &older);
+            let bytes = overlap_bytes(&all[newer.chunk.queue], &newer, &older);
             mend(&mut all[older.chunk.queue], &newer, &older, &bytes);
         }
         for writes in &mut all {
@@ -166,7 +166,7 @@ impl Batch {
 }
 
 /// The bytes of the newer write that the older one also covers.
-fn part(writes: &Writes, newer: &WriteEntry, older: &WriteEntry) -> Vec<u8> {
+fn overlap_bytes(writes: &Writes, newer: &WriteEntry, older: &WriteEntry) -> Vec<u8> {
     let Some((Some(closed), _)) = writes.kept.get(&newer.chunk.number) else { return Vec::new() };
     let (start, end) = (newer.start.max(older.start), newer.end.min(older.end));
     let at = newer.data_at + (start - newer.start) as usize;

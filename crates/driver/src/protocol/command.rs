@@ -92,7 +92,7 @@ impl Command {
         let mut bytes = [0; COMMAND_BYTES];
         bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&flags.to_le_bytes());
-        let words = [
+        let fields = [
             self.number,
             self.address,
             self.length,
@@ -101,8 +101,8 @@ impl Command {
             self.horizon,
             self.floor,
         ];
-        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (place, field) in bytes[8..].chunks_exact_mut(8).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
         }
         bytes
     }
@@ -136,13 +136,13 @@ impl Command {
             fua: flags & FUA != 0,
             no_unmap: flags & NO_UNMAP != 0,
             again: flags & AGAIN != 0,
-            number: word(bytes, 8),
-            address: word(bytes, 16),
-            length: word(bytes, 24),
-            offset: word(bytes, 32),
-            entries: word(bytes, 40),
-            horizon: word(bytes, 48),
-            floor: word(bytes, 56),
+            number: u64_at(bytes, 8),
+            address: u64_at(bytes, 16),
+            length: u64_at(bytes, 24),
+            offset: u64_at(bytes, 32),
+            entries: u64_at(bytes, 40),
+            horizon: u64_at(bytes, 48),
+            floor: u64_at(bytes, 56),
         })
     }
 }
@@ -188,7 +188,7 @@ impl Answer {
         if !(0..=4095).contains(&errno) || reserved != 0 {
             return Err(bad(format!("an answer with errno {errno} and reserved {reserved}")));
         }
-        Ok(Answer { number: word(bytes, 0), errno })
+        Ok(Answer { number: u64_at(bytes, 0), errno })
     }
 }
 
@@ -196,7 +196,7 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(half(bytes, at)) | u64::from(half(bytes, at + 4)) << 32
 }
 

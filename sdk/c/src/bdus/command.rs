@@ -74,8 +74,8 @@ enum Subcommand {
 
 /// Runs `bdus` with these arguments, without its name. Returns the exit status.
 #[must_use]
-pub fn command(words: &[String]) -> u8 {
-    let Some(subcommand) = parse(words) else {
+pub fn command(arguments: &[String]) -> u8 {
+    let Some(subcommand) = parse(arguments) else {
         complain(USAGE);
         return 2;
     };
@@ -88,8 +88,8 @@ pub fn command(words: &[String]) -> u8 {
     }
 }
 
-fn parse(words: &[String]) -> Option<Subcommand> {
-    let (first, rest) = words.split_first()?;
+fn parse(arguments: &[String]) -> Option<Subcommand> {
+    let (first, rest) = arguments.split_first()?;
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let only = |rest: &[&str]| match rest {
         [which] if !which.starts_with('-') => Some((*which).to_owned()),
@@ -107,9 +107,10 @@ fn parse(words: &[String]) -> Option<Subcommand> {
             _ => None,
         },
         "destroy" => {
-            let is_quiet = rest.iter().any(|word| matches!(*word, "-q" | "--quiet"));
+            let is_quiet = rest.iter().any(|argument| matches!(*argument, "-q" | "--quiet"));
             let with_flush = !rest.contains(&"--no-flush");
-            let is_no_option = |word: &&&str| !matches!(**word, "-q" | "--quiet" | "--no-flush");
+            let is_no_option =
+                |argument: &&&str| !matches!(**argument, "-q" | "--quiet" | "--no-flush");
             let others: Vec<&str> = rest.iter().filter(is_no_option).copied().collect();
             only(&others).map(|which| Subcommand::Destroy { which, with_flush, is_quiet })
         }
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_word_ends_with_2_and_help_with_0() {
+    fn a_wrong_command_line_ends_with_2_and_help_with_0() {
         let exit =
             |line: &str| command(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
         for line in [

@@ -3,6 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    ExitCode::from(sawmill::bdus::command(&words))
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    ExitCode::from(sawmill::bdus::command(&arguments))
 }

@@ -147,10 +147,10 @@ func (c Command) Bytes() []byte {
 	bytes := make([]byte, 64)
 	binary.LittleEndian.PutUint32(bytes, c.Kind)
 	binary.LittleEndian.PutUint32(bytes[4:], c.Flags)
-	for i, word := range []uint64{
+	for i, field := range []uint64{
 		c.Number, c.Address, c.Length, c.Offset, c.Entries, c.Horizon, c.Floor,
 	} {
-		binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
+		binary.LittleEndian.PutUint64(bytes[8+8*i:], field)
 	}
 	return bytes
 }
