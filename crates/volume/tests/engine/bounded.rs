@@ -3,8 +3,8 @@
 //! is put that readers refuse.
 
 use crate::faulty::{
-    Machine, SEGMENT, is_engine, is_fence_check, segment_get, segment_put, slot_bytes,
-    slot_version, stored, until, write_slot,
+    Machine, SEGMENT, is_engine, is_fence_check, segment_get, segment_put, stored, tile_bytes,
+    tile_version, until, write_tile,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -13,11 +13,11 @@ use sawmill_volume::{FlushMode, Stall, open_cache};
 
 const FRAME: u64 = 64 << 10;
 
-fn filled(slots: u64, cached: bool) -> Machine {
+fn filled(tiles: u64, cached: bool) -> Machine {
     let mut machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..slots {
-        write_slot(&volume, slot, 1);
+    for tile in 0..tiles {
+        write_tile(&volume, tile, 1);
     }
     volume.close().unwrap();
     if cached {
@@ -58,12 +58,12 @@ fn holes_read_as_zeroes_and_cost_no_request() {
 fn what_the_journal_holds_is_read_without_a_request() {
     let machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
     let before = machine.faults.calls().len();
-    assert!((0..4).all(|slot| slot_version(&volume, slot, 1) == 1));
+    assert!((0..4).all(|tile| tile_version(&volume, tile, 1) == 1));
     assert_eq!(gets_since(&machine, before), []);
 }
 
@@ -91,18 +91,18 @@ fn a_cold_read_of_a_block_is_one_ranged_get() {
         let machine = filled(16, cached);
         let volume = machine.open();
         // Far apart, so that no read is in a row with another.
-        for slot in [3, 11, 0, 7, 14, 5, 9] {
+        for tile in [3, 11, 0, 7, 14, 5, 9] {
             let before = machine.faults.calls().len();
-            let address = slot * SEGMENT as u64 + 2 * FRAME + 8192;
+            let address = tile * SEGMENT as u64 + 2 * FRAME + 8192;
             crate::faulty::holds(
                 &volume,
                 address,
-                &slot_bytes(slot, 1)[2 * FRAME as usize + 8192..][..4096],
+                &tile_bytes(tile, 1)[2 * FRAME as usize + 8192..][..4096],
             );
             let calls = gets_since(&machine, before);
-            assert_eq!(calls.len(), 1, "slot {slot}: {calls:?}");
+            assert_eq!(calls.len(), 1, "tile {tile}: {calls:?}");
             let range = calls[0].range.clone().unwrap();
-            assert_eq!(segment_get(&calls[0]), Some(65 + slot));
+            assert_eq!(segment_get(&calls[0]), Some(65 + tile));
             assert_eq!(range.end - range.start, FRAME + 16, "one frame and its head");
         }
     }
@@ -113,7 +113,7 @@ fn a_read_of_a_whole_segment_is_one_get() {
     let machine = filled(4, false);
     let volume = machine.open();
     let before = machine.faults.calls().len();
-    assert_eq!(slot_version(&volume, 2, 1), 1);
+    assert_eq!(tile_version(&volume, 2, 1), 1);
     assert_eq!(gets_since(&machine, before).len(), 1);
 }
 
@@ -129,7 +129,7 @@ fn readers_of_one_frame_share_one_get() {
             let volume = &volume;
             let at = (index * 4096) as usize;
             scope.spawn(move || {
-                crate::faulty::holds(volume, at as u64, &slot_bytes(0, 1)[at..at + 4096])
+                crate::faulty::holds(volume, at as u64, &tile_bytes(0, 1)[at..at + 4096])
             });
         }
         until("all read", || volume.status().counters.reads_store == 8);
@@ -144,9 +144,9 @@ fn a_cold_sequential_read_is_a_few_large_gets() {
     let volume = machine.open();
     let before = machine.faults.calls().len();
     for at in (0..32 * SEGMENT as u64).step_by(16 << 10) {
-        let slot = at / SEGMENT as u64;
+        let tile = at / SEGMENT as u64;
         let inside = (at % SEGMENT as u64) as usize;
-        crate::faulty::holds(&volume, at, &slot_bytes(slot, 1)[inside..inside + (16 << 10)]);
+        crate::faulty::holds(&volume, at, &tile_bytes(tile, 1)[inside..inside + (16 << 10)]);
     }
     let calls = gets_since(&machine, before);
     assert!(calls.iter().all(|call| call.kind == CallKind::Get));
@@ -168,7 +168,7 @@ fn warm_reads_cost_no_request() {
     let volume = machine.open();
     let warm = |volume: &sawmill_volume::Volume| {
         let before = machine.faults.calls().len();
-        assert!((0..8).all(|slot| slot_version(volume, slot, 1) == 1));
+        assert!((0..8).all(|tile| tile_version(volume, tile, 1) == 1));
         gets_since(&machine, before).is_empty()
     };
     until("the cache has it all", || warm(&volume));
@@ -188,8 +188,8 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
             let volume = &volume;
             // Twice, so that neither can end, however unfair the machine, before the journal is
             // full again.
-            let slots = (0..64).chain(0..64);
-            scope.spawn(move || slots.for_each(|slot| write_slot(volume, writer * 64 + slot, 1)));
+            let tiles = (0..64).chain(0..64);
+            scope.spawn(move || tiles.for_each(|tile| write_tile(volume, writer * 64 + tile, 1)));
         }
         let full = || {
             let status = volume.status();
@@ -209,7 +209,7 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
         drop(healing);
     });
     stored(&volume);
-    assert!((0..128).all(|slot| slot_version(&volume, slot, 1) == 1));
+    assert!((0..128).all(|tile| tile_version(&volume, tile, 1) == 1));
     assert_eq!((volume.status().stalled_requests, volume.status().stall), (0, None));
 }
 
@@ -323,8 +323,8 @@ fn garbage_does_not_grow_with_the_number_of_lives() {
     let machine = Machine::new();
     for version in 1..=30 {
         let volume = machine.open();
-        for slot in 0..3 {
-            write_slot(&volume, slot, version);
+        for tile in 0..3 {
+            write_tile(&volume, tile, version);
         }
         volume.close().unwrap();
     }

@@ -1,7 +1,7 @@
 //! A check looks at everything that is kept: whatever of it is damaged or gone is found, and what
 //! cannot be served because of it is named.
 
-use crate::faulty::{Machine, copy_store, keys, root_put, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, copy_store, keys, root_put, stored, tile_version, until, write_tile};
 use crate::rig::MIB;
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore};
@@ -16,12 +16,12 @@ fn costs(damage: &[Damage], cost: &str) -> bool {
     damage.iter().any(|one| one.costs.iter().any(|known| known.contains(cost)))
 }
 
-/// Overwrites slots until so many more checkpoints are durable.
+/// Overwrites tiles until so many more checkpoints are durable.
 fn checkpoints(volume: &Volume, version: u64, count: u64) {
     let target_count = volume.status().counters.checkpoints + count;
     until("checkpoints", || {
-        for slot in 0..4 {
-            write_slot(volume, slot, version);
+        for tile in 0..4 {
+            write_tile(volume, tile, version);
         }
         stored(volume);
         volume.status().counters.checkpoints >= target_count
@@ -39,8 +39,8 @@ fn machine() -> Machine {
 fn with_a_snapshot() -> Machine {
     let machine = machine();
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     checkpoints(&volume, 2, 5);
@@ -71,7 +71,7 @@ fn is_all_served(machine: &Machine, store: &std::sync::Arc<dyn ObjectStore>) -> 
         let options = OpenOptions { read_only: true, cut, ..machine.options.clone() };
         Volume::open(store.clone(), name, options).is_ok_and(|volume| {
             let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                (0..4).all(|slot| slot_version(&volume, slot, 9) == version)
+                (0..4).all(|tile| tile_version(&volume, tile, 9) == version)
             }));
             served.unwrap_or(false)
         })
@@ -107,10 +107,10 @@ fn a_check_finds_that_a_segment_of_a_snapshot_is_gone() {
 fn a_check_finds_damage_in_what_only_the_table_of_a_snapshots_checkpoint_names() {
     let machine = machine();
     let volume = machine.open();
-    write_slot(&volume, 5, 1);
+    write_tile(&volume, 5, 1);
     checkpoints(&volume, 1, 3);
     volume.create_snapshot("one").unwrap();
-    write_slot(&volume, 5, 2);
+    write_tile(&volume, 5, 2);
     checkpoints(&volume, 2, 5);
     volume.close().unwrap();
     machine.assert_sound("a volume and a snapshot");
@@ -146,8 +146,8 @@ fn what_was_overwritten_since_the_only_checkpoint_left_is_no_damage() {
     // No further checkpoint comes.
     let _healing = machine.healing();
     machine.fault(Fault::Delay, |call| root_put(call).is_some());
-    for slot in 0..4 {
-        write_slot(&volume, slot, 4);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 4);
     }
     stored(&volume);
     let mut roots = machine.keys("/checkpoint/");

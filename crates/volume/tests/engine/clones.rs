@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::faulty::{Machine, SEGMENT, keys, root_put, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, SEGMENT, keys, root_put, stored, tile_version, until, write_tile};
 use crate::rig::{MIB, Rig};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
@@ -23,11 +23,11 @@ fn machine_for(machine: &Machine, name: &str) -> Machine {
     other
 }
 
-fn churn(volume: &Volume, slots: std::ops::Range<u64>, version: u64) {
+fn churn(volume: &Volume, tiles: std::ops::Range<u64>, version: u64) {
     let target_count = volume.status().counters.checkpoints + 4;
     until("checkpoints", || {
-        for slot in slots.clone() {
-            write_slot(volume, slot, version);
+        for tile in tiles.clone() {
+            write_tile(volume, tile, version);
         }
         stored(volume);
         volume.status().counters.checkpoints >= target_count
@@ -35,14 +35,14 @@ fn churn(volume: &Volume, slots: std::ops::Range<u64>, version: u64) {
 }
 
 fn versions(volume: &Volume) -> [u64; 4] {
-    [0, 1, 2, 3].map(|slot| slot_version(volume, slot, 9))
+    [0, 1, 2, 3].map(|tile| tile_version(volume, tile, 9))
 }
 
 /// A base with version 1 everywhere, and a snapshot of that.
 fn base(machine: &Machine) -> Arc<Volume> {
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     volume
@@ -88,7 +88,7 @@ fn a_clone_and_its_base_go_their_own_ways() {
 fn the_present_of_a_served_volume_can_be_cloned() {
     let machine = machine();
     let volume = base(&machine);
-    write_slot(&volume, 2, 5);
+    write_tile(&volume, 2, 5);
     stored(&volume);
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     churn(&volume, 0..4, 6);
@@ -104,7 +104,7 @@ fn a_clone_of_a_clone_outlives_both() {
     clone(&*machine.plain, "disk", one().as_ref(), "child", Fencing::Demanded).unwrap();
     let second = machine_for(&machine, "child");
     let child = second.open();
-    write_slot(&child, 1, 2);
+    write_tile(&child, 1, 2);
     child.create_snapshot("one").unwrap();
     churn(&child, 1..3, 3);
     clone(&*machine.plain, "child", one().as_ref(), "grandchild", Fencing::Demanded).unwrap();
@@ -186,7 +186,7 @@ fn a_flattened_clone_needs_no_ancestor_and_can_be_cloned() {
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     let other = machine_for(&machine, "copy");
     let copy = other.open();
-    write_slot(&copy, 2, 3);
+    write_tile(&copy, 2, 3);
     assert_eq!(copy.flatten(&mut |_, _| ()).unwrap(), 3 * SEGMENT as u64);
     copy.close().unwrap();
     // Each close writes a checkpoint; two must know that nothing is inherited any more.
@@ -230,7 +230,7 @@ fn a_snapshot_that_no_checkpoint_has_yet_can_be_cloned() {
     // A checkpoint that was frozen before the snapshot becomes the newest after it.
     machine.fault(Fault::Delay, |call| root_put(call).is_some());
     until("a checkpoint on its way", || {
-        write_slot(&volume, 0, 5);
+        write_tile(&volume, 0, 5);
         stored(&volume);
         !machine.faults.held().is_empty()
     });
@@ -297,8 +297,8 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
 fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     let machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
     machine.fault(Fault::Late, |call| root_put(call).is_some());
@@ -316,8 +316,8 @@ fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     volume.create_snapshot("one").unwrap();
     assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
     clone(&*machine.plain, "disk", one().as_ref(), "copy", Fencing::Waived).unwrap();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 2);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 2);
     }
     stored(&volume);
     // The base needs it no more: two checkpoints follow, and what they find dead may go.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::faulty::{
-    Machine, SEGMENT, holds, segment_get, segment_put, slot_bytes, slot_version, stored, until,
-    write_slot,
+    Machine, SEGMENT, holds, segment_get, segment_put, stored, tile_bytes, tile_version, until,
+    write_tile,
 };
 use crate::rig::{MIB, Model, Rig};
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
@@ -22,22 +22,22 @@ const NEVER: GcPolicy = GcPolicy {
 /// Half a segment.
 const HALF: usize = SEGMENT / 2;
 
-/// Fills `slots` whole segments, then overwrites every second half: each segment is half garbage.
-fn halve(volume: &Volume, slots: u64) {
-    for slot in 0..slots {
-        write_slot(volume, slot, 1);
+/// Fills `tiles` whole segments, then overwrites every second half: each segment is half garbage.
+fn halve(volume: &Volume, tiles: u64) {
+    for tile in 0..tiles {
+        write_tile(volume, tile, 1);
     }
     stored(volume);
-    for slot in 0..slots {
-        volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, 2)[..HALF]).unwrap();
+    for tile in 0..tiles {
+        volume.write_at(tile * SEGMENT as u64, &tile_bytes(tile, 2)[..HALF]).unwrap();
     }
     stored(volume);
 }
 
-fn assert_halved(volume: &Volume, slots: u64) {
-    for slot in 0..slots {
-        holds(volume, slot * SEGMENT as u64, &slot_bytes(slot, 2)[..HALF]);
-        holds(volume, slot * SEGMENT as u64 + HALF as u64, &slot_bytes(slot, 1)[HALF..]);
+fn assert_halved(volume: &Volume, tiles: u64) {
+    for tile in 0..tiles {
+        holds(volume, tile * SEGMENT as u64, &tile_bytes(tile, 2)[..HALF]);
+        holds(volume, tile * SEGMENT as u64 + HALF as u64, &tile_bytes(tile, 1)[HALF..]);
     }
 }
 
@@ -120,7 +120,7 @@ fn a_threshold_takes_only_what_is_emptier() {
     machine.rig.options.gc = NEVER;
     let volume = machine.open();
     halve(&volume, 4);
-    write_slot(&volume, 9, 1);
+    write_tile(&volume, 9, 1);
     stored(&volume);
     assert_eq!(volume.garbage(0.4).segments, 0);
     assert_eq!(volume.collect_garbage(0.4).unwrap().moved_bytes, 0);
@@ -148,17 +148,17 @@ fn a_moved_block_never_hides_a_write_that_came_meanwhile() {
     let collecting = collect_all(&volume);
     until("the moved segment is on its way", || machine.faults.held().len() == 1);
     // Written after the data was gathered, stored in a segment behind the moved one.
-    write_slot(&volume, 0, 3);
+    write_tile(&volume, 0, 3);
     machine.heal();
     machine.faults.release_all();
     collecting.join().unwrap().unwrap();
     stored(&volume);
-    assert_eq!(slot_version(&volume, 0, 3), 3);
+    assert_eq!(tile_version(&volume, 0, 3), 3);
     drop(volume);
     // The same by what the store alone says.
     let other = machine.successor().open();
-    assert_eq!(slot_version(&other, 0, 3), 3);
-    holds(&other, SEGMENT as u64, &slot_bytes(1, 2)[..HALF]);
+    assert_eq!(tile_version(&other, 0, 3), 3);
+    holds(&other, SEGMENT as u64, &tile_bytes(1, 2)[..HALF]);
 }
 
 #[test]
@@ -236,9 +236,9 @@ fn a_segment_that_cannot_be_read_is_left_alone_and_the_volume_goes_on() {
     let volume = machine.open();
     let report = volume.collect_garbage(1.0).unwrap();
     assert!(report.moved_bytes < volume.status().live_bytes, "not all of it could be moved");
-    write_slot(&volume, 9, 1);
+    write_tile(&volume, 9, 1);
     stored(&volume);
-    assert_eq!(slot_version(&volume, 9, 1), 1);
+    assert_eq!(tile_version(&volume, 9, 1), 1);
     assert_eq!(volume.status().health, sawmill_volume::Health::Serving);
     assert!(machine.keys("/seg/").contains(&victim), "what holds live data is never deleted");
 }
@@ -258,7 +258,7 @@ fn a_store_that_is_away_delays_collection_and_nothing_else() {
     until("collection was refused twice", || {
         machine.count(|call| segment_get(call).is_some()) > gets_before + 2
     });
-    write_slot(&volume, 9, 1);
+    write_tile(&volume, 9, 1);
     stored(&volume);
     machine.heal();
     assert_eq!(
@@ -326,8 +326,8 @@ fn a_quiet_volume_lets_go_what_is_dead_and_then_has_nothing_left_to_wait_for() {
         SteppedVolume::open(world.clone(), machine.rig.store.clone(), "disk", &machine.options)
             .unwrap();
     for version in 1..=3 {
-        for slot in 0..4 {
-            write_slot(stepped.volume(), slot, version);
+        for tile in 0..4 {
+            write_tile(stepped.volume(), tile, version);
         }
     }
     // `None`: the engine sleeps until somebody rings; an idle volume asks the store for nothing.

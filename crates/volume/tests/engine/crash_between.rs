@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::faulty::{
-    Machine, is_engine, root_put, seed, segment_put, slot_version, stored, until, write_slot,
+    Machine, is_engine, root_put, seed, segment_put, stored, tile_version, until, write_tile,
 };
 use crate::rig::{Dice, MIB, Model};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
 
-/// Six slots of version 1 stored and checkpointed, then six of version 2; `fault` meets the calls
+/// Six tiles of version 1 stored and checkpointed, then six of version 2; `fault` meets the calls
 /// that `chosen` picks. The process dies when `reached` says so; held calls land after its death,
 /// or during the next life, or never.
 fn dies_at(
@@ -27,15 +27,15 @@ fn dies_at(
         let mut machine = Machine::new();
         machine.options.checkpoint_bytes = MIB;
         let volume = machine.open();
-        for slot in 0..6 {
-            write_slot(&volume, slot, 1);
+        for tile in 0..6 {
+            write_tile(&volume, tile, 1);
         }
         stored(&volume);
         until("the first checkpoint", || volume.status().counters.checkpoints >= 1);
         machine.fault(fault.clone(), chosen.clone());
         for round in 0..3 {
-            for slot in 0..6 {
-                write_slot(&volume, slot, 2 + round);
+            for tile in 0..6 {
+                write_tile(&volume, tile, 2 + round);
             }
         }
         until(&what, || reached(&machine));
@@ -49,11 +49,11 @@ fn dies_at(
         if landing == "during" {
             machine.faults.release_all();
         }
-        assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 4), "{what}");
-        write_slot(&volume, 0, 5);
+        assert!((0..6).all(|tile| tile_version(&volume, tile, 9) == 4), "{what}");
+        write_tile(&volume, 0, 5);
         volume.close().unwrap();
         let volume = machine.open();
-        assert_eq!([0, 1, 5].map(|slot| slot_version(&volume, slot, 9)), [5, 4, 4], "{what}");
+        assert_eq!([0, 1, 5].map(|tile| tile_version(&volume, tile, 9)), [5, 4, 4], "{what}");
         machine.assert_sound(&what);
     }
 }
@@ -109,7 +109,7 @@ fn old_roots_are_deleted_one_by_one_the_oldest_first() {
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), is_old_root);
     let write = |rounds: std::ops::Range<u64>| {
         for round in rounds {
-            write_slot(&volume, round % 4, round);
+            write_tile(&volume, round % 4, round);
             stored(&volume);
         }
     };
@@ -139,11 +139,11 @@ fn old_roots_are_deleted_one_by_one_the_oldest_first() {
 fn deaths_in_recovery_again_and_again_lose_nothing() {
     let machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
-    write_slot(&volume, 0, 2);
+    write_tile(&volume, 0, 2);
     volume.write_at(9 * MIB, &[7; 777]).unwrap();
     volume.close_now();
     drop(volume);
@@ -167,7 +167,7 @@ fn deaths_in_recovery_again_and_again_lose_nothing() {
         let volume = machine.open();
         crate::faulty::holds(&volume, 9 * MIB, &[7; 777]);
         assert_eq!(
-            [0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)),
+            [0, 1, 2, 3].map(|tile| tile_version(&volume, tile, 9)),
             [2, 1, 1, 1],
             "life {life}"
         );

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::faulty::{
-    Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, keys, root_put, segment_put, stored, tile_version, until, write_tile,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::ErrorKind;
@@ -27,12 +27,12 @@ fn snapshot(name: &str) -> Cut {
     Cut::Snapshot(name.into())
 }
 
-/// Overwrites slots until so many more checkpoints are durable.
-fn checkpoints(volume: &Volume, slots: std::ops::Range<u64>, version: u64, count: u64) {
+/// Overwrites tiles until so many more checkpoints are durable.
+fn checkpoints(volume: &Volume, tiles: std::ops::Range<u64>, version: u64, count: u64) {
     let target_count = volume.status().counters.checkpoints + count;
     until("checkpoints", || {
-        for slot in slots.clone() {
-            write_slot(volume, slot, version);
+        for tile in tiles.clone() {
+            write_tile(volume, tile, version);
         }
         stored(volume);
         volume.status().counters.checkpoints >= target_count
@@ -50,20 +50,20 @@ fn machine() -> Machine {
 fn a_snapshot_stays_what_it_was_while_the_volume_goes_on() {
     let machine = machine();
     let volume = machine.open();
-    for slot in 0..6 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..6 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     checkpoints(&volume, 0..6, 2, 6);
     until("what no cut needs goes", || volume.status().counters.segments_deleted > 0);
     let one = open_cut(&machine, snapshot("one")).unwrap();
-    assert!((0..6).all(|slot| slot_version(&one, slot, 9) == 1));
+    assert!((0..6).all(|tile| tile_version(&one, tile, 9) == 1));
     volume.close().unwrap();
     let volume = machine.open();
     checkpoints(&volume, 0..6, 3, 4);
     let again = open_cut(&machine, snapshot("one")).unwrap();
-    assert!((0..6).all(|slot| slot_version(&again, slot, 9) == 1), "also after a restart");
-    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 3));
+    assert!((0..6).all(|tile| tile_version(&again, tile, 9) == 1), "also after a restart");
+    assert!((0..6).all(|tile| tile_version(&volume, tile, 9) == 3));
     machine.assert_sound("a snapshot and a volume");
 }
 
@@ -71,8 +71,8 @@ fn a_snapshot_stays_what_it_was_while_the_volume_goes_on() {
 fn a_deleted_snapshot_gives_back_what_it_alone_needed() {
     let machine = machine();
     let volume = machine.open();
-    for slot in 0..6 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..6 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     checkpoints(&volume, 0..6, 2, 4);
@@ -114,9 +114,9 @@ fn the_very_first_state_can_be_kept() {
     volume.create_snapshot("empty").unwrap();
     checkpoints(&volume, 0..4, 1, 4);
     let empty = open_cut(&machine, snapshot("empty")).unwrap();
-    assert!((0..4).all(|slot| slot_version(&empty, slot, 9) == 0));
+    assert!((0..4).all(|tile| tile_version(&empty, tile, 9) == 0));
     volume.roll_back(&snapshot("empty")).unwrap();
-    assert!((0..4).all(|slot| slot_version(&volume, slot, 9) == 0));
+    assert!((0..4).all(|tile| tile_version(&volume, tile, 9) == 0));
 }
 
 #[test]
@@ -124,28 +124,28 @@ fn a_name_survives_one_damaged_checkpoint() {
     for wait in [false, true] {
         let machine = machine();
         let volume = machine.open();
-        for slot in 0..4 {
-            write_slot(&volume, slot, 1);
+        for tile in 0..4 {
+            write_tile(&volume, tile, 1);
         }
         volume.create_snapshot("one").unwrap();
         if wait {
             checkpoints(&volume, 0..4, 2, 3);
         } else {
-            write_slot(&volume, 0, 2);
+            write_tile(&volume, 0, 2);
         }
         volume.close().unwrap();
         let newest = machine.keys("/checkpoint/").pop().unwrap();
         assert!(parse_checkpoint_key(&newest).is_some());
         machine.tamper(&newest, |bytes| bytes[70] ^= 1);
         let one = open_cut(&machine, snapshot("one")).unwrap();
-        assert!((0..4).all(|slot| slot_version(&one, slot, 9) == 1), "wait {wait}");
+        assert!((0..4).all(|tile| tile_version(&one, tile, 9) == 1), "wait {wait}");
         let mut machine = machine;
         machine.options.accept_journal_loss = true;
         let volume = machine.open();
         assert_eq!(volume.create_snapshot("one").unwrap_err().kind(), ErrorKind::Exists);
         checkpoints(&volume, 0..4, 3, 4);
         let one = open_cut(&machine, snapshot("one")).unwrap();
-        assert!((0..4).all(|slot| slot_version(&one, slot, 9) == 1), "wait {wait}");
+        assert!((0..4).all(|tile| tile_version(&one, tile, 9) == 1), "wait {wait}");
     }
 }
 
@@ -153,17 +153,17 @@ fn a_name_survives_one_damaged_checkpoint() {
 fn a_fenced_writers_snapshot_is_not_reported_done() {
     let machine = machine();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     let successor = machine.successor();
     let other = successor.open();
     let error = volume.create_snapshot("late").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
     other.create_snapshot("late").unwrap();
-    write_slot(&other, 0, 2);
+    write_tile(&other, 0, 2);
     stored(&other);
     let late = open_cut(&successor, snapshot("late")).unwrap();
-    assert_eq!(slot_version(&late, 0, 9), 1);
+    assert_eq!(tile_version(&late, 0, 9), 1);
 }
 
 #[test]
@@ -212,22 +212,22 @@ fn a_rollback_is_exact_and_can_be_undone() {
 fn a_rollback_is_recovered_from_either_checkpoint() {
     let machine = machine();
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     checkpoints(&volume, 0..4, 2, 2);
     volume.roll_back(&snapshot("one")).unwrap();
-    write_slot(&volume, 3, 7);
+    write_tile(&volume, 3, 7);
     volume.close().unwrap();
     let newest = machine.keys("/checkpoint/").pop().unwrap();
     machine.tamper(&newest, |bytes| bytes[70] ^= 1);
     let mut machine = machine;
     machine.options.accept_journal_loss = true;
     let volume = machine.open();
-    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [1, 1, 1, 7]);
+    assert_eq!([0, 1, 2, 3].map(|tile| tile_version(&volume, tile, 9)), [1, 1, 1, 7]);
     checkpoints(&volume, 0..1, 8, 3);
-    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [8, 1, 1, 7]);
+    assert_eq!([0, 1, 2, 3].map(|tile| tile_version(&volume, tile, 9)), [8, 1, 1, 7]);
 }
 
 #[test]
@@ -237,23 +237,23 @@ fn every_stored_moment_inside_the_retention_window_can_be_had() {
     volume.set_retention(3600).unwrap();
     let mut moments = Vec::new();
     for version in 1..=9 {
-        for slot in 0..6 {
-            write_slot(&volume, slot, version);
+        for tile in 0..6 {
+            write_tile(&volume, tile, version);
         }
         stored(&volume);
         moments.push((volume.status().positions.stored, version));
     }
     until("several checkpoints", || volume.status().counters.checkpoints >= 5);
     let undo = volume.roll_back(&Cut::Position(moments[3].0)).unwrap();
-    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 4));
+    assert!((0..6).all(|tile| tile_version(&volume, tile, 9) == 4));
     checkpoints(&volume, 0..6, 5, 3);
     // The last of them is where the rollback stands, and so names the state after it.
     for (position, version) in &moments[..8] {
         let then = open_cut(&machine, Cut::Position(*position)).unwrap();
-        assert!((0..6).all(|slot| slot_version(&then, slot, 9) == *version), "position {position}");
+        assert!((0..6).all(|tile| tile_version(&then, tile, 9) == *version), "position {position}");
     }
     let before = open_cut(&machine, Cut::Snapshot(undo.snapshot)).unwrap();
-    assert_eq!(slot_version(&before, 0, 9), 9);
+    assert_eq!(tile_version(&before, 0, 9), 9);
     let error = open_cut(&machine, Cut::Time(1)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert!(error.to_string().contains("sawmill log"), "{error}");
@@ -271,12 +271,12 @@ fn a_moment_right_after_a_rollback_outlives_the_cut_rolled_back_to() {
     let machine = machine();
     let volume = machine.open();
     volume.set_retention(1 << 20).unwrap();
-    write_slot(&volume, 0, 1);
-    write_slot(&volume, 1, 1);
+    write_tile(&volume, 0, 1);
+    write_tile(&volume, 1, 1);
     volume.create_snapshot("one").unwrap();
     checkpoints(&volume, 0..2, 2, 2);
     let undo = volume.roll_back(&snapshot("one")).unwrap();
-    write_slot(&volume, 0, 3);
+    write_tile(&volume, 0, 3);
     stored(&volume);
     let then = volume.status().positions.stored;
     checkpoints(&volume, 0..2, 4, 3);
@@ -286,7 +286,7 @@ fn a_moment_right_after_a_rollback_outlives_the_cut_rolled_back_to() {
     // The window holds what came after; what was before the rollback is kept for it alone.
     checkpoints(&volume, 0..2, 5, 4);
     let then = open_cut(&machine, Cut::Position(then)).unwrap();
-    assert_eq!((slot_version(&then, 0, 9), slot_version(&then, 1, 9)), (3, 1));
+    assert_eq!((tile_version(&then, 0, 9), tile_version(&then, 1, 9)), (3, 1));
     volume.close().unwrap();
     machine.assert_sound("after the cut was given up");
 }
@@ -320,12 +320,12 @@ fn a_rollback_to_what_its_writer_has_not_heard_of_waits_for_it() {
     let volume = machine.open();
     let _heals = machine.healing();
     volume.set_retention(1 << 20).unwrap();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     let next = volume.status().stored_sequence + 1;
     let puts = move |call: &Call| segment_put(call) == Some(next);
     machine.fault(Fault::LoseAnswer, puts);
-    write_slot(&volume, 0, 2);
+    write_tile(&volume, 0, 2);
     until("it is in the store", || machine.count(puts) > 0);
     let then = Cut::Position(volume.status().positions.accepted);
     let answer = volume.begin_roll_back(&then).unwrap();
@@ -333,15 +333,15 @@ fn a_rollback_to_what_its_writer_has_not_heard_of_waits_for_it() {
     until("the writer has asked again, and again", || machine.count(puts) > puts_before + 1);
     machine.heal();
     answer.recv().unwrap().unwrap();
-    assert_eq!(slot_version(&volume, 0, 2), 2);
+    assert_eq!(tile_version(&volume, 0, 2), 2);
 }
 
 #[test]
 fn a_cut_given_up_under_its_reader_is_an_error_and_never_other_bytes() {
     let machine = machine();
     let volume = machine.open();
-    for slot in 0..6 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..6 {
+        write_tile(&volume, tile, 1);
     }
     volume.create_snapshot("one").unwrap();
     let reader = open_cut(&machine, snapshot("one")).unwrap();
@@ -359,8 +359,8 @@ fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
         for held in ["order", "root", "kept"] {
             let machine = machine();
             let volume = machine.open();
-            for slot in 0..4 {
-                write_slot(&volume, slot, 1);
+            for tile in 0..4 {
+                write_tile(&volume, tile, 1);
             }
             volume.create_snapshot("first").unwrap();
             checkpoints(&volume, 0..4, 2, 2);
@@ -385,13 +385,13 @@ fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
             machine.heal();
             machine.faults.release_all();
             let volume = machine.open();
-            let version = slot_version(&volume, 0, 9);
+            let version = tile_version(&volume, 0, 9);
             let what = format!("{fault:?} {held}");
             assert!(version == 1 || !rolled_back && version == 2, "{what}: {version}");
             checkpoints(&volume, 1..4, 3, 4);
-            assert_eq!(slot_version(&volume, 0, 9), version, "{what}");
+            assert_eq!(tile_version(&volume, 0, 9), version, "{what}");
             let first = open_cut(&machine, snapshot("first")).unwrap();
-            assert!((0..4).all(|slot| slot_version(&first, slot, 9) == 1), "{what}");
+            assert!((0..4).all(|tile| tile_version(&first, tile, 9) == 1), "{what}");
             volume.close().unwrap();
             machine.assert_sound(&what);
         }
@@ -402,16 +402,16 @@ fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
 fn a_quiet_volume_gives_back_what_a_deleted_snapshot_kept() {
     let machine = Machine::new();
     let volume = machine.open();
-    (0..6).for_each(|slot| write_slot(&volume, slot, 1));
+    (0..6).for_each(|tile| write_tile(&volume, tile, 1));
     volume.create_snapshot("one").unwrap();
-    (0..6).for_each(|slot| write_slot(&volume, slot, 2));
+    (0..6).for_each(|tile| write_tile(&volume, tile, 2));
     stored(&volume);
     until("what is dead is known to be", || volume.status().counters.checkpoints >= 2);
     assert!(volume.status().dead_object_bytes >= 6 * SEGMENT as u64, "the snapshot needs it");
     volume.delete_snapshot("one").unwrap();
     // Nobody writes any more.
     until("what it alone needed is gone", || volume.status().dead_object_bytes == 0);
-    assert!((0..6).all(|slot| slot_version(&volume, slot, 2) == 2));
+    assert!((0..6).all(|tile| tile_version(&volume, tile, 2) == 2));
 }
 
 /// A world where time passes on request, and whose wall clock can be wrong besides.
@@ -467,7 +467,7 @@ fn no_wall_clock_makes_a_moment_old() {
         volume.set_retention(DAY_MS as u64 / 1000).unwrap();
         let mut moments = Vec::new();
         for version in 1..=3 {
-            (0..4).for_each(|slot| write_slot(&volume, slot, version));
+            (0..4).for_each(|tile| write_tile(&volume, tile, version));
             stored(&volume);
             moments.push(volume.status().positions.stored);
             checkpoints(&volume, 4..8, version, 2);
@@ -481,7 +481,7 @@ fn no_wall_clock_makes_a_moment_old() {
         for (version, position) in (1..=3).zip(moments) {
             let then = open_cut(&machine, Cut::Position(position)).unwrap();
             assert!(
-                (0..4).all(|slot| slot_version(&then, slot, 9) == version),
+                (0..4).all(|tile| tile_version(&then, tile, 9) == version),
                 "{wrong_ms}: {version}"
             );
         }
@@ -499,7 +499,7 @@ fn a_moment_ages_by_the_time_that_the_volume_was_attached() {
     let machine = machine();
     let volume = machine.open();
     volume.set_retention(600).unwrap();
-    (0..4).for_each(|slot| write_slot(&volume, slot, 1));
+    (0..4).for_each(|tile| write_tile(&volume, tile, 1));
     stored(&volume);
     let moment = Cut::Position(volume.status().positions.stored);
     checkpoints(&volume, 0..4, 2, 3);
@@ -530,7 +530,7 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
         retained.try_recv().is_ok()
     });
     for version in 1..=3 {
-        (0..4).for_each(|slot| write_slot(stepped.volume(), slot, version));
+        (0..4).for_each(|tile| write_tile(stepped.volume(), tile, version));
         until("stored", || {
             step(&mut stepped);
             let positions = stepped.volume().status().positions;
@@ -554,10 +554,10 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
 fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
     let machine = machine();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     machine.fault(Fault::Delay, |call| segment_put(call).is_some());
-    write_slot(&volume, 1, 1);
+    write_tile(&volume, 1, 1);
     until("a segment is on its way", || !machine.faults.held().is_empty());
     let sent = Instant::now();
     until("it is some time on its way", || sent.elapsed() > Duration::from_millis(5));

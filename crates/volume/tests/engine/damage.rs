@@ -2,7 +2,7 @@
 //! and names them, and nothing ever returns wrong bytes.
 
 use crate::faulty::{
-    Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, is_engine, segment_put, stored, tile_bytes, tile_version, until, write_tile,
 };
 use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -15,21 +15,21 @@ use sawmill_volume::{Volume, check, open_cache};
 /// it.
 const CHECKPOINTED: u64 = 8;
 const SLOTS: u64 = 10;
-/// The sequence of slot 0, behind the first fence.
+/// The sequence of tile 0, behind the first fence.
 const FIRST: u64 = 65;
-/// And of slot 8, behind the second.
+/// And of tile 8, behind the second.
 const LATER: u64 = 137;
 
 fn volume_with_two_checkpoints() -> Machine {
     let machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..CHECKPOINTED {
-        write_slot(&volume, slot, 1);
+    for tile in 0..CHECKPOINTED {
+        write_tile(&volume, tile, 1);
     }
     volume.close().unwrap();
     let volume = machine.open();
-    for slot in CHECKPOINTED..SLOTS {
-        write_slot(&volume, slot, 1);
+    for tile in CHECKPOINTED..SLOTS {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
     volume.close_now();
@@ -39,7 +39,7 @@ fn volume_with_two_checkpoints() -> Machine {
 }
 
 fn assert_sound(volume: &Volume) {
-    assert!((0..SLOTS).all(|slot| slot_version(volume, slot, 1) == 1));
+    assert!((0..SLOTS).all(|tile| tile_version(volume, tile, 1) == 1));
 }
 
 fn damage_of(machine: &Machine) -> Vec<check::Damage> {
@@ -102,9 +102,9 @@ fn a_damaged_frame_is_never_read_and_the_rest_is() {
                     "truncated" => bytes.truncate(header + 3 * frame + 1000),
                     _ => bytes[header + 3 * frame..].copy_from_slice(&other[header + 3 * frame..]),
                 });
-                let slot = if sequence == FIRST { 0 } else { CHECKPOINTED };
+                let tile = if sequence == FIRST { 0 } else { CHECKPOINTED };
                 let volume = machine.open();
-                let start = slot * SEGMENT as u64;
+                let start = tile * SEGMENT as u64;
                 for _ in 0..2 {
                     let error = volume.read_at(start + (192 << 10), 4096).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}");
@@ -113,12 +113,12 @@ fn a_damaged_frame_is_never_read_and_the_rest_is() {
                         volume.read_at(start, SEGMENT).unwrap_err().kind(),
                         ErrorKind::Corrupt
                     );
-                    crate::faulty::holds(&volume, start, &slot_bytes(slot, 1)[..192 << 10]);
+                    crate::faulty::holds(&volume, start, &tile_bytes(tile, 1)[..192 << 10]);
                 }
                 assert!(
                     (0..SLOTS)
-                        .filter(|other| *other != slot)
-                        .all(|slot| slot_version(&volume, slot, 1) == 1)
+                        .filter(|other| *other != tile)
+                        .all(|tile| tile_version(&volume, tile, 1) == 1)
                 );
                 volume.close_now();
                 let damage = damage_of(&machine);
@@ -134,10 +134,10 @@ fn a_damaged_segment_can_be_overwritten() {
     machine.tamper(&machine.segment_key(FIRST), |bytes| bytes.truncate(1000));
     let volume = machine.open();
     assert_eq!(volume.read_at(0, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
-    write_slot(&volume, 0, 2);
+    write_tile(&volume, 0, 2);
     volume.close().unwrap();
     let volume = machine.open();
-    assert_eq!(slot_version(&volume, 0, 2), 2);
+    assert_eq!(tile_version(&volume, 0, 2), 2);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_checkpointed_segment_that_is_gone_is_corrupt_where_it_is_needed() {
     let error = volume.read_at(0, 4096).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains(&key));
-    assert!((1..SLOTS).all(|slot| slot_version(&volume, slot, 1) == 1));
+    assert!((1..SLOTS).all(|tile| tile_version(&volume, tile, 1) == 1));
 }
 
 #[test]
@@ -180,13 +180,13 @@ fn a_segment_that_is_gone_below_a_mark_stops_the_open() {
 fn the_last_segment_that_is_gone_before_anybody_marked_it_is_replayed_from_the_journal() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     volume.close_now();
     machine.remove(&machine.segment_key(FIRST));
     // Whether the journal's superblock had heard of it is a matter of timing: then it is damage.
     match machine.try_open() {
-        Ok(volume) => assert_eq!(slot_version(&volume, 0, 1), 1),
+        Ok(volume) => assert_eq!(tile_version(&volume, 0, 1), 1),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
     }
 }
@@ -208,7 +208,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
         assert!(report.notes.iter().any(|note| note.contains(newest)), "{how}: {:?}", report.notes);
         let volume = machine.open();
         assert_sound(&volume);
-        write_slot(&volume, 0, 1);
+        write_tile(&volume, 0, 1);
         volume.close().unwrap();
         let number = volume.status().checkpoint_number;
         assert!(
@@ -243,7 +243,7 @@ fn without_any_readable_checkpoint_the_open_is_refused_and_changes_nothing() {
 fn volume_with_two_groups() -> Machine {
     let machine = Machine::with(40 << 30, sawmill_volume::FlushMode::Logged);
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.write_at(30 << 30, &[3; 5000]).unwrap();
     volume.close().unwrap();
     machine
@@ -256,16 +256,16 @@ fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
         let parts = machine.keys("/map/");
         harm(&machine, &parts[0], &parts[1], how, 90);
         let volume = machine.open();
-        assert_eq!(slot_version(&volume, 0, 1), 1);
+        assert_eq!(tile_version(&volume, 0, 1), 1);
         crate::faulty::holds(&volume, 30 << 30, &[3; 5000]);
         volume.close().unwrap();
         // The log went on from the one before the damaged one, which is a way back once more.
         machine.assert_sound(how);
         machine.remove(machine.keys("/checkpoint/").last().unwrap());
         let volume = machine.open();
-        assert_eq!(slot_version(&volume, 0, 1), 1);
+        assert_eq!(tile_version(&volume, 0, 1), 1);
         crate::faulty::holds(&volume, 30 << 30, &[3; 5000]);
-        write_slot(&volume, 0, 1);
+        write_tile(&volume, 0, 1);
         volume.close().unwrap();
         machine.assert_sound(how);
     }
@@ -309,7 +309,7 @@ fn an_outage_while_the_older_checkpoint_is_read_is_not_called_damage() {
         let (refused, text) = machine.refused();
         assert_eq!(refused, expected, "{text}");
         machine.heal();
-        assert_eq!(slot_version(&machine.open(), 0, 1), 1);
+        assert_eq!(tile_version(&machine.open(), 0, 1), 1);
     }
 }
 
@@ -373,14 +373,14 @@ fn a_put_that_stored_half_an_object_is_found() {
     let machine = Machine::new();
     let volume = machine.open();
     machine.fault(Fault::Truncate, |call| segment_put(call) == Some(FIRST));
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     machine.heal();
-    write_slot(&volume, 1, 1);
+    write_tile(&volume, 1, 1);
     volume.close().unwrap();
     let volume = machine.open();
     assert_eq!(volume.read_at(SEGMENT as u64 - 4096, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(slot_version(&volume, 1, 1), 1);
+    assert_eq!(tile_version(&volume, 1, 1), 1);
     volume.close_now();
     assert_eq!(damage_of(&machine).len(), 1);
 }
@@ -393,7 +393,7 @@ fn a_stranger_at_the_key_of_the_next_segment_fences_or_stops_but_is_never_read()
     let body = bytes::Bytes::from_static(b"not a segment");
     let put = Blocking(&*machine.plain).put(&key, body, Class::Upload).unwrap();
     assert_eq!(put, PutOutcome::Created);
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     until("the writer meets it", || volume.status().health != sawmill_volume::Health::Serving);
     assert_eq!(volume.read_at(0, 1).unwrap_err().kind(), ErrorKind::Fenced);
     drop(volume);
@@ -401,7 +401,7 @@ fn a_stranger_at_the_key_of_the_next_segment_fences_or_stops_but_is_never_read()
     assert_eq!(kind, ErrorKind::Corrupt);
     assert!(text.contains(&key), "{text}");
     machine.remove(&key);
-    assert_eq!(slot_version(&machine.open(), 0, 1), 1, "nothing accepted was lost");
+    assert_eq!(tile_version(&machine.open(), 0, 1), 1, "nothing accepted was lost");
 }
 
 #[test]

@@ -243,24 +243,24 @@ pub fn stored(volume: &Volume) {
     assert!(volume.wait(Safety::Stored, Some(WAIT_TIME_MAX)).unwrap(), "not stored in time");
 }
 
-/// Writes a whole segment's worth at slot `slot`; the bytes tell slot and version.
-pub fn write_slot(volume: &Volume, slot: u64, version: u64) {
-    volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, version)).unwrap();
+/// Writes a whole segment's worth at tile `tile`; the bytes tell tile and version.
+pub fn write_tile(volume: &Volume, tile: u64, version: u64) {
+    volume.write_at(tile * SEGMENT as u64, &tile_bytes(tile, version)).unwrap();
 }
 
-pub fn slot_bytes(slot: u64, version: u64) -> Vec<u8> {
-    pattern(slot * 77, version, SEGMENT)
+pub fn tile_bytes(tile: u64, version: u64) -> Vec<u8> {
+    pattern(tile * 77, version, SEGMENT)
 }
 
-/// Which version slot `slot` holds; 0 for one that was never written. Panics on anything else.
-pub fn slot_version(volume: &Volume, slot: u64, versions: u64) -> u64 {
-    let bytes = volume.read_at(slot * SEGMENT as u64, SEGMENT).unwrap();
+/// Which version tile `tile` holds; 0 for one that was never written. Panics on anything else.
+pub fn tile_version(volume: &Volume, tile: u64, versions: u64) -> u64 {
+    let bytes = volume.read_at(tile * SEGMENT as u64, SEGMENT).unwrap();
     if bytes.iter().all(|byte| *byte == 0) {
         return 0;
     }
-    let begins = |version: &u64| bytes[..16] == pattern(slot * 77, *version, 16);
-    let found = (1..=versions).filter(begins).find(|version| bytes == slot_bytes(slot, *version));
-    found.unwrap_or_else(|| panic!("slot {slot} holds no version of it"))
+    let begins = |version: &u64| bytes[..16] == pattern(tile * 77, *version, 16);
+    let found = (1..=versions).filter(begins).find(|version| bytes == tile_bytes(tile, *version));
+    found.unwrap_or_else(|| panic!("tile {tile} holds no version of it"))
 }
 
 /// A seed for a random test: new each time, or the one in `SAWMILL_TEST_SEED`. Printed, for when it

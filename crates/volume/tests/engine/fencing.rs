@@ -4,8 +4,8 @@
 use std::sync::{Arc, Barrier};
 
 use crate::faulty::{
-    Machine, SEGMENT, WAIT_TIME_MAX, is_engine, root_put, segment_put, slot_version, stored, until,
-    write_slot,
+    Machine, SEGMENT, WAIT_TIME_MAX, is_engine, root_put, segment_put, stored, tile_version, until,
+    write_tile,
 };
 use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -31,21 +31,21 @@ fn assert_fenced(volume: &Volume) {
 fn the_second_attach_wins_and_the_first_is_fenced() {
     let first = Machine::new();
     let a = first.open();
-    write_slot(&a, 0, 1);
+    write_tile(&a, 0, 1);
     stored(&a);
     a.write_at(SEGMENT as u64, &[1; 5000]).unwrap();
     let second = first.successor();
     let b = second.open();
     assert_eq!(b.status().epoch_before, a.status().epoch);
-    assert_eq!(slot_version(&b, 0, 9), 1);
-    write_slot(&a, 0, 2);
+    assert_eq!(tile_version(&b, 0, 9), 1);
+    write_tile(&a, 0, 2);
     assert_fenced(&a);
     assert_eq!(a.close().unwrap_err().kind(), ErrorKind::Fenced);
     drop(a);
-    write_slot(&b, 2, 3);
+    write_tile(&b, 2, 3);
     b.close().unwrap();
     let b = second.open();
-    assert_eq!([0, 1, 2].map(|slot| slot_version(&b, slot, 9)), [1, 0, 3]);
+    assert_eq!([0, 1, 2].map(|tile| tile_version(&b, tile, 9)), [1, 0, 3]);
     b.close().unwrap();
     second.assert_sound("after the second writer");
     let (kind, text) = first.refused();
@@ -57,7 +57,7 @@ fn the_second_attach_wins_and_the_first_is_fenced() {
 fn a_rivals_root_that_arrives_garbled_is_read_again() {
     let first = Machine::new();
     let a = first.open();
-    write_slot(&a, 0, 1);
+    write_tile(&a, 0, 1);
     stored(&a);
     let b = first.successor().open();
     // What took the number of its next root comes cut short, once.
@@ -76,22 +76,22 @@ fn a_rivals_root_that_arrives_garbled_is_read_again() {
 fn a_fenced_volume_that_is_dropped_gives_its_journal_back() {
     let mut first = Machine::new();
     let a = first.open();
-    write_slot(&a, 0, 1);
+    write_tile(&a, 0, 1);
     stored(&a);
     let b = first.successor().open();
-    write_slot(&a, 0, 2);
+    write_tile(&a, 0, 2);
     assert_fenced(&a);
     drop(a);
     b.close().unwrap();
     first.options.accept_journal_loss = true;
-    assert_eq!(slot_version(&first.open(), 0, 9), 1);
+    assert_eq!(tile_version(&first.open(), 0, 9), 1);
 }
 
 #[test]
 fn puts_that_land_after_the_fence_never_count() {
     let first = Machine::new();
     let a = first.open();
-    write_slot(&a, 0, 1);
+    write_tile(&a, 0, 1);
     stored(&a);
     let gap = a.status().stored_sequence + 1;
     // The first put is late, one further on is slow, the rest land beyond the gap.
@@ -100,8 +100,8 @@ fn puts_that_land_after_the_fence_never_count() {
         Some(sequence) if sequence == gap + 3 => Fault::Delay,
         _ => Fault::None,
     }));
-    for slot in 0..6 {
-        write_slot(&a, slot, 2);
+    for tile in 0..6 {
+        write_tile(&a, tile, 2);
     }
     until("two puts held, the others there", || {
         first.faults.held().len() >= 2 && first.keys("/seg/").len() == 6
@@ -109,8 +109,8 @@ fn puts_that_land_after_the_fence_never_count() {
     let second = first.successor();
     let b = second.open();
     assert_eq!(b.status().stored_sequence, gap, "the fence closes the gap");
-    for slot in 6..9 {
-        write_slot(&b, slot, 3);
+    for tile in 6..9 {
+        write_tile(&b, tile, 3);
     }
     stored(&b);
     first.faults.release_all();
@@ -121,7 +121,7 @@ fn puts_that_land_after_the_fence_never_count() {
     assert_fenced(&a);
     let want = [1, 0, 0, 0, 0, 0, 3, 3, 3];
     let versions =
-        |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|slot| slot_version(volume, slot, 9));
+        |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|tile| tile_version(volume, tile, 9));
     assert_eq!(versions(&b), want);
     b.close_now();
     for _ in 0..3 {
@@ -138,18 +138,18 @@ fn puts_that_land_after_the_fence_never_count() {
 fn a_writer_that_wakes_up_after_many_new_segments_is_fenced() {
     let first = Machine::new();
     let a = first.open();
-    write_slot(&a, 0, 1);
+    write_tile(&a, 0, 1);
     stored(&a);
     first.fault(Fault::Delay, |call| segment_put(call).is_some());
-    for slot in 0..6 {
-        write_slot(&a, slot, 2);
+    for tile in 0..6 {
+        write_tile(&a, tile, 2);
     }
     until("the writer sleeps", || first.faults.held().len() == 6);
     let mut second = first.successor();
     second.options.checkpoint_bytes = 8 * MIB;
     let b = second.open();
     for version in 3..103 {
-        write_slot(&b, version % 7, version);
+        write_tile(&b, version % 7, version);
     }
     stored(&b);
     assert!(b.status().stored_sequence > 150);
@@ -157,10 +157,10 @@ fn a_writer_that_wakes_up_after_many_new_segments_is_fenced() {
     first.heal();
     assert_fenced(&a);
     let want = [98, 99, 100, 101, 102, 96, 97];
-    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|slot| slot_version(&b, slot, 200)), want);
+    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|tile| tile_version(&b, tile, 200)), want);
     b.close_now();
     let b = second.open();
-    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|slot| slot_version(&b, slot, 200)), want);
+    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|tile| tile_version(&b, tile, 200)), want);
     b.close().unwrap();
     second.assert_sound("after the sleeper woke up");
 }
@@ -170,8 +170,8 @@ fn with_a_late_checkpoint(machine: &mut Machine) -> Arc<Volume> {
     machine.options.checkpoint_bytes = MIB;
     let volume = machine.open();
     machine.fault(Fault::Late, |call| root_put(call).is_some());
-    for slot in 0..6 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..6 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
     until("the root is late", || !machine.faults.held().is_empty());
@@ -198,10 +198,10 @@ fn an_attach_starts_from_a_checkpoint_that_lands_while_it_fences() {
     let fences = second.count(|call| segment_put(call).is_some());
     assert_eq!(fences, 2, "the attach began again, behind a fence of its own");
     assert_eq!(b.status().epoch_before, a.status().epoch, "no other writer was in between");
-    write_slot(&b, 0, 2);
+    write_tile(&b, 0, 2);
     b.close().unwrap();
     let b = second.open();
-    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
+    assert_eq!([0, 1, 5].map(|tile| tile_version(&b, tile, 9)), [2, 1, 1]);
     second.assert_sound("with a root that landed between");
 }
 
@@ -211,14 +211,14 @@ fn a_checkpoint_that_lands_behind_another_attach_finds_its_number_taken() {
     let a = with_a_late_checkpoint(&mut first);
     let second = first.successor();
     let b = second.open();
-    write_slot(&b, 0, 2);
+    write_tile(&b, 0, 2);
     b.close().unwrap();
     first.faults.release_all();
     first.heal();
     until("the stale writer notices", || matches!(a.status().health, Health::Fenced { .. }));
     assert_fenced(&a);
     let b = second.open();
-    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
+    assert_eq!([0, 1, 5].map(|tile| tile_version(&b, tile, 9)), [2, 1, 1]);
     second.assert_sound("after a stale root came too late");
 }
 
@@ -236,7 +236,7 @@ fn an_attach_that_slept_while_another_took_over_accepts_nothing() {
         let taken = sleeper.faults.held()[0].key().to_owned();
         let b = second.open();
         until("the number was used and is free", || {
-            (0..4).for_each(|slot| write_slot(&b, slot, 3));
+            (0..4).for_each(|tile| write_tile(&b, tile, 3));
             stored(&b);
             first.keys("/checkpoint/").iter().all(|key| *key > taken)
         });
@@ -246,7 +246,7 @@ fn an_attach_that_slept_while_another_took_over_accepts_nothing() {
         b.close().unwrap();
     });
     let b = second.open();
-    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&b, slot, 9)), [3; 4]);
+    assert_eq!([0, 1, 2, 3].map(|tile| tile_version(&b, tile, 9)), [3; 4]);
     second.assert_sound("after the sleeper woke up");
 }
 
@@ -274,7 +274,7 @@ fn of_two_attaches_that_fence_at_the_same_moment_one_wins() {
         let lost: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
         assert_eq!((won.len(), lost.len()), (1, 1));
         assert_eq!(lost[0].kind(), ErrorKind::Fenced);
-        write_slot(won[0], 0, 1);
+        write_tile(won[0], 0, 1);
         won[0].close().unwrap();
     }
 }
@@ -296,10 +296,10 @@ fn of_two_racing_attaches_exactly_one_can_store() {
             opens.map(|open| open.join().unwrap())
         });
         let mut winners: Vec<Arc<Volume>> = Vec::new();
-        for (slot, outcome) in outcomes.into_iter().enumerate() {
+        for (tile, outcome) in outcomes.into_iter().enumerate() {
             match outcome {
                 Ok(volume) => {
-                    write_slot(&volume, slot as u64, round);
+                    write_tile(&volume, tile as u64, round);
                     match volume.wait(Safety::Stored, Some(WAIT_TIME_MAX)) {
                         Ok(in_time) => {
                             assert!(in_time);
@@ -328,13 +328,13 @@ fn lost_answers_do_not_fence_the_writer_itself() {
         call.kind == CallKind::Put && is_engine(call) && seen.insert(call.key().to_owned())
     });
     for version in 1..=24 {
-        write_slot(&volume, version % 5, version);
+        write_tile(&volume, version % 5, version);
     }
     volume.close().unwrap();
     assert!(volume.status().counters.checkpoints >= 2);
     machine.heal();
     let volume = machine.open();
-    assert_eq!([0, 1, 2, 3, 4].map(|slot| slot_version(&volume, slot, 99)), [20, 21, 22, 23, 24]);
+    assert_eq!([0, 1, 2, 3, 4].map(|tile| tile_version(&volume, tile, 99)), [20, 21, 22, 23, 24]);
     machine.assert_sound("after lost answers");
 }
 
@@ -342,11 +342,11 @@ fn lost_answers_do_not_fence_the_writer_itself() {
 fn deleting_a_volume_fences_its_writer() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     let fences = machine.keys("/seg/").len();
     sawmill_volume::delete(&*machine.plain, "disk").unwrap();
-    write_slot(&volume, 1, 1);
+    write_tile(&volume, 1, 1);
     assert_fenced(&volume);
     assert!(fences >= 2);
     let mut left = machine.keys("");

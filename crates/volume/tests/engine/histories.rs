@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::faulty::{Machine, copy_store, stored, until, write_slot};
+use crate::faulty::{Machine, copy_store, stored, until, write_tile};
 use crate::rig::{MIB, Rig, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::ObjectStore;
@@ -114,7 +114,7 @@ fn a_journal_by_another_name_has_the_same_one_writer() {
     lock.push(".lock");
     std::fs::remove_file(lock).unwrap();
     in_use(&machine.journal(), "the lock file was removed");
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.flush().unwrap();
 }
 
@@ -122,14 +122,14 @@ fn a_journal_by_another_name_has_the_same_one_writer() {
 fn a_journal_that_was_removed_under_its_server_is_noticed() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     std::fs::rename(machine.journal(), machine.folder.path().join("moved")).unwrap();
     // The superblock says now and then how far it was logged and stored.
-    let mut slot = 0;
+    let mut tile = 0;
     until("the volume stops", || {
-        slot += 1;
-        volume.write_at(slot % 16 * MIB, &[1; 1 << 20]).and_then(|()| volume.flush()).is_err()
+        tile += 1;
+        volume.write_at(tile % 16 * MIB, &[1; 1 << 20]).and_then(|()| volume.flush()).is_err()
     });
     let error = volume.flush().unwrap_err();
     assert!(error.to_string().contains("removed, renamed or replaced"), "{error}");
@@ -204,8 +204,8 @@ fn the_refusal_of_a_store_that_lost_segments_says_how_much_at_least() {
     let machine = Machine::new();
     let volume = machine.open();
     let start = copy_store(&*machine.plain);
-    for slot in 0..8 {
-        volume.write_at(slot * MIB, &pattern(3, slot, 1 << 20)).unwrap();
+    for tile in 0..8 {
+        volume.write_at(tile * MIB, &pattern(3, tile, 1 << 20)).unwrap();
     }
     stored(&volume);
     until("the journal's superblock says that most of it is stored", || {

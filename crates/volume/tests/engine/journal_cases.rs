@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::faulty::{Machine, holds, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, holds, stored, tile_version, until, write_tile};
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_format::journal::{
@@ -15,11 +15,11 @@ use sawmill_format::journal::{
 use sawmill_store::{Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, RealWorld, Volume, World, inspect};
 
-/// A volume with slot 0 stored and slot 1 only in the journal, flushed, its process dead.
+/// A volume with tile 0 stored and tile 1 only in the journal, flushed, its process dead.
 fn left_dirty() -> Machine {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     volume.write_at(MIB, &pattern(MIB, 7, 9000)).unwrap();
     volume.flush().unwrap();
@@ -31,7 +31,7 @@ fn left_dirty() -> Machine {
 fn left_clean() -> Machine {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.close().unwrap();
     machine
 }
@@ -73,7 +73,7 @@ fn refused_until_the_loss_is_accepted(mut machine: Machine, says: &str) {
     }
     machine.options.accept_journal_loss = true;
     let volume = machine.open();
-    assert_eq!(slot_version(&volume, 0, 9), 1);
+    assert_eq!(tile_version(&volume, 0, 9), 1);
     assert!(!has_newest(&volume), "the volume is the stored cut");
     let kept: Vec<_> =
         set_aside(&machine).iter().map(|path| std::fs::read(path).unwrap()).collect();
@@ -201,7 +201,7 @@ fn a_clean_volume_needs_no_journal_and_sets_a_useless_one_aside() {
         let machine = left_clean();
         spoil(&machine.journal());
         let volume = machine.open();
-        assert_eq!(slot_version(&volume, 0, 9), 1, "case {case}");
+        assert_eq!(tile_version(&volume, 0, 9), 1, "case {case}");
         assert_eq!(set_aside(&machine).len(), usize::from(case >= 2), "case {case}");
     }
 }
@@ -238,10 +238,10 @@ fn a_journal_that_was_closed_cleanly_before_others_attached_makes_way() {
     let machine = left_clean();
     let elsewhere = machine.successor();
     let volume = elsewhere.open();
-    write_slot(&volume, 1, 2);
+    write_tile(&volume, 1, 2);
     volume.close().unwrap();
     let volume = machine.open();
-    assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2]);
+    assert_eq!([0, 1].map(|tile| tile_version(&volume, tile, 9)), [1, 2]);
     assert!(set_aside(&machine).is_empty(), "it held nothing, so nothing is kept of it");
 }
 
@@ -250,7 +250,7 @@ fn a_journal_is_refused_when_the_store_is_an_old_copy() {
     let machine = left_clean();
     let old = crate::faulty::copy_store(&*machine.plain);
     let volume = machine.open();
-    write_slot(&volume, 1, 2);
+    write_tile(&volume, 1, 2);
     stored(&volume);
     volume.close_now();
     let mut back = Machine::over(old);
@@ -259,7 +259,7 @@ fn a_journal_is_refused_when_the_store_is_an_old_copy() {
     assert_eq!(kind, ErrorKind::Refused);
     assert!(text.contains("the store has lost objects or is an old copy"), "{text}");
     back.options.accept_journal_loss = true;
-    assert_eq!([0, 1].map(|slot| slot_version(&back.open(), slot, 9)), [1, 0]);
+    assert_eq!([0, 1].map(|tile| tile_version(&back.open(), tile, 9)), [1, 0]);
 }
 
 #[test]
@@ -389,11 +389,11 @@ fn a_journal_too_small_for_the_segments_is_refused_before_anything_is_done() {
 fn a_journal_in_use_is_refused_and_its_user_is_not_fenced() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     let (kind, text) = machine.refused();
     assert_eq!(kind, ErrorKind::InUse);
     assert!(text.contains("in use"), "{text}");
-    write_slot(&volume, 1, 2);
+    write_tile(&volume, 1, 2);
     stored(&volume);
     volume.close().unwrap();
 }
@@ -437,7 +437,7 @@ fn a_crash_around_the_fence_loses_nothing_and_needs_no_flag() {
                 machine.faults.release_all();
                 let volume = machine.open();
                 assert!(has_newest(&volume), "{what:?}");
-                assert_eq!(slot_version(&volume, 0, 9), 1, "{what:?}");
+                assert_eq!(tile_version(&volume, 0, 9), 1, "{what:?}");
                 volume.close_now();
                 assert!(has_newest(&machine.open()), "{what:?}");
             }
@@ -470,7 +470,7 @@ fn a_fence_of_a_failed_attach_may_land_at_any_time_of_the_next() {
             open.join().unwrap()
         });
         let volume: Arc<Volume> = volume.unwrap_or_else(|_| machine.open());
-        assert_eq!(slot_version(&volume, 0, 9), 1);
+        assert_eq!(tile_version(&volume, 0, 9), 1);
         assert_eq!(has_newest(&volume), !clean);
         volume.close().unwrap();
         machine.assert_sound("after a late fence");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::faulty::{Machine, is_engine, root_put, write_slot};
+use crate::faulty::{Machine, is_engine, root_put, write_tile};
 use crate::journal_cases::time_of_the_stored_state;
 use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -219,10 +219,10 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
             .unwrap();
     let volume = stepped.volume().clone();
     let writing = std::thread::spawn(move || {
-        (4..36).for_each(|slot| write_slot(&volume, slot, 1));
+        (4..36).for_each(|tile| write_tile(&volume, tile, 1));
         volume.wait(Safety::Stored, None).unwrap();
         // Too little is dead to be worth a checkpoint while there is something to do.
-        write_slot(&volume, 4, 2);
+        write_tile(&volume, 4, 2);
         volume.write_at(8192, SECRET).unwrap();
     });
     let step = |stepped: &mut SteppedVolume| {

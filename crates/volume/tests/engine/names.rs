@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::faulty::{Machine, SEGMENT, segment_get, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, SEGMENT, segment_get, stored, tile_version, until, write_tile};
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{Pin, Word, tombstone_key, word_key};
@@ -24,11 +24,11 @@ fn small() -> CreateOptions {
     CreateOptions { segment_bytes: SEGMENT as u32, ..CreateOptions::new(SMALL) }
 }
 
-/// A volume with a version of its own in slot 0.
+/// A volume with a version of its own in tile 0.
 fn machine_with(version: u64) -> Machine {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, version);
+    write_tile(&volume, 0, version);
     stored(&volume);
     volume.close().unwrap();
     machine
@@ -50,7 +50,7 @@ fn names(store: &dyn ObjectStore) -> Vec<String> {
 fn holds(machine: &Machine, name: &str, version: u64, what: &str) {
     let machine = machine_for(machine, name);
     let volume = machine.try_open().unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
-    assert_eq!(slot_version(&volume, 0, 9), version, "{what}: {name}");
+    assert_eq!(tile_version(&volume, 0, 9), version, "{what}: {name}");
     volume.close().unwrap();
     machine.assert_sound(what);
 }
@@ -239,7 +239,7 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
         assert_eq!(is_there, deleted.is_err(), "{what}");
         match volume {
             Ok(volume) if is_there => {
-                write_slot(&volume, 0, 2);
+                write_tile(&volume, 0, 2);
                 // The delete may have put its fence before it heard that the volume is in use.
                 match volume.close() {
                     Ok(()) => holds(&machine, "disk", 2, &what),
@@ -250,7 +250,7 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
                 }
             }
             Ok(volume) => {
-                write_slot(&volume, 0, 2);
+                write_tile(&volume, 0, 2);
                 let error = volume.close().expect_err("it is deleted");
                 assert_eq!(error.kind(), ErrorKind::Fenced, "{what}: {error}");
             }
@@ -471,7 +471,7 @@ fn a_volume_that_lost_its_name_is_found_by_its_id_and_named_again() {
     name_unnamed(store, id, "again", Some(4096)).unwrap();
     let mut reader = machine_for(&machine, "again");
     reader.rig.options.read_only = true;
-    assert_eq!(slot_version(&reader.open(), 0, 9), 7);
+    assert_eq!(tile_version(&reader.open(), 0, 9), 7);
     assert_eq!(unnamed(store).unwrap().len(), 0);
 }
 

@@ -1,7 +1,7 @@
 //! A volume gets another name: one volume at any moment, whatever call of it dies, and nothing is
 //! lost.
 
-use crate::faulty::{Machine, slot_version, stored, write_slot};
+use crate::faulty::{Machine, stored, tile_version, write_tile};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, ErrorKind, Volume};
@@ -20,10 +20,10 @@ fn a_renamed_volume_is_the_same_under_its_new_name_alone() {
     let mut machine = Machine::new();
     let id = machine.volume_id();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     rename(&machine, "disk", "other").unwrap();
     // Whoever has it open goes on.
-    write_slot(&volume, 1, 2);
+    write_tile(&volume, 1, 2);
     stored(&volume);
     volume.resize(128 << 20).unwrap();
     volume.close().unwrap();
@@ -32,7 +32,7 @@ fn a_renamed_volume_is_the_same_under_its_new_name_alone() {
     machine.rig.name = "other".into();
     assert_eq!(machine.volume_id(), id);
     let volume = machine.open();
-    assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2]);
+    assert_eq!([0, 1].map(|tile| tile_version(&volume, tile, 9)), [1, 2]);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_reader_follows_its_volume_and_never_one_that_took_its_name() {
     let mut machine = Machine::new();
     machine.rig.options.checkpoint_bytes = 1 << 20;
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     let mut options = machine.options.clone();
     options.read_only = true;
@@ -48,11 +48,11 @@ fn a_reader_follows_its_volume_and_never_one_that_took_its_name() {
     rename(&machine, "disk", "other").unwrap();
     sawmill_volume::create(&*machine.store, "disk", &CreateOptions::new(1 << 20)).unwrap();
     for version in 2..9 {
-        (0..8).for_each(|slot| write_slot(&volume, slot, version));
+        (0..8).for_each(|tile| write_tile(&volume, tile, version));
         stored(&volume);
     }
     volume.close().unwrap();
-    assert_eq!(slot_version(&reader, 0, 9), 8, "the segment it knew is gone: it has moved on");
+    assert_eq!(tile_version(&reader, 0, 9), 8, "the segment it knew is gone: it has moved on");
     assert_eq!(reader.read_at(63 << 20, 4096).unwrap(), vec![0; 4096]);
 }
 

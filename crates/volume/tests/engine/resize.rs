@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::faulty::{
-    Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, slot_version, stored,
-    until, write_slot,
+    Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, stored, tile_version,
+    until, write_tile,
 };
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
@@ -28,7 +28,7 @@ fn stored_size(machine: &Machine) -> u64 {
 fn a_disk_grows_while_it_is_used_and_keeps_its_size() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     let before = volume.geometry();
     // Past a group of the map, and then within one.
     for (grown, at) in [(40 * GIB, 39 * GIB + 5), (41 * GIB, 40 * GIB + 7)] {
@@ -45,7 +45,7 @@ fn a_disk_grows_while_it_is_used_and_keeps_its_size() {
     assert_eq!(size(&volume), 41 * GIB);
     holds(&volume, 39 * GIB + 5, &pattern(39 * GIB + 5, 3, 10_000));
     holds(&volume, 40 * GIB + 7, &pattern(40 * GIB + 7, 3, 10_000));
-    assert_eq!(slot_version(&volume, 0, 1), 1);
+    assert_eq!(tile_version(&volume, 0, 1), 1);
     volume.close().unwrap();
     assert_eq!(stored_size(&machine), 41 * GIB);
     machine.assert_sound("after growing");
@@ -135,10 +135,10 @@ fn at_every_call(new_size: u64) {
                 let what = format!("call {nth}, late {late}, lands {landing}");
                 let machine = Machine::new();
                 let volume = machine.open();
-                write_slot(&volume, 0, 1);
+                write_tile(&volume, 0, 1);
                 stored(&volume);
-                write_slot(&volume, 1, 2);
-                write_slot(&volume, 200, 3);
+                write_tile(&volume, 1, 2);
+                write_tile(&volume, 200, 3);
                 let died = dies_in_resize(&machine, &volume, new_size, nth, late);
                 drop(volume);
                 machine.heal();
@@ -151,9 +151,9 @@ fn at_every_call(new_size: u64) {
                 if landing == "during" {
                     machine.faults.release_all();
                 }
-                assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2], "{what}");
+                assert_eq!([0, 1].map(|tile| tile_version(&volume, tile, 9)), [1, 2], "{what}");
                 if size(&volume) >= 64 * MIB {
-                    let old = slot_version(&volume, 200, 9);
+                    let old = tile_version(&volume, 200, 9);
                     assert!(old == 3 || new_size < 64 * MIB, "{what}");
                     // The very end of the disk, as its user sees it, dies unstored and is there
                     // again.
@@ -201,8 +201,8 @@ fn a_death_at_any_call_of_shrinking_leaves_either_size_and_all_data_below_both()
 fn comes_late(new_size: u64) {
     let mut machine = Machine::new();
     let volume = machine.open();
-    for slot in [0, 200] {
-        write_slot(&volume, slot, 3);
+    for tile in [0, 200] {
+        write_tile(&volume, tile, 3);
     }
     stored(&volume);
     machine.fault(Fault::Late, |call| root_put(call).is_some());
@@ -219,13 +219,13 @@ fn comes_late(new_size: u64) {
     let volume = machine.open();
     assert_eq!(size(&volume), 64 * MIB);
     assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
-    assert_eq!([0, 200].map(|slot| slot_version(&volume, slot, 9)), [3, 3]);
+    assert_eq!([0, 200].map(|tile| tile_version(&volume, tile, 9)), [3, 3]);
     volume.close_now();
     drop(volume);
     for _ in 0..2 {
         let volume = machine.open();
         assert_eq!(size(&volume), 64 * MIB, "what its user saw is what it is");
-        assert_eq!([0, 200].map(|slot| slot_version(&volume, slot, 9)), [3, 3]);
+        assert_eq!([0, 200].map(|tile| tile_version(&volume, tile, 9)), [3, 3]);
         volume.close_now();
     }
     let mut reader = machine.options.clone();
@@ -250,17 +250,17 @@ fn a_resize_that_comes_late_changes_nothing_under_later_attachments() {
 fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.close().unwrap();
     let old = copy_store(&*machine.plain);
     for version in 2..=3 {
         let volume = machine.open();
-        write_slot(&volume, 0, version);
+        write_tile(&volume, 0, version);
         volume.close().unwrap();
     }
     let superseded = machine.keys("/seg/");
     let volume = machine.open();
-    write_slot(&volume, 0, 4);
+    write_tile(&volume, 0, 4);
     stored(&volume);
     machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
@@ -274,7 +274,7 @@ fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     drop(volume);
     machine.heal();
     let volume = machine.open();
-    write_slot(&volume, 1, 5);
+    write_tile(&volume, 1, 5);
     stored(&volume);
     volume.close_now();
     drop(volume);
@@ -293,7 +293,7 @@ fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     let mut reader = machine.options.clone();
     reader.read_only = true;
     let volume = Volume::open(machine.store.clone(), "disk", reader).unwrap();
-    assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [4, 5]);
+    assert_eq!([0, 1].map(|tile| tile_version(&volume, tile, 9)), [4, 5]);
 }
 
 #[test]
@@ -301,17 +301,17 @@ fn one_lost_checkpoint_does_not_undo_a_resize() {
     for new_size in [128 * MIB, 8 * MIB] {
         let machine = Machine::new();
         let volume = machine.open();
-        write_slot(&volume, 0, 1);
+        write_tile(&volume, 0, 1);
         volume.resize(new_size).unwrap();
         until("a second checkpoint says so", || volume.status().counters.checkpoints >= 2);
-        write_slot(&volume, 1, 2);
+        write_tile(&volume, 1, 2);
         stored(&volume);
         volume.close_now();
         drop(volume);
         machine.tamper(&machine.keys("/checkpoint/").pop().unwrap(), |bytes| bytes[100] ^= 1);
         let volume = machine.open();
         assert_eq!(size(&volume), new_size);
-        assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2]);
+        assert_eq!([0, 1].map(|tile| tile_version(&volume, tile, 9)), [1, 2]);
     }
 }
 
@@ -320,7 +320,7 @@ fn a_size_is_reported_when_two_checkpoints_hold_it() {
     let machine = Machine::new();
     let volume = machine.open();
     let _heals = machine.healing();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     let before = volume.geometry().size_bytes;
     let first = volume.status().checkpoint_number + 1;
@@ -334,7 +334,7 @@ fn a_size_is_reported_when_two_checkpoints_hold_it() {
     machine.heal();
     machine.faults.release_all();
     resizing.join().unwrap().unwrap();
-    write_slot(&volume, 300, 2);
+    write_tile(&volume, 300, 2);
     stored(&volume);
     volume.close_now();
     drop(volume);
@@ -342,19 +342,19 @@ fn a_size_is_reported_when_two_checkpoints_hold_it() {
     machine.tamper(&keys.pop().unwrap(), |bytes| bytes[100] ^= 1);
     let volume = machine.open();
     assert_eq!(volume.geometry().size_bytes, 128 * MIB);
-    assert_eq!(slot_version(&volume, 300, 2), 2);
+    assert_eq!(tile_version(&volume, 300, 2), 2);
 }
 
 #[test]
 fn lost_checkpoints_of_a_grown_disk_are_damage_and_no_smaller_disk() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     stored(&volume);
     // What is superseded is still there.
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| call.kind == CallKind::Delete);
     volume.resize(128 * MIB).unwrap();
-    write_slot(&volume, 300, 2);
+    write_tile(&volume, 300, 2);
     stored(&volume);
     volume.close_now();
     drop(volume);
@@ -374,7 +374,7 @@ fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
     for writes_there in [false, true] {
         let machine = Machine::new();
         let volume = machine.open();
-        write_slot(&volume, 0, 1);
+        write_tile(&volume, 0, 1);
         stored(&volume);
         let first = volume.status().checkpoint_number + 1;
         machine.fault(Fault::Late, move |call| root_put(call).is_some_and(|number| number > first));
@@ -389,7 +389,7 @@ fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
         let volume = machine.open();
         assert_eq!(size(&volume), 128 * MIB);
         if writes_there {
-            write_slot(&volume, 300, 2);
+            write_tile(&volume, 300, 2);
             stored(&volume);
         }
         volume.close_now();
@@ -397,8 +397,8 @@ fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
         machine.tamper(&machine.keys("/checkpoint/").pop().unwrap(), |bytes| bytes[100] ^= 1);
         let volume = machine.open();
         assert_eq!(size(&volume), 128 * MIB, "a disk shrank under its user");
-        assert_eq!(slot_version(&volume, 0, 9), 1);
-        assert_eq!(slot_version(&volume, 300, 9), if writes_there { 2 } else { 0 });
+        assert_eq!(tile_version(&volume, 0, 9), 1);
+        assert_eq!(tile_version(&volume, 300, 9), if writes_there { 2 } else { 0 });
     }
 }
 
@@ -408,7 +408,7 @@ fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
 fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
     let machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 3);
+    write_tile(&volume, 0, 3);
     stored(&volume);
     dies_with_a_root_under_way(&machine, &volume, |volume| volume.resize(128 * MIB).is_err());
     drop(volume);
@@ -424,7 +424,7 @@ fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
     drop(volume);
     let volume = machine.open();
     assert_eq!(size(&volume), 64 * MIB, "what its user saw is what it is");
-    assert_eq!(slot_version(&volume, 0, 9), 3);
+    assert_eq!(tile_version(&volume, 0, 9), 3);
     volume.close().unwrap();
     machine.assert_sound("after both");
 }
@@ -435,7 +435,7 @@ fn a_fence_that_comes_late_undoes_no_reported_size() {
     for reported_bytes in [32 * MIB, 128 * MIB] {
         let machine = Machine::new();
         let volume = machine.open();
-        write_slot(&volume, 0, 3);
+        write_tile(&volume, 0, 3);
         stored(&volume);
         let other = machine.successor();
         other.fault(Fault::Late, |call| segment_put(call).is_some());
@@ -448,7 +448,7 @@ fn a_fence_that_comes_late_undoes_no_reported_size() {
         let third = machine.successor();
         let volume = third.open();
         assert_eq!(size(&volume), reported_bytes);
-        assert_eq!(slot_version(&volume, 0, 9), 3);
+        assert_eq!(tile_version(&volume, 0, 9), 3);
         volume.close().unwrap();
         third.assert_sound("after the late fence");
     }
@@ -477,7 +477,7 @@ fn a_resize_during_a_close_fails_no_flush_that_waits_for_the_store() {
     let machine = Machine::with(64 * MIB, FlushMode::Stored);
     let volume = machine.open();
     machine.fault(Fault::Delay, |call| segment_put(call).is_some());
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     std::thread::scope(|scope| {
         let healing = machine.healing();
         let flushing = scope.spawn(|| volume.flush());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::faulty::{
-    Machine, SEGMENT, WAIT_TIME_MAX, holds, is_engine, root_put, segment_get, segment_put,
-    slot_bytes, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, WAIT_TIME_MAX, holds, is_engine, root_put, segment_get, segment_put, stored,
+    tile_bytes, tile_version, until, write_tile,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -20,12 +20,12 @@ fn unavailable() -> Fault {
     Fault::Fail(StoreErrorKind::Unavailable)
 }
 
-/// A volume with `slots` slots of version 1 in the store, closed cleanly.
-fn filled(slots: u64) -> Machine {
+/// A volume with `tiles` tiles of version 1 in the store, closed cleanly.
+fn filled(tiles: u64) -> Machine {
     let machine = Machine::new();
     let volume = machine.open();
-    for slot in 0..slots {
-        write_slot(&volume, slot, 1);
+    for tile in 0..tiles {
+        write_tile(&volume, tile, 1);
     }
     volume.close().unwrap();
     machine
@@ -67,7 +67,7 @@ fn a_get_that_fails_for_a_while_delays_the_reader_and_no_more() {
             failures += 1;
             segment_get(call).is_some() && failures <= 2
         });
-        assert_eq!(slot_version(&volume, 0, 9), 1);
+        assert_eq!(tile_version(&volume, 0, 9), 1);
         assert_eq!(volume.status().health, Health::Serving);
     }
 }
@@ -80,7 +80,7 @@ fn a_get_cut_short_once_is_asked_again() {
     machine.fault(Fault::Truncate, move |call| {
         segment_get(call).is_some() && std::mem::take(&mut first)
     });
-    assert_eq!(slot_version(&volume, 0, 9), 1);
+    assert_eq!(tile_version(&volume, 0, 9), 1);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_get_always_cut_short_is_corrupt_and_never_wrong_bytes() {
     machine.fault(Fault::Truncate, |call| segment_get(call).is_some());
     assert_eq!(volume.read_at(SEGMENT as u64 / 2, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
     machine.heal();
-    assert_eq!(slot_version(&volume, 0, 9), 1, "the next read asks again");
+    assert_eq!(tile_version(&volume, 0, 9), 1, "the next read asks again");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn another_objects_bytes_are_fetched_again_once_and_then_refused() {
         machine.fault(Fault::Swap(other.clone()), move |call| {
             segment_get(call) == Some(65) && std::mem::take(&mut once)
         });
-        holds(&volume, 0, &slot_bytes(0, 1)[..4096]);
+        holds(&volume, 0, &tile_bytes(0, 1)[..4096]);
         machine.fault(Fault::Swap(other), move |call| {
             let hit = segment_get(call) == Some(65);
             count.fetch_add(u64::from(hit), Ordering::Relaxed);
@@ -123,8 +123,8 @@ fn another_objects_bytes_are_fetched_again_once_and_then_refused() {
         assert!(error.to_string().contains("/seg/"), "{error}");
         assert_eq!(swapped.load(Ordering::Relaxed), 2, "asked once more, not more often");
         machine.heal();
-        holds(&volume, address, &slot_bytes(0, 1)[SEGMENT - 4096..]);
-        assert_eq!(slot_version(&volume, 1, 9), 1);
+        holds(&volume, address, &tile_bytes(0, 1)[SEGMENT - 4096..]);
+        assert_eq!(tile_version(&volume, 1, 9), 1);
     }
 }
 
@@ -134,7 +134,7 @@ fn a_missing_segment_is_corrupt_for_the_writer_and_the_rest_stays_readable() {
     let volume = machine.open();
     machine.fault(Fault::Fail(StoreErrorKind::NotFound), |call| segment_get(call) == Some(65));
     assert_eq!(volume.read_at(0, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(slot_version(&volume, 1, 9), 1);
+    assert_eq!(tile_version(&volume, 1, 9), 1);
 }
 
 /// What is garbled on the way once is not damage of the store: each answer of an open in turn.
@@ -156,7 +156,7 @@ fn an_answer_cut_short_once_does_not_stop_an_open() {
         }
         machine.heal();
         assert_eq!(
-            (slot_version(&volume, 0, 9), slot_version(&volume, 1, 9)),
+            (tile_version(&volume, 0, 9), tile_version(&volume, 1, 9)),
             (1, 1),
             "get {number}"
         );
@@ -181,15 +181,15 @@ fn open_cannot_ask(template: &Machine, chosen: impl Fn(&Call) -> bool + Send + '
     assert_eq!(std::fs::read(machine.journal()).ok(), journal);
     machine.heal();
     let volume = machine.open();
-    assert!((0..5).all(|slot| slot_version(&volume, slot, 9) == 1));
+    assert!((0..5).all(|tile| tile_version(&volume, tile, 9) == 1));
 }
 
 #[test]
 fn what_cannot_be_asked_fails_the_open_and_changes_nothing() {
     let template = Machine::new();
     let volume = template.open();
-    for slot in 0..5 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..5 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
     volume.close_now();
@@ -212,11 +212,11 @@ fn what_cannot_be_asked_fails_the_open_and_changes_nothing() {
 fn every_single_call_of_an_open_may_fail() {
     let template = Machine::new();
     let volume = template.open();
-    for slot in 0..3 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..3 {
+        write_tile(&volume, tile, 1);
     }
     stored(&volume);
-    volume.write_at(0, &slot_bytes(0, 2)).unwrap();
+    volume.write_at(0, &tile_bytes(0, 2)).unwrap();
     volume.flush().unwrap();
     volume.close_now();
     let calls = {
@@ -245,7 +245,7 @@ fn every_single_call_of_an_open_may_fail() {
             }
             twin.heal();
             let volume = twin.open();
-            assert_eq!([0, 1, 2].map(|slot| slot_version(&volume, slot, 9)), [2, 1, 1], "{call:?}");
+            assert_eq!([0, 1, 2].map(|tile| tile_version(&volume, tile, 9)), [2, 1, 1], "{call:?}");
             volume.close().unwrap();
             twin.assert_sound("after an open that failed");
         }
@@ -257,8 +257,8 @@ fn every_single_call_of_an_open_may_fail() {
 fn a_segment_that_appears_while_the_log_is_read_is_no_damage() {
     let machine = filled(0);
     let volume = machine.open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..4 {
+        write_tile(&volume, tile, 1);
         stored(&volume);
     }
     let first = volume.status().stored_sequence - 3;
@@ -272,7 +272,7 @@ fn a_segment_that_appears_while_the_log_is_read_is_no_damage() {
         })
     });
     let read = reader.open();
-    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&read, slot, 9)), [1; 4]);
+    assert_eq!([0, 1, 2, 3].map(|tile| tile_version(&read, tile, 9)), [1; 4]);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn a_list_that_hides_the_newest_checkpoints_is_seen_through() {
     let machine = Machine::new();
     for version in 1..=5 {
         let volume = machine.open();
-        write_slot(&volume, 0, version);
+        write_tile(&volume, 0, version);
         volume.close().unwrap();
         // The list is of a time before the newest root.
         let newest = machine.keys("/checkpoint/").pop().unwrap();
@@ -291,7 +291,7 @@ fn a_list_that_hides_the_newest_checkpoints_is_seen_through() {
         let mut reader = Machine::over(past);
         reader.options.read_only = true;
         let read = reader.open();
-        assert_eq!(slot_version(&read, 0, 9), version);
+        assert_eq!(tile_version(&read, 0, 9), version);
         assert!(newest.ends_with(&format!("/{:020}", read.status().checkpoint_number)));
     }
 }
@@ -359,12 +359,12 @@ fn a_list_from_long_ago_is_refused_and_never_taken_for_the_truth() {
     let mut machine = Machine::new();
     machine.options.checkpoint_bytes = MIB;
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.close().unwrap();
     let past = lagging(&machine);
     let volume = machine.open();
     for version in 2..120 {
-        write_slot(&volume, 0, version);
+        write_tile(&volume, 0, version);
         stored(&volume);
     }
     volume.close().unwrap();
@@ -381,7 +381,7 @@ fn a_list_from_long_ago_is_refused_and_never_taken_for_the_truth() {
 fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
     let mut machine = Machine::new();
     let volume = machine.open();
-    write_slot(&volume, 0, 1);
+    write_tile(&volume, 0, 1);
     volume.close().unwrap();
     let past = lagging(&machine);
     // Root 2 stays forever, as after a crash between deletes; everything else is deleted as usual.
@@ -390,7 +390,7 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
     machine.options.checkpoint_bytes = MIB;
     let volume = machine.open();
     for version in 2..120 {
-        write_slot(&volume, 0, version);
+        write_tile(&volume, 0, version);
         stored(&volume);
     }
     volume.close().unwrap();
@@ -399,7 +399,7 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
     let mut reader = Machine::over(past);
     reader.options.read_only = true;
     match reader.try_open() {
-        Ok(read) => assert_eq!(slot_version(&read, 0, 200), 119),
+        Ok(read) => assert_eq!(tile_version(&read, 0, 200), 119),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}"),
     }
 }
@@ -410,20 +410,20 @@ fn while_the_store_is_gone_writes_go_on_then_wait_and_every_write_is_answered() 
     machine.options.cache =
         Some(open_cache(&machine.folder.path().join("cache"), 8 * MIB).unwrap());
     let volume = machine.open();
-    until("slot 0 is cached", || {
+    until("tile 0 is cached", || {
         let before = volume.status().counters.reads_store;
-        slot_version(&volume, 0, 9) == 1 && volume.status().counters.reads_store == before
+        tile_version(&volume, 0, 9) == 1 && volume.status().counters.reads_store == before
     });
     machine.fault(unavailable(), |_| true);
     // From two writers, each with more than the journal holds: neither can end before it is full.
-    let slots = 128;
+    let tiles = 128;
     std::thread::scope(|scope| {
         let healing = machine.healing();
         for writer in 0..2 {
             let volume = &volume;
             scope.spawn(move || {
-                for slot in 0..slots / 2 {
-                    write_slot(volume, 8 + writer * slots / 2 + slot, 2);
+                for tile in 0..tiles / 2 {
+                    write_tile(volume, 8 + writer * tiles / 2 + tile, 2);
                 }
             });
         }
@@ -438,23 +438,23 @@ fn while_the_store_is_gone_writes_go_on_then_wait_and_every_write_is_answered() 
         let status = volume.status();
         assert!(status.counters.writes > 40, "the journal took {} writes", status.counters.writes);
         assert!(status.counters.writes_stalled >= 2);
-        assert_eq!(slot_version(&volume, 0, 9), 1, "cached data is read");
+        assert_eq!(tile_version(&volume, 0, 9), 1, "cached data is read");
         volume.flush().unwrap();
         assert!(!volume.wait(Safety::Stored, Some(std::time::Duration::ZERO)).unwrap());
         assert!(volume.wait(Safety::Logged, Some(WAIT_TIME_MAX)).unwrap());
-        assert_eq!(slot_version(&volume, 8, 9), 2, "what is in the journal is read");
+        assert_eq!(tile_version(&volume, 8, 9), 2, "what is in the journal is read");
         drop(healing);
     });
     stored(&volume);
     let status = volume.status();
     assert_eq!((status.health, status.stalled_requests), (Health::Serving, 0));
-    for slot in 0..8 + slots {
-        assert_eq!(slot_version(&volume, slot, 9), if slot < 8 { 1 } else { 2 });
+    for tile in 0..8 + tiles {
+        assert_eq!(tile_version(&volume, tile, 9), if tile < 8 { 1 } else { 2 });
     }
     volume.close().unwrap();
     let volume = machine.open();
-    for slot in 0..8 + slots {
-        assert_eq!(slot_version(&volume, slot, 9), if slot < 8 { 1 } else { 2 });
+    for tile in 0..8 + tiles {
+        assert_eq!(tile_version(&volume, tile, 9), if tile < 8 { 1 } else { 2 });
     }
     machine.assert_sound("after the store came back");
 }
@@ -495,9 +495,9 @@ fn a_read_that_waits_for_the_store_is_answered_when_the_volume_is_stopped() {
         machine.fault(unavailable(), |call| segment_get(call).is_some());
         std::thread::scope(|scope| {
             let _healing = machine.healing();
-            let reads = [0, 1].map(|slot| {
+            let reads = [0, 1].map(|tile| {
                 let volume = &volume;
-                scope.spawn(move || volume.read_at(slot * SEGMENT as u64, 4096))
+                scope.spawn(move || volume.read_at(tile * SEGMENT as u64, 4096))
             });
             until("both reads have asked twice", || {
                 [65, 66]
@@ -529,9 +529,9 @@ fn a_write_that_waits_for_room_is_answered_when_the_volume_is_closed() {
                 let volume = &volume;
                 scope.spawn(move || {
                     // More than the journal holds: none can end before it is full.
-                    let mut slots = (0..160).map(|slot| writer * 40 + slot % 40);
-                    slots.try_for_each(|slot| {
-                        volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, 1))
+                    let mut tiles = (0..160).map(|tile| writer * 40 + tile % 40);
+                    tiles.try_for_each(|tile| {
+                        volume.write_at(tile * SEGMENT as u64, &tile_bytes(tile, 1))
                     })
                 })
             });
@@ -554,7 +554,7 @@ fn a_write_that_waits_for_room_is_answered_when_the_volume_is_closed() {
         }
         machine.heal();
         let volume = machine.open();
-        assert!((0..120).all(|slot| slot_version(&volume, slot, 1) <= 1));
+        assert!((0..120).all(|tile| tile_version(&volume, tile, 1) <= 1));
         volume.close().unwrap();
         machine.assert_sound("after a close with writers waiting");
     }
@@ -565,8 +565,8 @@ fn a_close_that_waits_for_the_store_can_be_cut_short_without_loss() {
     let machine = Machine::new();
     let volume = machine.open();
     machine.fault(unavailable(), |call| segment_put(call).is_some() || root_put(call).is_some());
-    for slot in 0..6 {
-        write_slot(&volume, slot, 1);
+    for tile in 0..6 {
+        write_tile(&volume, tile, 1);
     }
     std::thread::scope(|scope| {
         let _healing = machine.healing();
@@ -577,5 +577,5 @@ fn a_close_that_waits_for_the_store_can_be_cut_short_without_loss() {
     });
     machine.heal();
     let volume = machine.open();
-    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 1));
+    assert!((0..6).all(|tile| tile_version(&volume, tile, 9) == 1));
 }

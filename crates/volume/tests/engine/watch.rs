@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::faulty::{Machine, is_fence_check, segment_put, slot_version, until, write_slot};
+use crate::faulty::{Machine, is_fence_check, segment_put, tile_version, until, write_tile};
 use crate::rig::MIB;
 use bytes::Bytes;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -47,7 +47,7 @@ impl SteppedScene {
         let store = machine.rig.store.clone();
         let stepped = SteppedVolume::open(dynamic, store, "disk", &machine.options).unwrap();
         let mut attached = SteppedScene { world, stepped };
-        write_slot(attached.volume(), 0, 1);
+        write_tile(attached.volume(), 0, 1);
         attached.until("the first write is stored", |volume| {
             let positions = volume.status().positions;
             positions.stored == positions.accepted
@@ -98,7 +98,7 @@ fn a_writer_that_only_reads_is_fenced_by_a_take_over() {
     let first = Machine::new();
     let mut a = SteppedScene::new(&first);
     let b = first.successor().open();
-    assert_eq!(slot_version(a.volume(), 0, 9), 1, "it cannot know yet");
+    assert_eq!(tile_version(a.volume(), 0, 9), 1, "it cannot know yet");
     a.until_with("a read is refused", 100, |volume| {
         volume.read_at(0, 512).is_err_and(|error| error.kind() == ErrorKind::Fenced)
     });
@@ -145,7 +145,7 @@ fn an_unused_volume_gives_back_its_garbage_and_rests() {
     let set = a.volume().begin_set_retention(60).unwrap();
     a.until("the window is set", |_| set.try_recv().is_ok());
     for version in 2..60 {
-        (0..4).for_each(|slot| write_slot(a.volume(), slot, version));
+        (0..4).for_each(|tile| write_tile(a.volume(), tile, version));
         a.until_with("it is stored", 10, |volume| {
             let positions = volume.status().positions;
             positions.stored == positions.accepted
@@ -169,7 +169,7 @@ fn an_unused_volume_gives_back_its_garbage_and_rests() {
         a.step();
     }
     assert_eq!(machine.count(|_| true), rests);
-    assert_eq!(slot_version(a.volume(), 3, 99), 59);
+    assert_eq!(tile_version(a.volume(), 3, 99), 59);
 }
 
 #[test]
@@ -199,13 +199,13 @@ fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
     let _heals = machine.healing();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_put(call).is_some());
     a.pass(60_000);
-    write_slot(a.volume(), 1, 1);
+    write_tile(a.volume(), 1, 1);
     a.pass(9_000);
     a.step();
     assert_eq!((a.volume().status().stall, a.flush(0)), (None, Ok(())));
     a.pass(1_001);
     let (writer, flusher) = (a.volume().clone(), a.volume().clone());
-    let written = thread::spawn(move || write_slot(&writer, 2, 1));
+    let written = thread::spawn(move || write_tile(&writer, 2, 1));
     a.until("the write waits", |volume| volume.status().stall == Some(Stall::UnstoredAge));
     let flushed = thread::spawn(move || flusher.flush());
     for _ in 0..50 {

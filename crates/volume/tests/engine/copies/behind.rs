@@ -9,7 +9,7 @@ use sawmill_volume::{Cut, RealWorld};
 use super::world::{
     Pair, copy, copy_with, damage, has_name, machine_at, open_to_read, options, watching,
 };
-use crate::faulty::{copy_store, holds, keys, memory, slot_bytes, stored, until};
+use crate::faulty::{copy_store, holds, keys, memory, stored, tile_bytes, until};
 use crate::rig::MIB;
 
 #[test]
@@ -22,7 +22,7 @@ fn what_a_newer_checkpoint_made_possible_waits_for_it() {
     // A write beyond the size that the replica's checkpoint knows.
     volume.resize(128 * MIB).unwrap();
     let beyond = 100 * MIB;
-    sawmill_device::BlockDeviceExt::write_at(&*volume, beyond, &slot_bytes(1, 1)).unwrap();
+    sawmill_device::BlockDeviceExt::write_at(&*volume, beyond, &tile_bytes(1, 1)).unwrap();
     stored(&volume);
     for death in 0.. {
         let second = copy_store(&*at_three);
@@ -35,7 +35,7 @@ fn what_a_newer_checkpoint_made_possible_waits_for_it() {
         let reader =
             open_to_read(second.clone()).unwrap_or_else(|error| panic!("call {death}: {error}"));
         if outcome.is_ok() {
-            holds(&reader, beyond, &slot_bytes(1, 1));
+            holds(&reader, beyond, &tile_bytes(1, 1));
             break;
         }
     }
@@ -49,7 +49,7 @@ fn a_segment_beyond_what_the_replica_knows_is_not_shown_before() {
     pair.write(&volume, 3);
     pair.copy().unwrap();
     volume.resize(128 * MIB).unwrap();
-    sawmill_device::BlockDeviceExt::write_at(&*volume, 100 * MIB, &slot_bytes(1, 1)).unwrap();
+    sawmill_device::BlockDeviceExt::write_at(&*volume, 100 * MIB, &tile_bytes(1, 1)).unwrap();
     stored(&volume);
     // As an older copier left it: the log of the source without its checkpoints.
     let source = pair.primary.plain.clone();
@@ -62,7 +62,7 @@ fn a_segment_beyond_what_the_replica_knows_is_not_shown_before() {
     }
     assert_eq!(pair.cut_in(&pair.second), 3);
     pair.copy().unwrap();
-    holds(&open_to_read(pair.second.clone()).unwrap(), 100 * MIB, &slot_bytes(1, 1));
+    holds(&open_to_read(pair.second.clone()).unwrap(), 100 * MIB, &tile_bytes(1, 1));
     volume.close().unwrap();
 }
 
@@ -161,7 +161,7 @@ fn a_hole_in_the_past_of_a_replica_is_damage() {
     volume.close().unwrap();
     let volume = pair.primary.open();
     let before = keys(&*pair.primary.plain, "/seg/");
-    // Each slot is written once: nothing dies, so no checkpoint comes between.
+    // Each tile is written once: nothing dies, so no checkpoint comes between.
     for _ in 0..3 {
         pair.write(&volume, 1);
     }

@@ -97,7 +97,7 @@ fn what_newer_checkpoints_do_not_need_goes_at_the_replica_too() {
     volume.close().unwrap();
     pair.copy().unwrap();
     let segments = keys(&*pair.second, "/seg/").len();
-    assert!(segments < 30, "{segments} segments of 48 are there for five slots");
+    assert!(segments < 30, "{segments} segments of 48 are there for five tiles");
     assert!(keys(&*pair.second, "/checkpoint/").len() <= 2);
     assert_eq!(pair.cut_in(&pair.second), 48);
 }

@@ -14,7 +14,7 @@ use sawmill_volume::replicate::{
 };
 
 use super::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
-use crate::faulty::{copy_store, keys, memory, slot_version, stored, until, write_slot};
+use crate::faulty::{copy_store, keys, memory, stored, tile_version, until, write_tile};
 
 fn promoted(store: &Arc<dyn ObjectStore>) -> sawmill_volume::Result<u64> {
     promote(&RealWorld::default(), &**store, "disk").map(|promotion| promotion.position)
@@ -24,18 +24,18 @@ fn back() -> CopyOptions {
     CopyOptions { fail_back: true, ..options() }
 }
 
-/// Attaches at another store, writes one version to all slots, and closes.
+/// Attaches at another store, writes one version to all tiles, and closes.
 fn write_there(store: &Arc<dyn ObjectStore>, version: u64) {
     let volume = machine_at(store).open();
-    for slot in 0..4 {
-        write_slot(&volume, slot, version);
+    for tile in 0..4 {
+        write_tile(&volume, tile, version);
     }
     stored(&volume);
     volume.close().unwrap();
 }
 
 fn version_in(store: &Arc<dyn ObjectStore>) -> u64 {
-    slot_version(&open_to_read(store.clone()).unwrap(), 0, 255)
+    tile_version(&open_to_read(store.clone()).unwrap(), 0, 255)
 }
 
 fn remove(store: &Arc<dyn ObjectStore>, keys: Vec<String>) {
@@ -79,7 +79,7 @@ fn a_deleted_fail_back_still_fences_the_former_writer() {
     let (old, new) = (pair.primary.plain.clone(), pair.second.clone());
     copy_with(&*new, &*old, &back(), &mut |_| ()).unwrap();
     sawmill_volume::delete(&*old, "disk").unwrap();
-    write_slot(&volume, 1, 99);
+    write_tile(&volume, 1, 99);
     assert!(volume.wait(sawmill_volume::Safety::Stored, None).is_err(), "its writer wakes up");
 }
 
@@ -119,7 +119,7 @@ fn a_source_that_went_another_way_is_not_mixed_with_its_replica() {
     // First behind the checkpoint that both have, then with one of its own.
     let rig = machine_at(&backup);
     let other = rig.open();
-    write_slot(&other, 0, 230);
+    write_tile(&other, 0, 230);
     stored(&other);
     let error = copy(&*backup, &*pair.second).unwrap_err();
     assert!(
@@ -259,7 +259,7 @@ fn a_drill_knows_what_would_be_lost() {
     assert_eq!(lost(&source), ReplicaLag::By { bytes: 0, ms: 0 });
     pair.copy().unwrap();
     assert_eq!(lost(&source), ReplicaLag::Nothing);
-    write_slot(&volume, 0, 9);
+    write_tile(&volume, 0, 9);
     stored(&volume);
     assert!(matches!(lost(&source), ReplicaLag::By { bytes, .. } if bytes > 0));
     // Another volume has its name and address now.

@@ -9,7 +9,7 @@ use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, drill, promote};
 use sawmill_volume::{RealWorld, check};
 
 use super::world::{Pair, SLOTS, copy, copy_with, machine_at, open_to_read, options, watching};
-use crate::faulty::{copy_store, keys, slot_version, stored, write_slot};
+use crate::faulty::{copy_store, keys, stored, tile_version, write_tile};
 
 fn promoted(store: &Arc<dyn ObjectStore>) -> sawmill_volume::Result<u64> {
     promote(&RealWorld::default(), &**store, "disk").map(|promotion| promotion.position)
@@ -31,14 +31,14 @@ fn goes_on(pair: &Pair, store: &Arc<dyn ObjectStore>) {
     let volume = rig.open();
     let cut = pair.cut_of(&volume);
     for version in 206..212 {
-        write_slot(&volume, 0, version);
+        write_tile(&volume, 0, version);
     }
     volume.close().unwrap();
     let volume = open_to_read(store.clone()).unwrap();
     assert_eq!(own_version(&volume), 211);
-    let others: Vec<u64> = (1..SLOTS).map(|slot| slot_version(&volume, slot, 100)).collect();
-    let last = |slot: u64| {
-        let writes = pair.writes[..cut].iter().rposition(|one| *one == slot);
+    let others: Vec<u64> = (1..SLOTS).map(|tile| tile_version(&volume, tile, 100)).collect();
+    let last = |tile: u64| {
+        let writes = pair.writes[..cut].iter().rposition(|one| *one == tile);
         writes.map_or(0, |at| at as u64 + 1)
     };
     assert_eq!(others, (1..SLOTS).map(last).collect::<Vec<_>>());
@@ -47,7 +47,7 @@ fn goes_on(pair: &Pair, store: &Arc<dyn ObjectStore>) {
 }
 
 fn own_version(volume: &sawmill_volume::Volume) -> u64 {
-    slot_version(volume, 0, 255)
+    tile_version(volume, 0, 255)
 }
 
 #[test]
@@ -196,14 +196,14 @@ fn an_old_primary_becomes_a_replica_of_what_was_promoted() {
     let all: u64 = keys(&*new, "/seg/").len() as u64;
     assert!(round.objects < all + 6, "only the delta: {round:?} of {all} segments");
     // Its writer learns of it.
-    write_slot(&volume, 1, 99);
+    write_tile(&volume, 1, 99);
     assert!(volume.wait(sawmill_volume::Safety::Stored, None).is_err());
     drop(volume);
     assert_eq!(machine_at(&old).refused().0, ErrorKind::Refused);
     // And back again: the second goes on, the first follows, and is promoted in its turn.
     let rig = machine_at(&new);
     let volume = rig.open();
-    write_slot(&volume, 0, 250);
+    write_tile(&volume, 0, 250);
     stored(&volume);
     volume.close().unwrap();
     copy(&*new, &*old).unwrap();

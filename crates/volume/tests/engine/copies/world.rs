@@ -6,7 +6,7 @@ use sawmill_store::{Blocking, Class, FaultStore, ObjectStore};
 use sawmill_volume::replicate::{Copier, CopyOptions, Round, VolumeAt};
 use sawmill_volume::{OpenOptions, RealWorld, Result, Volume};
 
-use crate::faulty::{Machine, keys, memory, slot_version, stored, write_slot};
+use crate::faulty::{Machine, keys, memory, stored, tile_version, write_tile};
 use crate::rig::{MIB, Rig};
 
 pub const SLOTS: u64 = 5;
@@ -15,7 +15,7 @@ pub const SLOTS: u64 = 5;
 pub struct Pair {
     pub primary: Machine,
     pub second: Arc<dyn ObjectStore>,
-    /// Which slot each write went to; its version is its place, from 1.
+    /// Which tile each write went to; its version is its place, from 1.
     pub writes: Vec<u64>,
 }
 
@@ -27,11 +27,11 @@ impl Pair {
         Pair { primary, second: memory(), writes: Vec::new() }
     }
 
-    /// Writes so many segments, over and over the same slots.
+    /// Writes so many segments, over and over the same tiles.
     pub fn write(&mut self, volume: &Volume, count: u64) {
         for _ in 0..count {
             self.writes.push(self.writes.len() as u64 * 3 % SLOTS);
-            write_slot(volume, self.writes[self.writes.len() - 1], self.writes.len() as u64);
+            write_tile(volume, self.writes[self.writes.len() - 1], self.writes.len() as u64);
         }
         stored(volume);
     }
@@ -48,13 +48,13 @@ impl Pair {
 
     pub fn cut_of(&self, volume: &Volume) -> usize {
         let found: Vec<u64> =
-            (0..SLOTS).map(|slot| slot_version(volume, slot, self.writes.len() as u64)).collect();
+            (0..SLOTS).map(|tile| tile_version(volume, tile, self.writes.len() as u64)).collect();
         let mut state = vec![0; SLOTS as usize];
-        for (done, slot) in self.writes.iter().enumerate() {
+        for (done, tile) in self.writes.iter().enumerate() {
             if state == found {
                 return done;
             }
-            state[*slot as usize] = done as u64 + 1;
+            state[*tile as usize] = done as u64 + 1;
         }
         assert_eq!(state, found, "the disk was never like that");
         self.writes.len()
