@@ -15,7 +15,7 @@ use sawmill_nbd_proto::{
 };
 
 use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
-use crate::PATIENCE;
+use crate::ANSWER_TIME_MAX;
 
 /// Names and texts have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
@@ -60,7 +60,7 @@ impl Socket {
             }
         };
         // For the handshake, in which a server has nothing to wait for.
-        socket.limit(Some(PATIENCE))?;
+        socket.limit(Some(ANSWER_TIME_MAX))?;
         Ok(socket)
     }
 

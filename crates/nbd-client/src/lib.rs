@@ -25,4 +25,4 @@ pub use wire::Address;
 use std::time::Duration;
 
 /// How long a server may be silent during the handshake.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);

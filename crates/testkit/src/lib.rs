@@ -13,4 +13,4 @@ mod wait;
 
 pub use dice::{Dice, mix};
 pub use skip::skip;
-pub use wait::{PATIENCE, wait_for, wait_until};
+pub use wait::{wait_for, wait_until};

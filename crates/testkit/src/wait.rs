@@ -4,20 +4,20 @@
 use std::time::{Duration, Instant};
 
 /// How long a condition may take: far longer than it does on the slowest machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Calls `ask` repeatedly until it returns an answer.
 ///
 /// # Panics
-/// If it returns none within [`PATIENCE`]; the text names `what` was expected.
+/// If it returns none within [`WAIT_TIME_MAX`]; the text names `what` was expected.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIME_MAX;
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "not after {} s: {what}", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "not after {} s: {what}", WAIT_TIME_MAX.as_secs());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

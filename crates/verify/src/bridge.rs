@@ -17,7 +17,7 @@ use crate::{Error, Result};
 
 /// How long a mount may be kept busy by other processes, and the interval of retries.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(20);
-const BUSY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const BUSY_CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// Fails unless this machine can show an export as a file.
 pub fn require_fuse() -> Result<()> {
@@ -159,7 +159,7 @@ impl FileSystemMount {
             let mut command = program::command("umount")?;
             match program::run(command.arg(&self.root)) {
                 Err(error) if error.to_string().contains("busy") && Instant::now() < deadline => {
-                    std::thread::sleep(BUSY_CHECK_INTERVAL);
+                    std::thread::sleep(BUSY_CHECK_EVERY);
                 }
                 // What is still mounted is left to `drop`.
                 Err(error) => return Err(error),

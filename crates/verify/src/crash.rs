@@ -17,7 +17,7 @@ use crate::cut_check::Rule;
 use crate::load::{Load, LoadCounts, Mix};
 use crate::program;
 use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
-use crate::{Error, PATIENCE, Result};
+use crate::{ANSWER_TIME_MAX, Error, Result};
 use sawmill_testkit::Dice;
 
 /// What must be there after a crash.
@@ -155,7 +155,7 @@ impl Crashes<'_> {
             ));
         }
         if counts.unanswered > 0 && !self.may_go {
-            let (requests, seconds) = (counts.unanswered, PATIENCE.as_secs());
+            let (requests, seconds) = (counts.unanswered, ANSWER_TIME_MAX.as_secs());
             return Some(format!(
                 "{requests} requests had no answer {seconds} s after the server came back"
             ));

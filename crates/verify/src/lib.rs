@@ -48,4 +48,4 @@ pub use sawmill_nbd_client as nbd;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How long to wait for anything that is expected to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sawmill_device::{BlockDevice, ErrorKind, Flags, Operation, Outcome, Request};
 
-use crate::PATIENCE;
+use crate::ANSWER_TIME_MAX;
 use crate::nbd::{Client, Command, Failure};
 use crate::stamp::{Kind, Log, SECTOR_BYTES};
 use sawmill_testkit::Dice;
@@ -161,7 +161,8 @@ impl Load {
 
     /// Drives the load until `completions` more requests are answered, then calls `cut` with
     /// requests still in flight, and waits until each of them has its answer or its connection is
-    /// gone. If no answer comes for [`PATIENCE`], all requests in flight count as unanswered.
+    /// gone. If no answer comes for [`ANSWER_TIME_MAX`], all requests in flight count as
+    /// unanswered.
     pub fn drive<W: LoadTarget>(
         &mut self,
         worked: &[W],
@@ -225,7 +226,7 @@ impl Load {
     }
 
     fn note_one(&mut self, counts: &mut LoadCounts) {
-        let Ok(ended) = self.receiver.recv_timeout(PATIENCE) else {
+        let Ok(ended) = self.receiver.recv_timeout(ANSWER_TIME_MAX) else {
             counts.unanswered += self.in_flight as u64;
             self.in_flight = 0;
             return;

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Error, PATIENCE, Result};
+use crate::{ANSWER_TIME_MAX, Error, Result};
 
 /// The interval of checks of a condition that has no event.
-const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+const CHECK_EVERY: Duration = Duration::from_millis(2);
 
 /// The programs that this crate runs, and the Debian packages that contain them.
 const PACKAGES: [(&str, &str); 12] = [
@@ -146,35 +146,35 @@ impl Process {
     }
 
     /// Calls `check` repeatedly until it returns an answer; fails when the program ends first or
-    /// after [`PATIENCE`].
+    /// after [`ANSWER_TIME_MAX`].
     pub fn wait_for<T>(&mut self, what: &str, mut check: impl FnMut() -> Option<T>) -> Result<T> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ANSWER_TIME_MAX;
         loop {
             if let Some(answer) = check() {
                 return Ok(answer);
             }
             // After the question: a program may have done its part and ended.
             let ended = self.ended().map(|status| format!("ended ({status})"));
-            let timed_out =
-                (Instant::now() > deadline).then(|| format!("not after {} s", PATIENCE.as_secs()));
+            let timed_out = (Instant::now() > deadline)
+                .then(|| format!("not after {} s", ANSWER_TIME_MAX.as_secs()));
             if let Some(why) = ended.or(timed_out) {
                 let (line, output) = (&self.line, self.output());
                 return Err(Error::Subject(format!("{what}: `{line}` {why}: {output}")));
             }
-            std::thread::sleep(CHECK_INTERVAL);
+            std::thread::sleep(CHECK_EVERY);
         }
     }
 
     /// Sends SIGTERM and returns the exit status; kills the program if it does not end in time.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
-        self.await_end(PATIENCE)
+        self.await_end(ANSWER_TIME_MAX)
     }
 
     /// Kills the program and waits until it is gone.
     pub fn kill(&mut self) -> ExitStatus {
         self.signal(Signal::KILL);
-        self.await_end(PATIENCE)
+        self.await_end(ANSWER_TIME_MAX)
     }
 
     /// Waits for its end, and kills it after `time_max`.
@@ -190,7 +190,7 @@ impl Process {
                 self.ended = Some(status);
                 return status;
             }
-            std::thread::sleep(CHECK_INTERVAL);
+            std::thread::sleep(CHECK_EVERY);
         }
     }
 

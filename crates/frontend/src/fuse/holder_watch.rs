@@ -19,8 +19,8 @@ use super::options::MountHolderOptions;
 use crate::DoorPiece;
 use crate::mount_holder::{MountHolder, lives};
 
-/// The pause between two starts of mount holders: if none survives, retrying costs next to nothing.
-const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Mount holders are started at most this often: if none survives, retrying costs next to nothing.
+const RESTART_EVERY: Duration = Duration::from_secs(1);
 
 /// A watched mount holder. When this is dropped, it continues unwatched.
 pub(super) struct HolderWatch {
@@ -180,7 +180,7 @@ impl WatchContext {
             }
             if !state.is_over {
                 // With the lock released, so that a stop does not wait for the pause.
-                self.changed.wait_for(&mut state, RESTART_PAUSE_MIN);
+                self.changed.wait_for(&mut state, RESTART_EVERY);
             }
         }
     }

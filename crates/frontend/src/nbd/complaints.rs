@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The most messages in one [`MESSAGES_PERIOD`].
-const MESSAGES_PER_PERIOD_MAX: u32 = 5;
-const MESSAGES_PERIOD: Duration = Duration::from_secs(1);
+/// The most messages until they are counted anew.
+const MESSAGES_MAX: u32 = 5;
+const RECOUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// Limits the log lines that clients can cause, so that a hostile one does not fill a disk with
 /// them.
@@ -35,10 +35,10 @@ impl Complaints {
 
 impl State {
     fn next(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.duration_since(since) >= MESSAGES_PERIOD) {
+        if self.since.is_none_or(|since| now.duration_since(since) >= RECOUNT_EVERY) {
             (self.since, self.count) = (Some(now), 0);
         }
-        if self.count == MESSAGES_PER_PERIOD_MAX {
+        if self.count == MESSAGES_MAX {
             self.left_out += 1;
             return None;
         }
@@ -56,9 +56,9 @@ mod tests {
         let mut state = State::default();
         let start = Instant::now();
         let counts: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();
-        assert_eq!(counts, [0; MESSAGES_PER_PERIOD_MAX as usize]);
+        assert_eq!(counts, [0; MESSAGES_MAX as usize]);
         let later_counts: Vec<_> =
-            (0..10).filter_map(|_| state.next(start + MESSAGES_PERIOD)).collect();
-        assert_eq!(later_counts, [1000 - u64::from(MESSAGES_PER_PERIOD_MAX), 0, 0, 0, 0]);
+            (0..10).filter_map(|_| state.next(start + RECOUNT_EVERY)).collect();
+        assert_eq!(later_counts, [1000 - u64::from(MESSAGES_MAX), 0, 0, 0, 0]);
     }
 }

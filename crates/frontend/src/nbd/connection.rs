@@ -32,7 +32,7 @@ use super::ticket::{Body, Ticket};
 mod judge;
 mod memory;
 
-use memory::Progress;
+use memory::ClientProgress;
 
 /// Why parsing stopped.
 enum Pause {
@@ -64,7 +64,7 @@ const PAYLOAD_TRIES_MAX: u32 = 12;
 
 /// The thread waits for a client inside `recv` this long, which takes one system call per burst;
 /// then in `poll`, which can be woken. A quiescing door does not wait longer for a client.
-const RECEIVE_WAIT_MAX: Duration = Duration::from_millis(4);
+const RECEIVE_TIME_MAX: Duration = Duration::from_millis(4);
 
 /// Interval at which a connection with memory of the pool checks whether others wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -81,7 +81,7 @@ pub(super) struct Connection {
     shared: Arc<NbdState>,
     channel: Arc<ClientChannel>,
     session: Session,
-    /// The socket ends a `recv` after [`RECEIVE_WAIT_MAX`].
+    /// The socket ends a `recv` after [`RECEIVE_TIME_MAX`].
     has_timeout: bool,
     intake: Intake,
     /// The write whose payload goes into a buffer of its own.
@@ -92,7 +92,7 @@ pub(super) struct Connection {
     /// Memory that is missing to continue.
     short_of: Option<u64>,
     /// How far the client was when others began to wait for memory that it keeps.
-    wanted_since: Option<Progress>,
+    wanted_since: Option<ClientProgress>,
     submitted: u64,
     submitted_bytes: u64,
     /// How many more requests and bytes may be submitted before the next check.
@@ -112,7 +112,7 @@ impl Connection {
         let woken_channel = channel.clone();
         let account = Account::new(connection_budget, Arc::new(move || woken_channel.waker.wake()));
         let has_timeout =
-            set_socket_timeout(&channel.socket, Timeout::Recv, Some(RECEIVE_WAIT_MAX)).is_ok();
+            set_socket_timeout(&channel.socket, Timeout::Recv, Some(RECEIVE_TIME_MAX)).is_ok();
         Connection {
             id,
             shared,

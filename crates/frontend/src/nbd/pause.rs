@@ -18,7 +18,7 @@ use super::server::{Entry, NbdState, Registry};
 use super::session::PausedConnection;
 
 /// Time for clients in their handshake to finish it, so that they are included.
-const HANDSHAKE_GRACE: Duration = Duration::from_millis(20);
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_millis(20);
 
 impl Entry {
     fn is_quiet(&self) -> bool {
@@ -112,7 +112,7 @@ impl NbdState {
             let is_quiet = registry.is_quiet();
             // A client in its handshake has no request in flight, so the door is quiet without it.
             // It gets a little time, because it must reconnect if it is not included.
-            let until = if is_quiet { deadline.min(start + HANDSHAKE_GRACE) } else { deadline };
+            let until = if is_quiet { deadline.min(start + HANDSHAKE_TIME_MAX) } else { deadline };
             if registry.is_settled() || (is_quiet && Instant::now() >= until) {
                 return Ok(());
             }

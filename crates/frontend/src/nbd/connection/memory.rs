@@ -21,7 +21,7 @@ const PROGRESS_BYTES_MIN: u64 = 1 << 20;
 
 /// How far the client of a connection had come at a time.
 #[derive(Clone, Copy)]
-pub(super) struct Progress {
+pub(super) struct ClientProgress {
     at: Instant,
     received_bytes: u64,
     sent_bytes: u64,
@@ -86,7 +86,7 @@ impl Connection {
             return false;
         }
         let counters = &self.channel.counters;
-        let now = Progress {
+        let now = ClientProgress {
             at: Instant::now(),
             received_bytes: counters.bytes_in.load(Relaxed),
             sent_bytes: counters.bytes_out.load(Relaxed),
