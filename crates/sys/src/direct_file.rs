@@ -77,7 +77,7 @@ impl FileLock {
 pub struct DirectFile {
     buffered: File,
     direct: Option<File>,
-    len_bytes: u64,
+    size_bytes: u64,
     path: PathBuf,
 }
 
@@ -94,19 +94,19 @@ impl DirectFile {
         } else {
             None
         };
-        let len_bytes = length_of(&buffered)?;
+        let size_bytes = length_of(&buffered)?;
         // An absolute path names the same file after a change of the working directory.
         let path = std::path::absolute(path)?;
-        Ok(DirectFile { buffered, direct, len_bytes, path })
+        Ok(DirectFile { buffered, direct, size_bytes, path })
     }
 
-    /// Makes a new file of `len_bytes` with every block written, so that later writes need no
+    /// Makes a new file of `size_bytes` with every block written, so that later writes need no
     /// allocation and a sync needs no commit of the file system's journal. Fails when the file
     /// exists or space is lacking.
-    pub fn create(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
+    pub fn create(path: &Path, size_bytes: u64, mode: OpenMode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        let filled = fill_with_zeroes(&file, path, len_bytes);
+        let filled = fill_with_zeroes(&file, path, size_bytes);
         if let Err(error) = filled {
             // Remove the incomplete file; the first error is the one to report.
             let _ = std::fs::remove_file(path);
@@ -116,18 +116,18 @@ impl DirectFile {
         Self::open(path, mode)
     }
 
-    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for
+    /// Opens or makes a file of `size_bytes` whose blocks are allocated only when written (for
     /// caches), with its lock, which is taken before anything about the file is changed.
     pub fn create_sparse(
         path: &Path,
-        len_bytes: u64,
+        size_bytes: u64,
         mode: OpenMode,
     ) -> io::Result<(FileLock, Self)> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         let lock = FileLock::take(path)?;
-        if length_of(&file)? != len_bytes {
-            file.set_len(len_bytes)?;
+        if length_of(&file)? != size_bytes {
+            file.set_len(size_bytes)?;
         }
         Ok((lock, Self::open(path, mode)?))
     }
@@ -143,8 +143,8 @@ impl DirectFile {
 
     /// Size in bytes when opened.
     #[must_use]
-    pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
     }
 
     /// Whether aligned writes bypass the page cache.
@@ -201,11 +201,11 @@ fn length_of(file: &File) -> io::Result<u64> {
     }
 }
 
-/// Writes zeroes over `[0, len_bytes)` of a new file and makes them and the file's name durable.
-fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> {
+/// Writes zeroes over `[0, size_bytes)` of a new file and makes them and the file's name durable.
+fn fill_with_zeroes(file: &File, path: &Path, size_bytes: u64) -> io::Result<()> {
     const CHUNK_BYTES: usize = 4 << 20;
     // Allocating everything first detects a lack of space before the long part.
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len_bytes) {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
     }
@@ -214,8 +214,8 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
     let direct = direct.ok().map(File::from);
     let zeroes = AlignedBytes::zeroed(CHUNK_BYTES);
     let mut offset = 0;
-    while offset < len_bytes {
-        let chunk = &zeroes[..(len_bytes - offset).min(CHUNK_BYTES as u64) as usize];
+    while offset < size_bytes {
+        let chunk = &zeroes[..(size_bytes - offset).min(CHUNK_BYTES as u64) as usize];
         let target = match &direct {
             Some(direct) if chunk.len().is_multiple_of(BLOCK_BYTES as usize) => direct,
             _ => file,
