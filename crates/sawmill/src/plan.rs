@@ -25,7 +25,7 @@ pub(crate) enum CachePlan {
 
 /// What to serve and how.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ServePlan {
     pub(crate) volumes: Vec<VolumeAddress>,
     /// The place of the journals.
     pub(crate) journal: JournalPlan,

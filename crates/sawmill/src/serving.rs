@@ -30,7 +30,7 @@ use crate::doors::added::DoorNote;
 use crate::doors::plan::DoorPlan;
 use crate::handoff::HandOffRequest;
 use crate::link::end_report::ReportSource;
-use crate::plan::Plan;
+use crate::plan::ServePlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 pub(crate) use served::ServedVolume;
 
@@ -64,7 +64,7 @@ impl ServeProcess {
     pub(crate) fn new(
         volumes: Vec<ServedVolume>,
         cache: Option<Cache>,
-        plan: &Plan,
+        plan: &ServePlan,
         started: Instant,
         hand_off: HandOffNotifier,
     ) -> Self {

@@ -24,14 +24,14 @@ use crate::doors::plan::DoorPlan;
 use crate::folders::{make_folder, make_volume_folder};
 use crate::listening::check_free;
 use crate::memory;
-use crate::plan::{CachePlan, Plan};
+use crate::plan::{CachePlan, ServePlan};
 use crate::seen;
 use crate::serving::{Cache, HandOffNotifier, ServeProcess, ServedVolume};
 use crate::sizes;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a command that a user waits for tries to reach a store.
-const COMMAND_PATIENCE_S: u64 = 20;
+const COMMAND_S_MAX: u64 = 20;
 
 /// Default caches to try in turn: one for each serving process of this user.
 const CACHES_MAX: u32 = 16;
@@ -43,7 +43,7 @@ const DESCRIPTORS_OF_VOLUME: u64 = 16;
 
 /// A store for a command that a user waits for.
 pub(crate) fn open_store(url: &str) -> Result<Arc<Client>> {
-    let options = StoreOptions { deadline_s: COMMAND_PATIENCE_S, ..StoreOptions::default() };
+    let options = StoreOptions { deadline_s: COMMAND_S_MAX, ..StoreOptions::default() };
     sawmill_store::open(url, options).map_err(Failure::from)
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
 /// Opens everything in a plan. Clients can connect once all of it is open.
 pub(crate) fn serve(
     paths: &Paths,
-    plan: Plan,
+    plan: ServePlan,
     hand_off: HandOffNotifier,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
@@ -81,7 +81,7 @@ pub(crate) fn serve(
 /// Opens the volumes of a plan and the cache in front of them.
 pub(crate) fn open_all(
     paths: &Paths,
-    plan: &Plan,
+    plan: &ServePlan,
     stores: &mut Stores,
 ) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
@@ -177,7 +177,7 @@ pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: Option<u64>) -> Result<O
 
 fn open_served(
     paths: &Paths,
-    plan: &Plan,
+    plan: &ServePlan,
     address: &VolumeAddress,
     store: Arc<Client>,
     cache: Option<&Cache>,
@@ -208,7 +208,7 @@ pub(crate) struct Local<'a> {
 
 /// Opens a volume as planned, for the first time or again.
 pub(crate) fn open_volume(
-    plan: &Plan,
+    plan: &ServePlan,
     address: &VolumeAddress,
     store: &Arc<Client>,
     volume_id: VolumeId,
@@ -235,7 +235,7 @@ pub(crate) fn open_volume(
 }
 
 /// The folder of the memory of the journal at this path.
-pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBuf {
+pub(crate) fn staging_folder(plan: &ServePlan, journal_path: Option<&Path>) -> PathBuf {
     let configured_folder = &plan.options.staging_folder;
     match journal_path {
         Some(journal) if configured_folder.as_os_str().is_empty() => memory::folder(journal),

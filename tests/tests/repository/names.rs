@@ -1,8 +1,8 @@
-//! What the name of a function promises, and what its comment names.
+//! What the name of a function promises, what its comment names, and types that share a name.
 //!
 //! Not here: words that are retired, and names of modules (`tidy`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::production;
 use super::tidy::{files, none};
@@ -120,4 +120,68 @@ fn a_name_that_a_rename_left_behind_is_found() {
     let left = ["/// Calls `told` with `count`.", "#[inline]", "fn call(on_end: F, count: u64) {}"];
     assert_eq!(stale_names(&left), [(1, "told")]);
     assert_eq!(stale_names(&["/// As `A::b` and `x + 1`.", "fn c() {}"]), []);
+}
+
+/// Types that share a name within their crate, because they are several of a kind and their module
+/// says which.
+const OF_A_KIND: [(&str, &[&str]); 4] = [
+    // Each door has the same files, and in them the same types.
+    (
+        "crates/frontend",
+        &["Body", "Counters", "End", "Message", "Queue", "Refusal", "Session", "Ticket"],
+    ),
+    // Each command has its arguments, and a document that it prints.
+    ("crates/lab", &["Arguments", "Document"]),
+    ("crates/sawmill", &["Arguments"]),
+    // Each format has a module.
+    ("crates/format", &["Superblock"]),
+];
+
+/// Types that share a name and should not. None is added.
+const SHARED: [(&str, &[&str]); 4] = [
+    ("crates/driver", &["Chunk", "Host", "Plain"]),
+    ("crates/frontend", &["Progress"]),
+    ("crates/sawmill", &["Kind"]),
+    ("crates/volume", &["Entry", "Step"]),
+];
+
+/// The type that a line declares for other files.
+fn visible_type(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("pub")?;
+    let rest = rest.strip_prefix('(').map_or(Some(rest), |scope| Some(scope.split_once(')')?.1))?;
+    let kinds = [" struct ", " enum ", " trait ", " type "];
+    let name = kinds.iter().find_map(|kind| rest.strip_prefix(kind))?;
+    name.split(|c: char| !c.is_alphanumeric()).next()
+}
+
+#[test]
+fn no_two_types_of_a_crate_that_other_files_can_name_share_a_name() {
+    let mut files_with: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    for (path, lines) in production() {
+        let of_crate: Vec<&str> = path.splitn(3, '/').take(2).collect();
+        for name in lines.iter().filter_map(|line| visible_type(line)) {
+            let key = (of_crate.join("/"), name.to_owned());
+            files_with.entry(key).or_default().push(path.clone());
+        }
+    }
+    files_with.retain(|_, files| files.len() > 1);
+    let listed: BTreeSet<(String, String)> = OF_A_KIND
+        .iter()
+        .chain(&SHARED)
+        .flat_map(|(of, names)| names.iter().map(|name| ((*of).to_owned(), (*name).to_owned())))
+        .collect();
+    let unlisted = files_with.iter().filter(|(key, _)| !listed.contains(key));
+    let mut faults: Vec<String> =
+        unlisted.map(|((_, name), files)| format!("{name}: {}", files.join(", "))).collect();
+    let gone = listed.iter().filter(|key| !files_with.contains_key(key));
+    faults.extend(gone.map(|(of, name)| format!("{of} has one {name}: delete it from the list")));
+    none(&faults);
+}
+
+#[test]
+fn a_type_that_other_files_can_name_is_found() {
+    assert_eq!(visible_type("pub(in crate::a) struct B<'a> {"), Some("B"));
+    assert_eq!(visible_type("pub type C = u8;"), Some("C"));
+    assert_eq!(visible_type("struct D;"), None);
+    assert_eq!(visible_type("pub use d::E;"), None);
 }

@@ -152,12 +152,12 @@ async fn carry_out(
 
 /// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a
 /// few of them would close that kind of request for good.
-struct Slot {
+struct CallSlot {
     shared: Arc<AdminState>,
     kind: Call,
 }
 
-impl Slot {
+impl CallSlot {
     /// None if all are in use.
     fn take(shared: &Arc<AdminState>, kind: Call) -> Option<Self> {
         let in_use = &shared.blocked[kind as usize];
@@ -165,11 +165,11 @@ impl Slot {
             in_use.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Slot { shared: Arc::clone(shared), kind })
+        Some(CallSlot { shared: Arc::clone(shared), kind })
     }
 }
 
-impl Drop for Slot {
+impl Drop for CallSlot {
     fn drop(&mut self) {
         self.shared.blocked[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
@@ -181,7 +181,7 @@ async fn blocking<T: Send + 'static>(
     kind: Call,
     work: impl FnOnce(&Callbacks) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    let Some(slot) = Slot::take(shared, kind) else {
+    let Some(slot) = CallSlot::take(shared, kind) else {
         let failure = Failure::new(
             Exit::Unavailable,
             format!("{} other requests wait already; try again later", kind.slots()),

@@ -11,7 +11,7 @@ use super::status::{
     CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, NbdMemoryStatus, OperationStatus,
     ProcessStatus, StoreStatus, VolumeStatus,
 };
-use text::{Exposition, Kind, Metric, counter, gauge, labels};
+use text::{Exposition, Metric, MetricKind, counter, gauge, labels};
 
 /// Per process, without labels.
 const PROCESS: &[Metric<ProcessStatus>] = &[
@@ -304,30 +304,35 @@ const CALL_LATENCY: (&str, &str) =
 
 /// Every metric as rows of name, kind, labels and help.
 #[cfg(test)]
-fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
+fn rows() -> Vec<(&'static str, MetricKind, &'static str, &'static str)> {
     fn of<T>(
         metrics: &[Metric<T>],
         labels: &'static str,
-    ) -> Vec<(&'static str, Kind, &'static str, &'static str)> {
+    ) -> Vec<(&'static str, MetricKind, &'static str, &'static str)> {
         metrics.iter().map(|m| (m.name, m.kind, labels, m.help)).collect()
     }
     let mut rows = of(PROCESS, "");
-    rows.push((HEALTH.0, Kind::Gauge, "volume, state", HEALTH.1));
+    rows.push((HEALTH.0, MetricKind::Gauge, "volume, state", HEALTH.1));
     rows.extend(of(VOLUME, "volume"));
     rows.extend(of(OPERATION, "volume, operation"));
-    rows.push((OPERATION_LATENCY.0, Kind::Histogram, "volume, operation", OPERATION_LATENCY.1));
+    rows.push((
+        OPERATION_LATENCY.0,
+        MetricKind::Histogram,
+        "volume, operation",
+        OPERATION_LATENCY.1,
+    ));
     rows.extend(of(DOOR, "door, address"));
     rows.extend(of(NBD_MEMORY, ""));
     rows.extend(of(CACHE, ""));
     rows.extend(of(STORE, "store"));
     rows.extend(of(CALL, "store, call"));
-    rows.push((CALL_LATENCY.0, Kind::Histogram, "store, call", CALL_LATENCY.1));
+    rows.push((CALL_LATENCY.0, MetricKind::Histogram, "store, call", CALL_LATENCY.1));
     rows.extend(of(links::END, ""));
     rows.extend(of(links::CONNECTION, "connection, peer"));
     rows.extend(of(links::LINK, "connection, peer, link, address"));
     rows.push((
         links::LINK_RTT.0,
-        Kind::Gauge,
+        MetricKind::Gauge,
         "connection, peer, link, address",
         links::LINK_RTT.1,
     ));
@@ -354,7 +359,7 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
         .collect();
     text.table(OPERATION, &operations);
     // Once, before all series: the format allows one head for a metric.
-    text.head(OPERATION_LATENCY.0, Kind::Histogram, OPERATION_LATENCY.1);
+    text.head(OPERATION_LATENCY.0, MetricKind::Histogram, OPERATION_LATENCY.1);
     for (labels, seen) in &operations {
         text.histogram(OPERATION_LATENCY.0, labels, &seen.latency);
     }
@@ -378,7 +383,7 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
         })
         .collect();
     text.table(CALL, &calls);
-    text.head(CALL_LATENCY.0, Kind::Histogram, CALL_LATENCY.1);
+    text.head(CALL_LATENCY.0, MetricKind::Histogram, CALL_LATENCY.1);
     for (labels, stats) in &calls {
         text.histogram(CALL_LATENCY.0, labels, &stats.latency);
     }
@@ -388,7 +393,7 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
 
 /// One sample per state a volume can be in.
 fn write_health(text: &mut Exposition, volumes: &[VolumeStatus]) {
-    text.head(HEALTH.0, Kind::Gauge, HEALTH.1);
+    text.head(HEALTH.0, MetricKind::Gauge, HEALTH.1);
     for volume in volumes {
         // Also the states that it is not in: a series that appears and vanishes is hard to alert
         // on.
@@ -456,7 +461,7 @@ mod tests {
         let mut names: Vec<&str> = rows().iter().map(|row| row.0).collect();
         for (name, kind, _, help) in rows() {
             assert!(name.starts_with("sawmill_") && help.ends_with('.'), "{name}: {help}");
-            assert_eq!(name.ends_with("_total"), kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_total"), kind == MetricKind::Counter, "{name}");
         }
         let count = names.len();
         names.sort_unstable();

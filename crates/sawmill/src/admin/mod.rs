@@ -328,7 +328,7 @@ async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: 
             continue;
         }
         match ConnectionSlot::take(&shared, Side::Own) {
-            Some(place) => start_connection(stream, &shared, &volume, place),
+            Some(slot) => start_connection(stream, &shared, &volume, slot),
             None => tracing::debug!("all control connections are in use"),
         }
     }
@@ -346,7 +346,7 @@ async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<AdminSt
             }
         };
         match ConnectionSlot::take(&shared, Side::Strangers) {
-            Some(place) => start_connection(stream, &shared, &volume, place),
+            Some(slot) => start_connection(stream, &shared, &volume, slot),
             // A connection above the limit is closed immediately.
             None => tracing::debug!("all admin connections are in use"),
         }
@@ -383,12 +383,12 @@ struct ConnectionSlot {
 impl ConnectionSlot {
     fn take(shared: &Arc<AdminState>, side: Side) -> Option<ConnectionSlot> {
         // Counted first and compared second; a slot beyond the limit is returned by its drop.
-        let place = ConnectionSlot { shared: Arc::clone(shared), side };
+        let slot = ConnectionSlot { shared: Arc::clone(shared), side };
         let slots = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,
             Side::Strangers => LOOPBACK_CONNECTIONS_MAX,
         };
-        (place.count().fetch_add(1, Ordering::AcqRel) < slots).then_some(place)
+        (slot.count().fetch_add(1, Ordering::AcqRel) < slots).then_some(slot)
     }
 
     fn count(&self) -> &AtomicU32 {
@@ -409,7 +409,7 @@ fn start_connection<S>(
     stream: S,
     shared: &Arc<AdminState>,
     volume: &Arc<Option<String>>,
-    place: ConnectionSlot,
+    slot: ConnectionSlot,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -429,7 +429,7 @@ fn start_connection<S>(
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         // A client that reads no answers or sends no more requests must not keep its place.
-        let ended = match place.side {
+        let ended = match slot.side {
             Side::Own => Ok(connection.as_mut().await),
             Side::Strangers => tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await,
         };
@@ -452,7 +452,7 @@ fn start_connection<S>(
         if left == 0 {
             counted.none_left.notify_all();
         }
-        drop(place);
+        drop(slot);
     });
 }
 

@@ -16,7 +16,7 @@ use crate::config::{Paths, VolumeAddress};
 use crate::fencing::FencingOption;
 use crate::folders;
 use crate::memory::StagingOption;
-use crate::plan::{CachePlan, JournalPlan, Plan};
+use crate::plan::{CachePlan, JournalPlan, ServePlan};
 use crate::sizes::JournalSize;
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{exact_duration, exact_size, parse_duration, parse_size};
@@ -160,7 +160,7 @@ impl OpenArguments {
         paths: &Paths,
         tuning: &Tuning,
         volumes: Vec<VolumeAddress>,
-    ) -> Result<Plan> {
+    ) -> Result<ServePlan> {
         for (index, address) in volumes.iter().enumerate() {
             if volumes[..index].iter().any(|other| other.display_name() == address.display_name()) {
                 return Err(Failure::usage(format!(
@@ -194,7 +194,7 @@ impl OpenArguments {
         // May make a folder: everything else is checked by now.
         let journal = plan_journal(self.journal.as_ref(), volumes.len())?;
         let place = journal.place(paths)?;
-        Ok(Plan {
+        Ok(ServePlan {
             journal,
             journal_size: JournalSize::new(self.journal_bytes, &place, volumes.len()),
             options: OpenOptions {

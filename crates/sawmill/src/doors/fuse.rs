@@ -16,12 +16,14 @@ use sawmill_frontend::DoorPiece;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_sys::FileLock;
 
-use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, absolute, hold_memory, open_file};
+use super::kind::{
+    DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, absolute, hold_memory, open_file,
+};
 use super::{DoorContext, DoorVolume};
 use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["fuse", "loop"],
     forms: &["fuse=FOLDER", "loop=FOLDER"],
     examples: &["fuse=/folder", "loop=/folder"],
@@ -63,10 +65,10 @@ fn requested(matches: &ArgMatches) -> PlanResult {
     Ok(fuse.map(|mountpoint| FusePlan::boxed(&mountpoint, with_loop)))
 }
 
-fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     match value {
-        "" => Err(Failure::usage(format!("the door '{word}' needs a path"))),
-        path => Ok(FusePlan::boxed(Path::new(path), word == "loop")),
+        "" => Err(Failure::usage(format!("the door '{keyword}' needs a path"))),
+        path => Ok(FusePlan::boxed(Path::new(path), keyword == "loop")),
     }
 }
 
@@ -77,19 +79,19 @@ struct FusePlan {
 }
 
 impl FusePlan {
-    fn boxed(mountpoint: &Path, with_loop: bool) -> Box<dyn Plan> {
+    fn boxed(mountpoint: &Path, with_loop: bool) -> Box<dyn RequestedDoor> {
         Box::new(FusePlan { mountpoint: absolute(mountpoint), with_loop })
     }
 }
 
 impl fmt::Display for FusePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = if self.with_loop { "loop" } else { "fuse" };
-        write!(f, "{word}={}", self.mountpoint.display())
+        let keyword = if self.with_loop { "loop" } else { "fuse" };
+        write!(f, "{keyword}={}", self.mountpoint.display())
     }
 }
 
-impl Plan for FusePlan {
+impl RequestedDoor for FusePlan {
     fn check(&self, _volumes: usize) -> Result<()> {
         Ok(())
     }
@@ -99,12 +101,12 @@ impl Plan for FusePlan {
         Ok(())
     }
 
-    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>> {
+    fn of_volume(&self, name: &str) -> Option<Box<dyn RequestedDoor>> {
         let mountpoint = self.mountpoint.join(name);
         Some(Box::new(FusePlan { mountpoint, with_loop: self.with_loop }))
     }
 
-    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
+    fn reopened_at(&self, _address: &str) -> Option<Box<dyn RequestedDoor>> {
         None
     }
 
@@ -149,7 +151,9 @@ impl FusePlan {
 
     /// The socket of the mount holder: one for each mount of the volume.
     fn holder_socket(&self, volume: &DoorVolume) -> PathBuf {
-        // The name differs from those of control sockets.
+        // The name differs from those of control sockets. It keeps an older word for a holder: a
+        // holder outlives its server, and the next one, of any version, must find its socket and
+        // its lock.
         let name = format!("keeper-{:08x}", crc32c(self.mountpoint.as_os_str().as_bytes()));
         volume.folder.join(name)
     }

@@ -1,5 +1,5 @@
 //! A kind of door as the rest of this crate sees it: an entry of the table [`super::plan::KINDS`],
-//! and a type for the doors that users request, with [`Plan`].
+//! and a type for the doors that users request, with [`RequestedDoor`].
 //!
 //! Invariant: only the file of a kind knows its peculiarities. What doors of one kind share in a
 //! process is the exception: `mod.rs` keeps it for them (memory of NBD clients, threads of ublk
@@ -19,7 +19,7 @@ use crate::file_device::FileDevice;
 use sawmill_console::exit::Result;
 
 /// A kind of door.
-pub(crate) struct Kind {
+pub(crate) struct DoorKind {
     /// The keywords that a text form may begin with, before the `=`. The first is also the name of
     /// the option.
     pub(super) keywords: &'static [&'static str],
@@ -28,7 +28,7 @@ pub(crate) struct Kind {
     /// Examples of the text form, for help.
     pub(super) examples: &'static [&'static str],
     /// Reads the text form: one of `keywords`, and what follows the `=`, empty without one.
-    pub(super) parse: fn(&str, &str) -> Result<Box<dyn Plan>>,
+    pub(super) parse: fn(&str, &str) -> Result<Box<dyn RequestedDoor>>,
     /// Adds the options of the kind to a command.
     pub(super) add_options: fn(clap::Command) -> clap::Command,
     /// The door that these options request, if any.
@@ -37,12 +37,12 @@ pub(crate) struct Kind {
     pub(super) trials: &'static [Trial],
 }
 
-/// See [`Kind::requested`].
-pub(super) type PlanResult = Result<Option<Box<dyn Plan>>, clap::Error>;
+/// See [`DoorKind::requested`].
+pub(super) type PlanResult = Result<Option<Box<dyn RequestedDoor>>, clap::Error>;
 
 /// A requested door. `Display` writes its text form, which travels to other processes: paths in it
-/// are absolute, and [`Kind::parse`] reads it.
-pub(super) trait Plan: fmt::Display + Send + Sync {
+/// are absolute, and [`DoorKind::parse`] reads it.
+pub(super) trait RequestedDoor: fmt::Display + Send + Sync {
     /// Returns a usage error if the request makes no sense for this many volumes.
     fn check(&self, volumes: usize) -> Result<()>;
 
@@ -52,11 +52,11 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
 
     /// The same door for one volume of several: paths are below a folder, by the volume's name.
     /// `None`: one door serves all of them.
-    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>>;
+    fn of_volume(&self, name: &str) -> Option<Box<dyn RequestedDoor>>;
 
     /// The request that opens this door again for the same users, now that its address is known.
     /// `None`: this one does.
-    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>>;
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn RequestedDoor>>;
 
     /// Opens a new door.
     fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance>;

@@ -11,7 +11,7 @@ use sawmill_device::{BlockDevice, Geometry};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
 
-use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, absolute};
+use super::kind::{DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, absolute};
 use super::{DoorContext, DoorResources, DoorVolume};
 use crate::folders::make_parent;
 use crate::listening::{check_free, resolve};
@@ -19,7 +19,7 @@ use crate::nbd_device::NbdDevice;
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{exact_size, parse_size};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["nbd", "nbd-insecure"],
     forms: &["nbd=ADDRESS"],
     examples: &["nbd=unix:/path", "nbd=tcp:127.0.0.1:10809"],
@@ -86,13 +86,13 @@ fn requested(matches: &ArgMatches) -> PlanResult {
     Ok(nbd.map(|listen| NbdPlan::boxed(listen, insecure_listen)))
 }
 
-fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     let listen = parse_listen(value)?;
-    Ok(NbdPlan::boxed(listen, word == "nbd-insecure"))
+    Ok(NbdPlan::boxed(listen, keyword == "nbd-insecure"))
 }
 
 /// An NBD server at this Unix socket: what a command opens if the user requests no door.
-pub(super) fn at_socket(path: &Path) -> Box<dyn Plan> {
+pub(super) fn at_socket(path: &Path) -> Box<dyn RequestedDoor> {
     NbdPlan::boxed(Listen::Unix(path.to_owned()), false)
 }
 
@@ -104,7 +104,7 @@ struct NbdPlan {
 }
 
 impl NbdPlan {
-    fn boxed(listen: Listen, insecure: bool) -> Box<dyn Plan> {
+    fn boxed(listen: Listen, insecure: bool) -> Box<dyn RequestedDoor> {
         let listen = match listen {
             // The text form goes to processes that may run in another folder.
             Listen::Unix(path) => Listen::Unix(absolute(&path)),
@@ -124,13 +124,13 @@ impl NbdPlan {
 
 impl fmt::Display for NbdPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = if self.insecure { "nbd-insecure" } else { "nbd" };
+        let keyword = if self.insecure { "nbd-insecure" } else { "nbd" };
         let family = if matches!(self.listen, Listen::Unix(_)) { "unix" } else { "tcp" };
-        write!(f, "{word}={family}:{}", self.listen)
+        write!(f, "{keyword}={family}:{}", self.listen)
     }
 }
 
-impl Plan for NbdPlan {
+impl RequestedDoor for NbdPlan {
     fn check(&self, _volumes: usize) -> Result<()> {
         Ok(())
     }
@@ -140,12 +140,12 @@ impl Plan for NbdPlan {
     }
 
     // One server has an export for each volume, so there is nothing to divide.
-    fn of_volume(&self, _name: &str) -> Option<Box<dyn Plan>> {
+    fn of_volume(&self, _name: &str) -> Option<Box<dyn RequestedDoor>> {
         None
     }
 
     /// A server at any port keeps the one that its clients know.
-    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>> {
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn RequestedDoor>> {
         let any = matches!(&self.listen, Listen::Tcp(listen) if listen.port() == 0);
         let (bound, _) = address.strip_prefix("nbd://").filter(|_| any)?.split_once('/')?;
         Some(NbdPlan::boxed(Listen::Tcp(bound.parse().ok()?), self.insecure))

@@ -13,29 +13,29 @@ use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_frontend::DoorPiece;
 use serde::{Deserialize, Serialize};
 
-use super::kind::{DoorInstance, Kind, Plan, Trial};
+use super::kind::{DoorInstance, DoorKind, RequestedDoor, Trial};
 use super::{DoorContext, fuse, nbd, ublk, vhost_user};
 use sawmill_console::exit::{Failure, Result};
 
 /// All kinds of doors, in the order of their options.
-static KINDS: [Kind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND];
+static KINDS: [DoorKind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND];
 
 /// One requested door of any kind, in memory and as text.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct DoorPlan(Arc<dyn Plan>);
+pub(crate) struct DoorPlan(Arc<dyn RequestedDoor>);
 
 impl DoorPlan {
     /// Parses the text form that `Display` writes: `nbd=unix:/path`, `ublk=3`.
     pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
         // At the first one: paths may have more of them.
-        let (word, value) = text.split_once('=').unwrap_or((text, ""));
-        let kind = KINDS.iter().find(|kind| kind.keywords.contains(&word)).ok_or_else(|| {
+        let (keyword, value) = text.split_once('=').unwrap_or((text, ""));
+        let kind = KINDS.iter().find(|kind| kind.keywords.contains(&keyword)).ok_or_else(|| {
             let forms = KINDS.iter().flat_map(|kind| kind.forms).copied();
             let forms = alternatives(forms.collect());
             Failure::usage(format!("unknown door '{text}'; write {forms}"))
         })?;
-        (kind.parse)(word, value).map(DoorPlan::from)
+        (kind.parse)(keyword, value).map(DoorPlan::from)
     }
 
     /// An NBD server at this Unix socket: the door of a command for which the user names none.
@@ -76,8 +76,8 @@ impl DoorPlan {
     }
 }
 
-impl From<Box<dyn Plan>> for DoorPlan {
-    fn from(plan: Box<dyn Plan>) -> Self {
+impl From<Box<dyn RequestedDoor>> for DoorPlan {
+    fn from(plan: Box<dyn RequestedDoor>) -> Self {
         DoorPlan(plan.into())
     }
 }
@@ -241,24 +241,24 @@ mod tests {
     }
 
     #[test]
-    fn a_word_names_one_kind() {
-        let mut words: Vec<_> = KINDS.iter().flat_map(|kind| kind.keywords).collect();
-        let all = words.len();
-        words.sort();
-        words.dedup();
-        assert_eq!(words.len(), all);
+    fn a_keyword_names_one_kind() {
+        let mut keywords: Vec<_> = KINDS.iter().flat_map(|kind| kind.keywords).collect();
+        let all = keywords.len();
+        keywords.sort();
+        keywords.dedup();
+        assert_eq!(keywords.len(), all);
     }
 
     #[test]
     fn a_relative_path_means_the_same_in_another_process() {
         let folder = std::env::current_dir().unwrap();
-        for (text, word) in [
+        for (text, prefix) in [
             ("nbd=unix:a.sock", "nbd=unix:"),
             ("vhost-user=a.sock", "vhost-user="),
             ("fuse=a.sock", "fuse="),
             ("loop=a.sock", "loop="),
         ] {
-            let absolute = format!("{word}{}", folder.join("a.sock").display());
+            let absolute = format!("{prefix}{}", folder.join("a.sock").display());
             assert_eq!(DoorPlan::parse(text).unwrap().to_string(), absolute);
         }
     }

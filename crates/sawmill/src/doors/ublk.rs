@@ -13,12 +13,14 @@ use sawmill_device::{Error, ErrorKind};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
 
-use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, hold_memory, open_file};
+use super::kind::{
+    DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, hold_memory, open_file,
+};
 use super::{DoorContext, DoorVolume};
 use crate::config::UBLK_FOLDER;
 use sawmill_console::exit::{Failure, Result};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["ublk", UNPRIVILEGED],
     forms: &["ublk", "ublk=ID"],
     examples: &["ublk", "ublk=3"],
@@ -72,13 +74,13 @@ fn parse_id(text: &str) -> Result<DeviceId, String> {
 
 fn requested(matches: &ArgMatches) -> PlanResult {
     let Options { ublk, ublk_unprivileged: unprivileged } = Options::from_arg_matches(matches)?;
-    Ok(ublk.map(|DeviceId(id)| Box::new(UblkPlan { id, unprivileged }) as Box<dyn Plan>))
+    Ok(ublk.map(|DeviceId(id)| Box::new(UblkPlan { id, unprivileged }) as Box<dyn RequestedDoor>))
 }
 
-fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     let number = |_| Failure::usage(format!("'{value}' is not a ublk device number"));
     let id = if value.is_empty() { None } else { Some(value.parse().map_err(number)?) };
-    Ok(Box::new(UblkPlan { id, unprivileged: word == UNPRIVILEGED }))
+    Ok(Box::new(UblkPlan { id, unprivileged: keyword == UNPRIVILEGED }))
 }
 
 /// `ublk`, `ublk=3`: a device node, with any number or this one.
@@ -96,7 +98,7 @@ impl fmt::Display for UblkPlan {
     }
 }
 
-impl Plan for UblkPlan {
+impl RequestedDoor for UblkPlan {
     fn check(&self, volumes: usize) -> Result<()> {
         if volumes > 1 && self.id.is_some() {
             return Err(Failure::usage(format!(
@@ -111,12 +113,12 @@ impl Plan for UblkPlan {
         Ok(())
     }
 
-    fn of_volume(&self, _name: &str) -> Option<Box<dyn Plan>> {
+    fn of_volume(&self, _name: &str) -> Option<Box<dyn RequestedDoor>> {
         Some(Box::new(self.clone()))
     }
 
     /// A device with any number keeps the one that its users know.
-    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>> {
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn RequestedDoor>> {
         let id = address.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
         // After a crash the users of the device wait for this number and no other.
         let id = self.id.or(id);

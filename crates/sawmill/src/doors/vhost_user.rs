@@ -12,12 +12,12 @@ use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 
-use super::kind::{DoorInstance, Kind, Plan, PlanResult, absolute};
+use super::kind::{DoorInstance, DoorKind, PlanResult, RequestedDoor, absolute};
 use super::{DoorContext, DoorVolume};
 use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["vhost-user"],
     forms: &["vhost-user=PATH"],
     examples: &["vhost-user=/path"],
@@ -42,9 +42,9 @@ fn requested(matches: &ArgMatches) -> PlanResult {
     Ok(vhost_user.map(|path| VhostPlan::boxed(&path)))
 }
 
-fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     match value {
-        "" => Err(Failure::usage(format!("the door '{word}' needs a path"))),
+        "" => Err(Failure::usage(format!("the door '{keyword}' needs a path"))),
         path => Ok(VhostPlan::boxed(Path::new(path))),
     }
 }
@@ -55,7 +55,7 @@ struct VhostPlan {
 }
 
 impl VhostPlan {
-    fn boxed(path: &Path) -> Box<dyn Plan> {
+    fn boxed(path: &Path) -> Box<dyn RequestedDoor> {
         Box::new(VhostPlan { path: absolute(path) })
     }
 
@@ -70,7 +70,7 @@ impl fmt::Display for VhostPlan {
     }
 }
 
-impl Plan for VhostPlan {
+impl RequestedDoor for VhostPlan {
     fn check(&self, _volumes: usize) -> Result<()> {
         Ok(())
     }
@@ -80,11 +80,11 @@ impl Plan for VhostPlan {
         Ok(())
     }
 
-    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>> {
+    fn of_volume(&self, name: &str) -> Option<Box<dyn RequestedDoor>> {
         Some(Box::new(VhostPlan { path: self.path.join(format!("{name}.sock")) }))
     }
 
-    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
+    fn reopened_at(&self, _address: &str) -> Option<Box<dyn RequestedDoor>> {
         None
     }
 

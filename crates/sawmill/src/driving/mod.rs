@@ -37,7 +37,7 @@ pub(crate) const SOCKET: &str = "driver.sock";
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A device to run: its options, its doors, and how its drivers start.
-pub(crate) struct Plan {
+pub(crate) struct RunPlan {
     /// The device's name.
     pub(crate) name: String,
     /// Its state folder, which has the driver socket and the default door.
@@ -56,7 +56,7 @@ pub(crate) struct Plan {
     pub(crate) wrapper: DeviceWrapper,
 }
 
-/// See [`Plan::around`].
+/// See [`RunPlan::wrapper`].
 pub(crate) type DeviceWrapper =
     Box<dyn FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>>>;
 
@@ -100,7 +100,7 @@ enum MainEvent {
 
 /// A device from its first driver to its end.
 struct Driving<'a> {
-    plan: Plan,
+    plan: RunPlan,
     host: Arc<Host>,
     drivers: Arc<Drivers>,
     doors: Arc<Doors>,
@@ -123,7 +123,7 @@ struct Driving<'a> {
 
 /// Runs a device until its end.
 pub(crate) fn drive(
-    plan: Plan,
+    plan: RunPlan,
     on_event: &mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
 ) -> Result<Exit> {
     make_folder(&plan.folder)?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::handoff::accepting_nothing;
-use crate::plan::Plan;
+use crate::plan::ServePlan;
 use crate::serving::{Cache, ServeProcess, ServedVolume};
 use crate::sizes;
 use crate::wiring::{self, Local};
@@ -20,7 +20,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The volumes of a process that must be reopened.
 pub(crate) struct ReopenQueue {
-    plan: Plan,
+    plan: ServePlan,
     serving: Arc<ServeProcess>,
     state: Mutex<State>,
     changed: Condvar,
@@ -39,11 +39,11 @@ struct State {
 }
 
 impl ReopenQueue {
-    pub(crate) fn new(plan: &Plan, serving: &Arc<ServeProcess>) -> Arc<ReopenQueue> {
+    pub(crate) fn new(plan: &ServePlan, serving: &Arc<ServeProcess>) -> Arc<ReopenQueue> {
         // A loss that was accepted at the start must not be accepted silently again (P70).
         let options = accepting_nothing(&plan.options);
         Arc::new(ReopenQueue {
-            plan: Plan { options, ..plan.clone() },
+            plan: ServePlan { options, ..plan.clone() },
             serving: Arc::clone(serving),
             state: Mutex::default(),
             changed: Condvar::new(),

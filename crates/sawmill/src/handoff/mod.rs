@@ -1,7 +1,7 @@
 //! Replaces a serving process by another, without disconnecting its users: `sawmill handoff`.
 //!
 //! The process that serves (the *predecessor*) starts the new one (the *successor*) with the same
-//! arguments and a Unix socket as its standard input. They exchange [`Word`]s:
+//! arguments and a Unix socket as its standard input. They exchange [`Message`]s:
 //!
 //! | predecessor | successor |
 //! |---|---|
@@ -39,10 +39,10 @@ use crate::control::protocol::HandOff;
 use sawmill_console::exit::{self, Exit, Failure, Result};
 
 /// The version of this protocol. Another version is refused before anything is touched.
-pub(crate) const CONVERSATION: u32 = 1;
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
 
 /// The longest message.
-const WORD_BYTES_MAX: usize = 64 << 10;
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// The options of a server for the process that opens its volumes next: the losses that the user
 /// accepted when the server started do not apply again.
@@ -80,10 +80,10 @@ pub(crate) struct HandOffResult {
     pub(crate) unheard: bool,
 }
 
-/// The messages between the two processes.
+/// The messages between the two processes. Versions that talk to each other know the tag as `word`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "snake_case")]
-enum Word {
+enum Message {
     Hello {
         conversation: u32,
         version: String,
@@ -103,8 +103,8 @@ enum Word {
     },
 }
 
-fn send_word(stream: &UnixStream, word: &Word) -> Result<()> {
-    let bytes = serde_json::to_vec(word).map_err(|error| {
+fn send_message(stream: &UnixStream, message: &Message) -> Result<()> {
+    let bytes = serde_json::to_vec(message).map_err(|error| {
         Failure::caused(Exit::Internal, "cannot encode a hand-off message", error)
     })?;
     send(stream, &bytes, &[])
@@ -121,31 +121,31 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Re
 }
 
 /// Receives the next message by `deadline`. A failure of the other process becomes this one's.
-fn receive_word(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
+fn receive_message(stream: &UnixStream, deadline: Option<Instant>) -> Result<Message> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     // Zero would mean no time limit.
     let left = left.map(|left| left.max(Duration::from_millis(1)));
     stream
         .set_read_timeout(left)
         .map_err(|error| Failure::io("cannot wait for the other process", &error))?;
-    // A word comes without descriptors; those of the doors have a message of their own.
-    let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
-    let word = serde_json::from_slice(&bytes).map_err(|error| {
+    // No descriptors: those of the doors come with the parcel.
+    let (bytes, _) = passing::receive(stream, MESSAGE_BYTES_MAX, 0).map_err(unheard)?;
+    let message = serde_json::from_slice(&bytes).map_err(|error| {
         Failure::caused(Exit::Unavailable, "the other process sent an invalid message", error)
     })?;
-    match word {
-        Word::Failed { text, exit } => {
+    match message {
+        Message::Failed { text, exit } => {
             // A successor of a newer version may know codes that this one does not.
             let known =
                 exit::TABLE.iter().map(|(known, _, _)| *known).find(|known| known.code() == exit);
             Err(Failure::new(known.unwrap_or(Exit::Unavailable), text))
         }
-        word => Ok(word),
+        message => Ok(message),
     }
 }
 
-fn unexpected(word: &Word) -> Failure {
-    Failure::new(Exit::Unavailable, format!("the other process sent {word:?} out of turn"))
+fn unexpected(message: &Message) -> Failure {
+    Failure::new(Exit::Unavailable, format!("the other process sent {message:?} out of turn"))
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ use sawmill_frontend::{DoorPiece, pack};
 use sawmill_volume::{Safety, Volume};
 
 use super::again::ReopenQueue;
-use super::{CONVERSATION, HandOffResult, Word, receive_word, send, send_word, unexpected};
+use super::{
+    HandOffResult, Message, PROTOCOL_VERSION, receive_message, send, send_message, unexpected,
+};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
 use crate::control::protocol::HandOff;
@@ -46,7 +48,7 @@ impl Successor {
         let (stream, theirs) = UnixStream::pair()
             .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
         // This process may have been a successor itself: then its own arguments have the option.
-        let arguments = std::env::args_os().skip(1).filter(|word| word != super::successor::OPTION);
+        let arguments = std::env::args_os().skip(1).filter(|text| text != super::successor::OPTION);
         let child = Command::new(program)
             .args(arguments)
             .arg(super::successor::OPTION)
@@ -121,20 +123,20 @@ impl Predecessor<'_> {
 
     /// Waits until the successor is ready. Returns its version.
     fn wait_until_prepared(&self, successor: &Successor, deadline: Instant) -> Result<String> {
-        let version = match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
-            Word::Hello { conversation: CONVERSATION, version } => version,
-            Word::Hello { conversation, version } => {
+        let version = match receive_message(&successor.stream, Some(deadline)).map_err(silent)? {
+            Message::Hello { conversation: PROTOCOL_VERSION, version } => version,
+            Message::Hello { conversation, version } => {
                 let text = format!(
                     "sawmill {version} speaks version {conversation} of the hand-off protocol, \
-                     this process version {CONVERSATION}: stop this process and start that one"
+                     this process version {PROTOCOL_VERSION}: stop this process and start that one"
                 );
                 return Err(Failure::new(Exit::Refused, text));
             }
-            word => return Err(unexpected(&word)),
+            message => return Err(unexpected(&message)),
         };
-        match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
-            Word::Prepared => Ok(version),
-            word => Err(unexpected(&word)),
+        match receive_message(&successor.stream, Some(deadline)).map_err(silent)? {
+            Message::Prepared => Ok(version),
+            message => Err(unexpected(&message)),
         }
     }
 
@@ -170,17 +172,17 @@ impl Predecessor<'_> {
         // A successor that reads nothing must not stop this thread beyond the allowed stall.
         let timed = successor.stream.set_write_timeout(Some(left));
         timed.map_err(|error| Failure::io("cannot talk to the new process", &error))?;
-        send_word(&successor.stream, &Word::Go)?;
+        send_message(&successor.stream, &Message::Go)?;
         let (bytes, descriptors) = pack(&handed);
         send(&successor.stream, &bytes, &descriptors)?;
-        match receive_word(&successor.stream, Some(deadline)).map_err(silent)? {
+        match receive_message(&successor.stream, Some(deadline)).map_err(silent)? {
             // A successor that cannot be notified is dead, and has served no request.
-            Word::Opened => {
+            Message::Opened => {
                 tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the \
                     volumes");
-                send_word(&successor.stream, &Word::Yours)
+                send_message(&successor.stream, &Message::Yours)
             }
-            word => Err(unexpected(&word)),
+            message => Err(unexpected(&message)),
         }
     }
 
@@ -221,18 +223,18 @@ impl Predecessor<'_> {
         self.admin.leave();
         // A successor that cannot receive this is dead; then the next process finds what a killed
         // server leaves.
-        let _ = send_word(&successor.stream, &Word::Gone);
+        let _ = send_message(&successor.stream, &Message::Gone);
         tracing::debug!(
             took = ?quiet_since.elapsed(),
             "hand-off: this process has released the doors"
         );
         // No time limit while it lives: the service manager must learn of the successor before this
         // process exits.
-        let outcome = receive_word(&successor.stream, None);
+        let outcome = receive_message(&successor.stream, None);
         let stall_ms = milliseconds(quiet_since.elapsed());
         let (unheard, lost_doors) = match outcome {
-            Ok(Word::Serving { lost_doors }) => (false, lost_doors),
-            Ok(word) => (true, vec![unexpected(&word).to_string()]),
+            Ok(Message::Serving { lost_doors }) => (false, lost_doors),
+            Ok(message) => (true, vec![unexpected(&message).to_string()]),
             // The successor has the volumes: this process must not touch them any more.
             Err(failure) => (true, vec![format!("the new process did not report: {failure}")]),
         };

@@ -20,11 +20,13 @@ use sawmill_frontend::{DoorPiece, passing, unpack};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{OpenOptions, Volume};
 
-use super::{CONVERSATION, Word, accepting_nothing, receive_word, send_word, unexpected};
+use super::{
+    Message, PROTOCOL_VERSION, accepting_nothing, receive_message, send_message, unexpected,
+};
 use crate::admin::{Admin, ListenAddress};
 use crate::config::Paths;
 use crate::daemon;
-use crate::plan::Plan;
+use crate::plan::ServePlan;
 use crate::serving::{HandOffNotifier, ServeProcess, ServedVolume};
 use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -43,16 +45,16 @@ const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 /// Replaces the process behind standard input.
 pub(crate) fn take_over(
     paths: &Paths,
-    plan: Plan,
+    plan: ServePlan,
     notifier: HandOffNotifier,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let stream = socket()?;
     let outcome = talk(paths, plan, notifier, &stream);
     if let Err(failure) = &outcome {
         // The receiver is about to kill this process anyway.
-        let _ = send_word(
+        let _ = send_message(
             &stream,
-            &Word::Failed { text: failure.to_string(), exit: failure.exit().code() },
+            &Message::Failed { text: failure.to_string(), exit: failure.exit().code() },
         );
     }
     outcome
@@ -74,39 +76,42 @@ fn socket() -> Result<UnixStream> {
 
 fn talk(
     paths: &Paths,
-    mut plan: Plan,
+    mut plan: ServePlan,
     notifier: HandOffNotifier,
     stream: &UnixStream,
 ) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
-    send_word(
+    send_message(
         stream,
-        &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() },
+        &Message::Hello {
+            conversation: PROTOCOL_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        },
     )?;
     wiring::claim_descriptors(plan.volumes.len())?;
     let mut stores = prepare(paths, &plan)?;
     // `prepare` has probed it; another probe would take time while users wait.
     plan.options.store_is_probed = true;
     plan.options = accepting_nothing(&plan.options);
-    send_word(stream, &Word::Prepared)?;
+    send_message(stream, &Message::Prepared)?;
     // No deadline here: a predecessor that gives up kills this process.
-    match receive_word(stream, None)? {
-        Word::Go => {}
-        word => return Err(unexpected(&word)),
+    match receive_message(stream, None)? {
+        Message::Go => {}
+        message => return Err(unexpected(&message)),
     }
     let (bytes, descriptors) = passing::receive(stream, PARCEL_BYTES_MAX, DESCRIPTORS_MAX)?;
     let mut handed = unpack(&bytes, descriptors)?;
     let listener = admin_listener(&mut handed)?;
     let (volumes, cache) = wiring::open_all(paths, &plan, &mut stores)?;
     let serving = ServeProcess::new(volumes, cache, &plan, started, notifier);
-    send_word(stream, &Word::Opened)?;
-    match receive_word(stream, None)? {
-        Word::Yours => {}
-        word => return Err(unexpected(&word)),
+    send_message(stream, &Message::Opened)?;
+    match receive_message(stream, None)? {
+        Message::Yours => {}
+        message => return Err(unexpected(&message)),
     }
     // Until this message, the other process may hold a door. If it died instead, it holds none
     // either.
-    if let Err(failure) = receive_word(stream, None) {
+    if let Err(failure) = receive_message(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
     let door_volumes: Vec<_> = serving.volumes.iter().map(ServedVolume::door_volume).collect();
@@ -126,7 +131,7 @@ fn talk(
     // Serve users before anything else. The service manager learns of this process before the old
     // one exits.
     daemon::notify(sd_notify::NotifyState::MainPid(std::process::id()));
-    if let Err(failure) = send_word(stream, &Word::Serving { lost_doors }) {
+    if let Err(failure) = send_message(stream, &Message::Serving { lost_doors }) {
         tracing::warn!("cannot tell the old process that this one serves: {failure}");
     }
     Ok((serving, admin))
@@ -134,7 +139,7 @@ fn talk(
 
 /// Opens the stores, checks that they can fence writers, reads every volume so that it is cached
 /// later, and preallocates memory for it. Changes no volume.
-fn prepare(paths: &Paths, plan: &Plan) -> Result<Stores> {
+fn prepare(paths: &Paths, plan: &ServePlan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut preallocated_bytes = 0;
     for address in &plan.volumes {

@@ -23,7 +23,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 /// Time for a target to answer for the first time.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 /// An unauthenticated refusal counts if nothing better arrived for this long.
-const HINT_DELAY: Duration = Duration::from_secs(2);
+const HINT_TIME_MIN: Duration = Duration::from_secs(2);
 /// Interval of checks for an answer.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Interval of requests to a target that asks to be asked again.
@@ -100,7 +100,7 @@ impl Remote {
             // counts.
             let since = hint.as_ref().map(|_| *hinted.get_or_insert_with(Instant::now));
             if let (Some(hint), Some(since)) = (hint, since)
-                && since.elapsed() >= HINT_DELAY
+                && since.elapsed() >= HINT_TIME_MIN
             {
                 return Err(Failure::caused(Exit::Denied, &self.location, hint));
             }

@@ -18,7 +18,7 @@ use sawmill_device::{Allocation, BlockDevice, BlockDeviceExt};
 use sawmill_nbd_client::{Client, Command, Style, flag};
 use sawmill_volume::{Health, Volume};
 
-use super::{Source, Target};
+use super::{Destination, Source};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The longest read or write of a file.
@@ -31,7 +31,7 @@ pub(crate) struct FileEnd {
     size_bytes: u64,
     state: String,
     /// Hole punching does not work here, so zeroes are written.
-    stubborn: AtomicBool,
+    cannot_punch_holes: AtomicBool,
 }
 
 impl FileEnd {
@@ -56,7 +56,7 @@ impl FileEnd {
             path: path.to_owned(),
             size_bytes,
             state,
-            stubborn: AtomicBool::new(false),
+            cannot_punch_holes: AtomicBool::new(false),
         })
     }
 
@@ -135,7 +135,7 @@ impl Source for FileEnd {
     }
 }
 
-impl Target for FileEnd {
+impl Destination for FileEnd {
     fn request_bytes_max(&self) -> u64 {
         FILE_REQUEST_BYTES_MAX
     }
@@ -149,13 +149,13 @@ impl Target for FileEnd {
     }
 
     fn zero(&self, address: u64, length: u64) -> Result<()> {
-        if !self.stubborn.load(Ordering::Relaxed) {
+        if !self.cannot_punch_holes.load(Ordering::Relaxed) {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             if rustix::fs::fallocate(&self.file, hole, address, length).is_ok() {
                 return Ok(());
             }
             // Remembered, because each further attempt would cost a call and fail as well.
-            self.stubborn.store(true, Ordering::Relaxed);
+            self.cannot_punch_holes.store(true, Ordering::Relaxed);
         }
         in_pieces(address, length, FILE_REQUEST_BYTES_MAX, |at, bytes| self.write(at, bytes))
     }
@@ -301,7 +301,7 @@ impl Source for NbdEnd {
     }
 }
 
-impl Target for NbdEnd {
+impl Destination for NbdEnd {
     fn request_bytes_max(&self) -> u64 {
         Source::request_bytes_max(self)
     }
@@ -389,7 +389,7 @@ impl Source for VolumeEnd {
     }
 }
 
-impl Target for VolumeEnd {
+impl Destination for VolumeEnd {
     fn request_bytes_max(&self) -> u64 {
         u64::from(self.volume.geometry().request_bytes_max)
     }

@@ -5,10 +5,12 @@
 //! (how far it got, kept beside the journal), this file (the plan, the workers, the progress).
 //!
 //! Invariants:
-//! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the target.
+//! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the
+//!    destination.
 //! 2. The result of an earlier attempt is trusted only if both ends can tell that they have not
 //!    changed. Otherwise it is compared, and rewritten where it differs.
-//! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
+//! 3. Holes and zeroes are not read, sent or stored where the destination is known to read as
+//!    zeroes.
 //! 4. A source that changes during the transfer ends it with an error, never with success.
 //!
 //! Not here: what a command allows and prints (`command::past`: `import`, `export`).
@@ -33,7 +35,7 @@ use sawmill_console::output::Bar;
 
 /// The largest piece; no longer than a record of a volume's journal.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
-/// The largest hole in one request to the target.
+/// The largest hole in one request to the destination.
 const HOLE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes whose allocation is requested at a time.
 const WINDOW_BYTES: u64 = 1 << 30;
@@ -61,8 +63,8 @@ pub(crate) trait Source: Sync {
     fn check_unchanged(&self) -> Result<()>;
 }
 
-/// The target of a transfer. All calls may block.
-pub(crate) trait Target: Sync {
+/// The destination of a transfer. All calls may block.
+pub(crate) trait Destination: Sync {
     /// The longest read or write.
     fn request_bytes_max(&self) -> u64;
 
@@ -87,7 +89,7 @@ pub(crate) struct Start {
     pub(crate) from: u64,
     /// Everything between `from` and here may be in place: equal data is not rewritten.
     pub(crate) compare_below: u64,
-    /// Beyond `compare_below` the target reads as zeroes where it has not been written.
+    /// Beyond `compare_below` the destination reads as zeroes where it has not been written.
     pub(crate) blank: bool,
 }
 
@@ -100,20 +102,20 @@ pub(crate) struct TransferResult {
     pub(crate) resumed_bytes: u64,
     /// Bytes read from the source in this attempt.
     pub(crate) read_bytes: u64,
-    /// Bytes written to the target in this attempt: neither holes nor zeroes.
+    /// Bytes written to the destination in this attempt: neither holes nor zeroes.
     pub(crate) written_bytes: u64,
 }
 
 /// One piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct CopyPiece {
     address: u64,
     length: u64,
     data: bool,
 }
 
 /// The remaining work, and the pieces in flight.
-struct Plan<'a> {
+struct CopyPlan<'a> {
     source: &'a dyn Source,
     at: u64,
     piece_bytes: u64,
@@ -122,8 +124,8 @@ struct Plan<'a> {
     in_flight_addresses: BTreeSet<u64>,
 }
 
-impl Plan<'_> {
-    fn next(&mut self) -> Result<Option<Piece>> {
+impl CopyPlan<'_> {
+    fn next(&mut self) -> Result<Option<CopyPiece>> {
         let size = self.source.size_bytes();
         if self.at >= size {
             return Ok(None);
@@ -142,7 +144,7 @@ impl Plan<'_> {
         let most = if run.data { self.piece_bytes } else { HOLE_BYTES_MAX };
         // Pieces end where pieces of the whole disk would, so that requests are aligned.
         let length = run.length.min(most - self.at % most);
-        let piece = Piece { address: self.at, length, data: run.data };
+        let piece = CopyPiece { address: self.at, length, data: run.data };
         run.length -= length;
         if run.length == 0 {
             self.runs.pop_front();
@@ -162,32 +164,32 @@ impl Plan<'_> {
 /// A transfer in progress: what the workers share.
 struct Transfer<'a> {
     source: &'a dyn Source,
-    target: &'a dyn Target,
+    destination: &'a dyn Destination,
     start: Start,
-    plan: Mutex<Plan<'a>>,
+    plan: Mutex<CopyPlan<'a>>,
     is_stopped: AtomicBool,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
 
-/// Copies everything from `source` to `target`. `keep` notes that everything before an address is
-/// in place and durable. When this returns, everything is written, and the next [`Target::mark`]
-/// covers it.
+/// Copies everything from `source` to `destination`. `keep` notes that everything before an address
+/// is in place and durable. When this returns, everything is written, and the next
+/// [`Destination::mark`] covers it.
 pub(crate) fn transfer(
     source: &dyn Source,
-    target: &dyn Target,
+    destination: &dyn Destination,
     start: Start,
     bar: &mut Bar,
     keep: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<TransferResult> {
     let size_bytes = source.size_bytes();
     let piece_bytes =
-        PIECE_BYTES_MAX.min(source.request_bytes_max()).min(target.request_bytes_max());
+        PIECE_BYTES_MAX.min(source.request_bytes_max()).min(destination.request_bytes_max());
     let transfer = Transfer {
         source,
-        target,
+        destination,
         start,
-        plan: Mutex::new(Plan {
+        plan: Mutex::new(CopyPlan {
             source,
             at: start.from,
             piece_bytes: piece_bytes.max(GRAIN_BYTES as u64),
@@ -249,10 +251,10 @@ impl ProgressMark {
     ) -> Result<()> {
         if self.begun.is_none() && done > self.kept {
             // `done` was looked up before the mark is taken, so the mark covers all of it.
-            self.begun = Some((done, transfer.target.mark()?));
+            self.begun = Some((done, transfer.destination.mark()?));
         }
         if let Some((through, mark)) = self.begun
-            && transfer.target.is_durable(mark)?
+            && transfer.destination.is_durable(mark)?
         {
             // A source that has changed must not leave progress that a later attempt trusts.
             transfer.source.check_unchanged()?;
@@ -264,7 +266,7 @@ impl ProgressMark {
 }
 
 impl<'a> Transfer<'a> {
-    fn plan(&self) -> std::sync::MutexGuard<'_, Plan<'a>> {
+    fn plan(&self) -> std::sync::MutexGuard<'_, CopyPlan<'a>> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -288,17 +290,17 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    fn move_piece(&self, piece: Piece) -> Result<()> {
-        let Piece { address, length, data } = piece;
+    fn move_piece(&self, piece: CopyPiece) -> Result<()> {
+        let CopyPiece { address, length, data } = piece;
         let blank = self.start.blank && address >= self.start.compare_below;
         if !data {
-            return if blank { Ok(()) } else { self.target.zero(address, length) };
+            return if blank { Ok(()) } else { self.destination.zero(address, length) };
         }
         let bytes = self.source.read(address, length as usize)?;
         self.read_bytes.fetch_add(length, Ordering::Relaxed);
         // An earlier attempt may have moved it: what is equal is not stored a second time.
         if address < self.start.compare_below
-            && self.target.read(address, length as usize)? == bytes
+            && self.destination.read(address, length as usize)? == bytes
         {
             return Ok(());
         }
@@ -306,9 +308,9 @@ impl<'a> Transfer<'a> {
             let at = address + start as u64;
             if !is_zero {
                 self.written_bytes.fetch_add((end - start) as u64, Ordering::Relaxed);
-                self.target.write(at, bytes[start..end].to_vec())?;
+                self.destination.write(at, bytes[start..end].to_vec())?;
             } else if !blank {
-                self.target.zero(at, (end - start) as u64)?;
+                self.destination.zero(at, (end - start) as u64)?;
             }
         }
         Ok(())
@@ -333,10 +335,10 @@ fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
 }
 
 /// Waits until everything written so far is durable.
-pub(crate) fn settle(target: &dyn Target) -> Result<()> {
-    let mark = target.mark()?;
+pub(crate) fn settle(destination: &dyn Destination) -> Result<()> {
+    let mark = destination.mark()?;
     let began = Instant::now();
-    while !target.is_durable(mark)? {
+    while !destination.is_durable(mark)? {
         // There is no notification: this is the polling interval.
         let pause = if began.elapsed() < PROGRESS_EVERY { 5 } else { 50 };
         std::thread::park_timeout(Duration::from_millis(pause));

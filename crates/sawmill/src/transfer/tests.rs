@@ -63,7 +63,7 @@ impl Source for Memory {
     }
 }
 
-impl Target for Memory {
+impl Destination for Memory {
     fn request_bytes_max(&self) -> u64 {
         64 << 10
     }
@@ -105,26 +105,26 @@ fn disk() -> Memory {
     Memory { holes: vec![(2 << 20, (2 << 20) + 65536)], ..Memory::of(bytes) }
 }
 
-fn run(source: &Memory, target: &Memory, start: Start) -> Result<TransferResult> {
-    transfer(source, target, start, &mut Bar::new("x"), &mut |_| Ok(()))
+fn run(source: &Memory, destination: &Memory, start: Start) -> Result<TransferResult> {
+    transfer(source, destination, start, &mut Bar::new("x"), &mut |_| Ok(()))
 }
 
 #[test]
 fn a_transfer_moves_everything_but_holes_and_zeroes() {
-    let (source, target) = (disk(), Memory::of(vec![0; SIZE]));
-    let moved = run(&source, &target, Start { blank: true, ..Start::default() }).unwrap();
-    assert_eq!(target.content(), source.content());
+    let (source, destination) = (disk(), Memory::of(vec![0; SIZE]));
+    let moved = run(&source, &destination, Start { blank: true, ..Start::default() }).unwrap();
+    assert_eq!(destination.content(), source.content());
     assert_eq!(moved.read_bytes, (SIZE - 65536) as u64, "the hole is not read");
     assert_eq!(moved.written_bytes, (SIZE - 65536 - 40960) as u64, "zeroes are not written");
-    assert_eq!(target.zeroed.into_inner(), 0);
+    assert_eq!(destination.zeroed.into_inner(), 0);
 }
 
 #[test]
-fn a_target_with_another_content_is_zeroed_where_the_source_has_nothing() {
-    let (source, target) = (disk(), Memory::of(vec![9; SIZE]));
-    run(&source, &target, Start::default()).unwrap();
-    assert_eq!(target.content(), source.content());
-    assert_eq!(target.zeroed.into_inner(), 65536 + 40960);
+fn a_destination_with_another_content_is_zeroed_where_the_source_has_nothing() {
+    let (source, destination) = (disk(), Memory::of(vec![9; SIZE]));
+    run(&source, &destination, Start::default()).unwrap();
+    assert_eq!(destination.content(), source.content());
+    assert_eq!(destination.zeroed.into_inner(), 65536 + 40960);
 }
 
 #[test]
@@ -132,39 +132,41 @@ fn what_an_earlier_attempt_did_is_passed_over_or_compared() {
     let source = disk();
     let mut half = source.content();
     half[1 << 20..].fill(0);
-    let target = Memory::of(half.clone());
+    let destination = Memory::of(half.clone());
     let start = Start { from: 1 << 20, compare_below: 0, blank: true };
-    let moved = run(&source, &target, start).unwrap();
-    assert_eq!(target.content(), source.content());
+    let moved = run(&source, &destination, start).unwrap();
+    assert_eq!(destination.content(), source.content());
     assert_eq!(moved.resumed_bytes, 1 << 20);
     half[4096] ^= 1;
     half[(1 << 20) + 4096] = 7;
-    let target = Memory::of(half);
+    let destination = Memory::of(half);
     let start = Start { from: 0, compare_below: SIZE as u64, blank: false };
-    let moved = run(&source, &target, start).unwrap();
-    assert_eq!(target.content(), source.content());
+    let moved = run(&source, &destination, start).unwrap();
+    assert_eq!(destination.content(), source.content());
     assert!(moved.written_bytes < (SIZE - (1 << 20)) as u64, "{moved:?}: what is the same stays");
 }
 
 #[test]
 fn a_source_that_changed_is_never_called_done() {
-    let (source, target) = (disk(), Memory::of(vec![0; SIZE]));
+    let (source, destination) = (disk(), Memory::of(vec![0; SIZE]));
     source.changed.store(true, Ordering::Relaxed);
-    let failure = run(&source, &target, Start { blank: true, ..Start::default() }).unwrap_err();
+    let failure =
+        run(&source, &destination, Start { blank: true, ..Start::default() }).unwrap_err();
     assert_eq!(failure.exit(), Exit::Refused);
 }
 
 #[test]
 fn the_first_failure_ends_a_transfer() {
-    let target = Memory { breaks_at: Some(2 << 20), ..Memory::of(vec![0; SIZE]) };
-    let failure = run(&disk(), &target, Start { blank: true, ..Start::default() }).unwrap_err();
+    let destination = Memory { breaks_at: Some(2 << 20), ..Memory::of(vec![0; SIZE]) };
+    let failure =
+        run(&disk(), &destination, Start { blank: true, ..Start::default() }).unwrap_err();
     assert_eq!(failure.exit(), Exit::Full);
 }
 
 #[test]
 fn only_a_prefix_without_gaps_counts_as_done() {
     let source = disk();
-    let mut plan = Plan {
+    let mut plan = CopyPlan {
         source: &source,
         at: 0,
         piece_bytes: 1 << 20,

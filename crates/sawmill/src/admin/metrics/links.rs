@@ -4,7 +4,7 @@
 //!
 //! Not here: what the numbers mean (`link::end_report`).
 
-use super::text::{Exposition, Kind, Metric, counter, gauge, labels};
+use super::text::{Exposition, Metric, MetricKind, counter, gauge, labels};
 use crate::link::end_report::{CacheReport, ConnectionReport, EndReport, LinkReport};
 
 /// Per end of links, without labels.
@@ -157,7 +157,7 @@ pub(super) fn write(text: &mut Exposition, end: Option<&EndReport>) {
     }
     text.table(LINK, &links);
     // Not in the table, whose values are whole numbers: a round trip is a part of a second.
-    text.head(LINK_RTT.0, Kind::Gauge, LINK_RTT.1);
+    text.head(LINK_RTT.0, MetricKind::Gauge, LINK_RTT.1);
     for (labels, link) in &links {
         text.sample(LINK_RTT.0, labels, link.rtt_us as f64 / 1e6);
     }

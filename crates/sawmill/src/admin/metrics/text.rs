@@ -11,7 +11,7 @@ use crate::admin::status::Histogram;
 
 /// What a metric's number does over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MetricKind {
     /// Grows until the process ends.
     Counter,
     /// Goes up and down.
@@ -20,12 +20,12 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         }
     }
 }
@@ -33,7 +33,7 @@ impl Kind {
 /// One row of a table: a metric of a `T`.
 pub(super) struct Metric<T: 'static> {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     pub(super) help: &'static str,
     value: fn(&T) -> u64,
 }
@@ -43,7 +43,7 @@ pub(super) const fn counter<T>(
     help: &'static str,
     value: fn(&T) -> u64,
 ) -> Metric<T> {
-    Metric { name, kind: Kind::Counter, help, value }
+    Metric { name, kind: MetricKind::Counter, help, value }
 }
 
 pub(super) const fn gauge<T>(
@@ -51,7 +51,7 @@ pub(super) const fn gauge<T>(
     help: &'static str,
     value: fn(&T) -> u64,
 ) -> Metric<T> {
-    Metric { name, kind: Kind::Gauge, help, value }
+    Metric { name, kind: MetricKind::Gauge, help, value }
 }
 
 /// `a="x",b="y"` with the values escaped.
@@ -75,7 +75,7 @@ pub(super) struct Exposition {
 impl Exposition {
     // Writing to a string cannot fail, so the results of `write!` are dropped.
 
-    pub(super) fn head(&mut self, name: &str, kind: Kind, help: &str) {
+    pub(super) fn head(&mut self, name: &str, kind: MetricKind, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
     }
 

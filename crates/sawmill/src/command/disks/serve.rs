@@ -31,7 +31,7 @@ use crate::handoff::again::ReopenQueue;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{HandOffRequest, HandOffResult, successor};
 use crate::listening::AdminOption;
-use crate::plan::Plan;
+use crate::plan::ServePlan;
 use crate::seen;
 use crate::serving::{ServeProcess, ServedVolume};
 use crate::wiring;
@@ -171,13 +171,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     outcome
 }
 
-fn plan(paths: &Paths, arguments: &Arguments) -> Result<Plan> {
+fn plan(paths: &Paths, arguments: &Arguments) -> Result<ServePlan> {
     let volumes =
         arguments.volumes.iter().map(|text| paths.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
     let doors = arguments.doors.plans_or(&paths.nbd_socket()?);
     doors.iter().try_for_each(|door| door.check(volumes.len()))?;
     let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
-    Ok(Plan {
+    Ok(ServePlan {
         doors,
         nbd_budget: arguments.nbd_memory.budget(),
         admin: arguments.admin.address,
@@ -187,7 +187,7 @@ fn plan(paths: &Paths, arguments: &Arguments) -> Result<Plan> {
 
 /// Forwards signals to the main loop, from the first moment on: a user who sees a door must be able
 /// to request a clean end. While the process starts, a second signal kills it; accepted writes
-/// survive that. Without `reloads`, SIGHUP ends the process too.
+/// survive that.
 pub(in crate::command) fn forward_signals(
     sender: SyncSender<ServeEvent>,
     started: Arc<AtomicBool>,
@@ -197,7 +197,7 @@ pub(in crate::command) fn forward_signals(
         [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
     let mut ends = 0;
     daemon::on_signals(&all, move |signal| {
-        let word = match signal {
+        let event = match signal {
             SIGUSR1 => ServeEvent::Collect,
             SIGHUP => ServeEvent::Reload,
             _ => {
@@ -214,7 +214,7 @@ pub(in crate::command) fn forward_signals(
                 ServeEvent::Signal
             }
         };
-        sender.send(word).is_ok()
+        sender.send(event).is_ok()
     })
 }
 

@@ -16,7 +16,7 @@ use crate::command::Context;
 use crate::daemon;
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{self, DoorOptions, DoorPlan};
-use crate::driving::{self, DeviceEvent, Plan};
+use crate::driving::{self, DeviceEvent, RunPlan};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_lab::layers::LayerOptions;
@@ -99,7 +99,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     let options = arguments.device.options.iter();
     let layers = arguments.layers.clone();
-    let plan = Plan {
+    let plan = RunPlan {
         name,
         folder,
         overrides: options.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),

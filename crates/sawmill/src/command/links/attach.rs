@@ -39,7 +39,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{exact_duration, exact_size, human_size, parse_duration, parse_size};
 
 /// Interval of cache ticks and link status checks.
-const TICK: Duration = Duration::from_secs(1);
+const TICK_EVERY: Duration = Duration::from_secs(1);
 /// Time for doors to close when they no longer wait for requests.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Interval of checks that the target still reserves the device for us.
@@ -404,7 +404,7 @@ impl Attachment {
         let (mut previous, mut probed_at) = (None, Instant::now());
         let probe = Probe::default();
         loop {
-            match receiver.recv_timeout(TICK) {
+            match receiver.recv_timeout(TICK_EVERY) {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return None,
             }

@@ -35,7 +35,7 @@ use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
 use crate::link::{KeyOptions, key_failed};
 use crate::listening::AdminOption;
-use crate::plan::{CachePlan, Plan};
+use crate::plan::{CachePlan, ServePlan};
 use crate::serving::ServeProcess;
 use crate::{folders, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -300,7 +300,7 @@ fn read_name(paths: &Paths, text: &str) -> Result<ExportRequest> {
     Ok(ExportRequest { export: export.unwrap_or(usual), source: what })
 }
 
-fn plan(paths: &Paths, arguments: &Arguments, requests: &[ExportRequest]) -> Result<Plan> {
+fn plan(paths: &Paths, arguments: &Arguments, requests: &[ExportRequest]) -> Result<ServePlan> {
     let volumes: Vec<VolumeAddress> = requests
         .iter()
         .filter_map(|named| match &named.source {
@@ -312,7 +312,7 @@ fn plan(paths: &Paths, arguments: &Arguments, requests: &[ExportRequest]) -> Res
     let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
     // Files and disks do not use it, and a cache serves one process at a time.
     let cache = if without { CachePlan::None } else { plan.cache };
-    Ok(Plan { admin: arguments.admin.address, cache, ..plan })
+    Ok(ServePlan { admin: arguments.admin.address, cache, ..plan })
 }
 
 /// Opens the devices that are not volumes.

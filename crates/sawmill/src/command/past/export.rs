@@ -27,7 +27,7 @@ use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, ImageServer};
 use crate::transfer::image_file::formats;
 use crate::transfer::progress::ProgressFile;
-use crate::transfer::{self, Source, Start, Target, TransferResult};
+use crate::transfer::{self, Destination, Source, Start, TransferResult};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
 use sawmill_console::units::human_size;
@@ -44,7 +44,7 @@ pub(in crate::command) struct Arguments {
     volume: String,
 
     #[command(flatten)]
-    destination: Destination,
+    destination: DestinationOptions,
 
     /// Format of FILE. QEMU's tools write all formats except raw.
     #[arg(
@@ -67,10 +67,10 @@ pub(in crate::command) struct Arguments {
     cut: CutOption,
 }
 
-/// The destination.
+/// Where to export.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-struct Destination {
+struct DestinationOptions {
     /// A file to create, or a block device.
     #[arg(long, value_name = "FILE")]
     to_file: Option<PathBuf>,
@@ -85,7 +85,8 @@ struct Destination {
 #[derive(Serialize)]
 struct Document<'a> {
     volume: &'a str,
-    target: &'a str,
+    #[serde(rename = "target")]
+    destination: &'a str,
     /// The position of the cut: the export has all writes before it.
     position: u64,
     #[serde(flatten)]
@@ -110,18 +111,20 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let position = source.position();
     let mut bar = Bar::new(format!("exporting {}", address.name));
     let job = Job { source, record, folder, restart: arguments.restart.restart, bar: &mut bar };
-    let (target, moved) = match (&arguments.destination.to_file, &arguments.destination.to_nbd) {
+    let (destination, moved) = match (&arguments.destination.to_file, &arguments.destination.to_nbd)
+    {
         (Some(path), _) => (path.display().to_string(), job.fill_path(path, arguments)?),
         (None, Some(uri)) => (uri.clone(), job.fill_nbd(uri)?),
         (None, None) => return Err(Failure::usage("give --to-file FILE or --to-nbd URI")),
     };
     bar.end()?;
-    let document = Document { volume: &address.name, target: &target, position, result: moved };
+    let document =
+        Document { volume: &address.name, destination: &destination, position, result: moved };
     if context.json {
         output::json(&document)?;
     } else {
         let (size, written) = (human_size(moved.size_bytes), human_size(moved.written_bytes));
-        output::line(&format!("{} ({size}) is in {target}; {written} written", address.name))?;
+        output::line(&format!("{} ({size}) is in {destination}; {written} written", address.name))?;
     }
     Ok(Exit::Ok)
 }
@@ -144,7 +147,7 @@ impl Job<'_> {
         ProgressFile::of_export(&self.folder, known)
     }
 
-    /// How far an interrupted export of this cut to this target got.
+    /// How far an interrupted export of this cut to this destination got.
     fn earlier(&self, file: &ProgressFile) -> Result<Option<u64>> {
         let Some(earlier) = file.earlier().filter(|_| !self.restart) else { return Ok(None) };
         let known = &file.known;
@@ -183,13 +186,14 @@ impl Job<'_> {
 
     fn transfer(
         self,
-        target: &dyn Target,
+        destination: &dyn Destination,
         start: Start,
         file: &mut ProgressFile,
     ) -> Result<TransferResult> {
-        let moved =
-            transfer::transfer(&self.source, target, start, self.bar, &mut |done| file.keep(done))?;
-        transfer::settle(target)?;
+        let moved = transfer::transfer(&self.source, destination, start, self.bar, &mut |done| {
+            file.keep(done)
+        })?;
+        transfer::settle(destination)?;
         Ok(moved)
     }
 

@@ -14,7 +14,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_driver::DeathPolicy;
 
 use super::scene::{Scene, wrong};
-use super::{Kind, LOOK_EVERY, Outcome};
+use super::{DeviceKind, LOOK_EVERY, Outcome};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 const WRITERS: u64 = 4;
@@ -63,7 +63,7 @@ impl Life {
     }
 
     fn under_load(self, scene: &mut Scene) -> Result<String> {
-        let keeps = scene.kind == Kind::Full && keeps_its_bytes(scene, self)?;
+        let keeps = scene.kind == DeviceKind::Full && keeps_its_bytes(scene, self)?;
         let load = Load::new(scene.device(), scene.kind, keeps);
         let changed = std::thread::scope(|scope| {
             for writer in 0..WRITERS {
@@ -90,7 +90,7 @@ impl Life {
         match load.wrong.into_inner().unwrap_or_default() {
             Some(why) => Err(why),
             None => changed.map(|()| match (keeps, scene.kind) {
-                (false, Kind::Full) => {
+                (false, DeviceKind::Full) => {
                     "its bytes went with it, so only the answers were checked".to_owned()
                 }
                 _ => String::new(),
@@ -127,7 +127,7 @@ fn lost(what: impl std::fmt::Display, error: sawmill_device::Error) -> Failure {
 fn ended(scene: &mut Scene) -> Result<String> {
     let device = scene.device();
     let failed = |error: sawmill_device::Error| lost("a write before the end", error);
-    if scene.kind != Kind::ReadOnly {
+    if scene.kind != DeviceKind::ReadOnly {
         (0..20)
             .try_for_each(|number| device.write_at(number * 4096, &[9; 4096]))
             .map_err(failed)?;
@@ -139,7 +139,7 @@ fn ended(scene: &mut Scene) -> Result<String> {
 /// Reads and writes; each thread has its own stripe.
 struct Load {
     device: Arc<dyn BlockDevice>,
-    kind: Kind,
+    kind: DeviceKind,
     keeps: bool,
     is_over: AtomicBool,
     answered: AtomicU64,
@@ -147,7 +147,7 @@ struct Load {
 }
 
 impl Load {
-    fn new(device: Arc<dyn BlockDevice>, kind: Kind, keeps: bool) -> Self {
+    fn new(device: Arc<dyn BlockDevice>, kind: DeviceKind, keeps: bool) -> Self {
         let (is_over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
         Load { device, kind, keeps, is_over, answered, wrong: Mutex::default() }
     }
@@ -172,7 +172,7 @@ impl Load {
             let at =
                 (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % (model.len() - 5000);
             let length = 1 + (number as usize * 977) % 5000;
-            if self.kind != Kind::ReadOnly {
+            if self.kind != DeviceKind::ReadOnly {
                 let bytes = vec![(number % 255) as u8 + 1; length];
                 let address = stripe + at as u64;
                 let what = || format!("a write of {length} bytes at {address}");

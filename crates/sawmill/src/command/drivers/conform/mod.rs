@@ -64,8 +64,8 @@ pub(in crate::command) struct Arguments {
 
     /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as
     /// zeroes.
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
-    kind: Kind,
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = DeviceKind::Full)]
+    kind: DeviceKind,
 
     #[command(flatten)]
     device: DeviceOptions,
@@ -100,7 +100,7 @@ fn through() -> impl TypedValueParser<Value = TestDoor> {
 
 /// What the device must be able to do.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::command) enum Kind {
+pub(in crate::command) enum DeviceKind {
     /// Run all tests
     Full,
     /// Run the tests that a device that keeps nothing can pass
@@ -188,11 +188,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     Ok(if failed == 0 { Exit::Ok } else { Exit::Negative })
 }
 
-fn tests(kind: Kind) -> Vec<Test> {
+fn tests(kind: DeviceKind) -> Vec<Test> {
     let contract = match kind {
-        Kind::Full => conformance::ALL,
-        Kind::Null => conformance::NULL,
-        Kind::ReadOnly => conformance::READ_ONLY,
+        DeviceKind::Full => conformance::ALL,
+        DeviceKind::Null => conformance::NULL,
+        DeviceKind::ReadOnly => conformance::READ_ONLY,
     };
     contract.iter().map(|clause| Test::Contract(*clause)).chain(life::ALL.map(Test::Life)).collect()
 }
@@ -241,10 +241,10 @@ fn prepare(plan: &TestPlan, scene: &Scene) -> Result<()> {
         let text = format!("the device has {size_bytes} bytes; the tests need {least} or more");
         return Err(wrong(text));
     }
-    if plan.kind == Kind::ReadOnly && !scene.device().geometry().read_only {
+    if plan.kind == DeviceKind::ReadOnly && !scene.device().geometry().read_only {
         return Err(wrong("the device is not read-only: add --option read_only=1"));
     }
-    if plan.kind != Kind::Full {
+    if plan.kind != DeviceKind::Full {
         return Ok(());
     }
     scene.zero().map_err(|error| {

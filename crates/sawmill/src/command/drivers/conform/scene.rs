@@ -18,7 +18,7 @@ use sawmill_driver::DeviceOptions;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
 
-use super::{Kind, TestDoor};
+use super::{DeviceKind, TestDoor};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{DoorVolume, Doors};
 use crate::driving::child::Drivers;
@@ -32,7 +32,7 @@ const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 /// What is judged and through which door: the same for all clauses of a command.
 pub(super) struct TestPlan {
     pub(super) through: TestDoor,
-    pub(super) kind: Kind,
+    pub(super) kind: DeviceKind,
     overrides: Facts,
     command: Vec<OsString>,
     /// Time for a driver to connect and to disconnect. Its process must exit within a third of this
@@ -49,7 +49,7 @@ enum StageEvent {
 
 /// A host, a driver and an open door, for one clause.
 pub(super) struct Scene {
-    pub(super) kind: Kind,
+    pub(super) kind: DeviceKind,
     pub(super) within: Duration,
     interrupted: Arc<AtomicBool>,
     host: Arc<Host>,
@@ -70,7 +70,7 @@ pub(super) struct Scene {
 impl TestPlan {
     pub(super) fn new(
         through: TestDoor,
-        kind: Kind,
+        kind: DeviceKind,
         options: &[(String, String)],
         command: &[OsString],
         within: Duration,
