@@ -40,7 +40,7 @@ pub use self::counters::CacheCounters;
 pub use self::options::{Options, Policy};
 
 use self::options::CacheSetup;
-use self::state::{State, Work};
+use self::state::{CacheState, Work};
 use crate::packed_device::PackedDevice;
 
 /// The unit of caching.
@@ -55,13 +55,13 @@ struct Core<D> {
     device: D,
     geometry: Geometry,
     counters: Arc<CacheCounters>,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
 }
 
 /// Receives the outcomes of exchanges below.
 trait OutcomeListener: Send + Sync {
     /// Changes the state under the lock, and does the work that follows.
-    fn notify(&self, change: &mut dyn FnMut(&mut State));
+    fn notify(&self, change: &mut dyn FnMut(&mut CacheState));
 }
 
 impl<D: PackedDevice + 'static> Cache<D> {
@@ -74,7 +74,7 @@ impl<D: PackedDevice + 'static> Cache<D> {
         let setup = CacheSetup::new(options, &device.geometry(), packed, span)?;
         let (geometry, counters) = (setup.geometry, Arc::<CacheCounters>::default());
         let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
-            let state = Mutex::new(State::new(setup, counters.clone(), me.clone()));
+            let state = Mutex::new(CacheState::new(setup, counters.clone(), me.clone()));
             Core { device, geometry, counters, state }
         });
         Ok(Cache(core))
@@ -132,7 +132,7 @@ impl<D> Drop for Cache<D> {
 
 impl<D: PackedDevice> Core<D> {
     /// Does the pending work, unless another thread is doing that: it will find new work too.
-    fn act<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+    fn act<'a>(&'a self, mut state: MutexGuard<'a, CacheState>) {
         if state.acting {
             return;
         }
@@ -159,7 +159,7 @@ impl<D: PackedDevice> Core<D> {
 }
 
 impl<D: PackedDevice> OutcomeListener for Core<D> {
-    fn notify(&self, change: &mut dyn FnMut(&mut State)) {
+    fn notify(&self, change: &mut dyn FnMut(&mut CacheState)) {
         let mut state = self.state.lock();
         change(&mut state);
         self.act(state);

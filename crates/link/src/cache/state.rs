@@ -76,7 +76,7 @@ struct WaitLists {
     reads: HashMap<u64, PageRead>,
 }
 
-pub(super) struct State {
+pub(super) struct CacheState {
     pub(super) setup: CacheSetup,
     counters: Arc<CacheCounters>,
     me: Weak<dyn OutcomeListener>,
@@ -96,14 +96,14 @@ pub(super) struct State {
     runs: Vec<PageRun>,
 }
 
-impl State {
+impl CacheState {
     pub(super) fn new(
         setup: CacheSetup,
         counters: Arc<CacheCounters>,
         me: Weak<dyn OutcomeListener>,
     ) -> Self {
         let table = PageTable::new(&setup, counters.clone());
-        State {
+        CacheState {
             setup,
             counters,
             me,
@@ -140,7 +140,7 @@ impl State {
         None
     }
 
-    /// As [`State::start`], for a request that has waited: its answer is work too.
+    /// As [`CacheState::start`], for a request that has waited: its answer is work too.
     pub(super) fn resume(&mut self, request: Request) {
         if let Some(request) = self.start(request) {
             self.answer(request, Ok(Reply::Done));
@@ -160,8 +160,8 @@ impl State {
         self.last_id
     }
 
-    /// A page has become quiet: it may be evicted (see [`State::trim`]), and a claim that waited
-    /// for it may continue.
+    /// A page has become quiet: it may be evicted (see `PageTable::trim`), and a claim that
+    /// waited for it may continue.
     pub(super) fn quieted(&mut self, number: u64) {
         self.table.quieted(number);
         self.page_quieted(number);

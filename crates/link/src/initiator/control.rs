@@ -82,16 +82,16 @@ pub(super) enum ControlAction {
 }
 
 /// A source of ids and tokens.
-struct Random(Box<dyn FnMut() -> u64 + Send>);
+struct TokenSource(Box<dyn FnMut() -> u64 + Send>);
 
-impl Random {
+impl TokenSource {
     /// The next one, never 0.
     fn id(&mut self) -> u64 {
         (self.0)().max(1)
     }
 }
 
-/// The state of the connection that requests never look at.
+/// The state of the connection that requests never read.
 pub(super) struct Control {
     attempt: Attempt,
     joins: Box<[LinkJoin]>,
@@ -106,7 +106,7 @@ pub(super) struct Control {
     rekey_check_at_ns: u64,
     /// Until then, an unauthenticated *unknown* is ignored.
     unknown_next_at_ns: u64,
-    random: Random,
+    random: TokenSource,
     /// The start of the timeout: when a connection with all exports open was last heard, or when
     /// the first connection was made that did not get that far.
     timeout_start_at_ns: u64,
@@ -126,7 +126,7 @@ impl Control {
             target_name: String::new(),
             rekey_check_at_ns: 0,
             unknown_next_at_ns: 0,
-            random: Random(random),
+            random: TokenSource(random),
             timeout_start_at_ns: now,
             is_unserved: false,
             acts: Vec::new(),

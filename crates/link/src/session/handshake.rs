@@ -44,9 +44,9 @@ const ANSWER: u8 = 2;
 const REFUSAL: u8 = 3;
 
 /// An initiator's handshake that has sent its greeting and waits for the answer.
-pub struct Greeting(State);
+pub struct Greeting(GreetingState);
 
-enum State {
+enum GreetingState {
     Secure(Box<HandshakeState>),
     Insecure { prologue: Vec<u8>, token: [u8; TOKEN_BYTES] },
     Finished,
@@ -55,9 +55,9 @@ enum State {
 impl std::fmt::Debug for Greeting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match &self.0 {
-            State::Secure(_) => "Greeting(secure)",
-            State::Insecure { .. } => "Greeting(insecure)",
-            State::Finished => "Greeting(finished)",
+            GreetingState::Secure(_) => "Greeting(secure)",
+            GreetingState::Insecure { .. } => "Greeting(insecure)",
+            GreetingState::Finished => "Greeting(finished)",
         })
     }
 }
@@ -81,13 +81,13 @@ impl Greeting {
             Security::Key(key) => {
                 let mut noise = noise::begin(key, prologue, HandshakeSide::Initiator)?;
                 write_noise(&mut noise, head, payload, &mut out[..bytes])?;
-                State::Secure(Box::new(noise))
+                GreetingState::Secure(Box::new(noise))
             }
             Security::Insecure => {
                 let mut token = [0; TOKEN_BYTES];
                 aws_lc_rs::rand::fill(&mut token).map_err(|_| PacketRefusal::Broken)?;
                 write_clear(prologue, head, &token, payload, &mut out[..bytes]);
-                State::Insecure { prologue: prologue.to_vec(), token }
+                GreetingState::Insecure { prologue: prologue.to_vec(), token }
             }
         };
         Ok((Self(state), bytes))
@@ -103,12 +103,12 @@ impl Greeting {
     /// [`PacketRefusal::Unknown`].
     pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), PacketRefusal> {
         let result = match &mut self.0 {
-            State::Finished => return Err(PacketRefusal::Finished),
-            State::Secure(noise) => {
+            GreetingState::Finished => return Err(PacketRefusal::Finished),
+            GreetingState::Secure(noise) => {
                 let payload = read_noise(noise, check_head(message, SECURE, ANSWER)?)?;
                 (seals_of(noise, HandshakeSide::Initiator)?, payload)
             }
-            State::Insecure { prologue, token } => {
+            GreetingState::Insecure { prologue, token } => {
                 check_head(message, INSECURE, ANSWER)?;
                 let (received_token, payload) = read_clear(prologue, message)?;
                 if received_token != token {
@@ -117,7 +117,7 @@ impl Greeting {
                 (Seals::Checksum, payload.to_vec())
             }
         };
-        self.0 = State::Finished;
+        self.0 = GreetingState::Finished;
         Ok(result)
     }
 }

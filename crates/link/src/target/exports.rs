@@ -31,10 +31,10 @@ pub(super) struct Export {
     /// Held while the standing changes and is made durable. Requests never take it, and nothing
     /// takes it under `state`.
     changing: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<AccessState>,
 }
 
-struct State {
+struct AccessState {
     standing: Standing,
     /// No initiator has learned of the reservation yet.
     unclaimed: bool,
@@ -83,7 +83,7 @@ pub(super) struct RequestGuard {
 }
 
 impl RequestGuard {
-    /// The device answered: a failed sync is recorded before its user learns of it.
+    /// The device answered: a failed sync is stored before its user learns of it.
     pub(super) fn ended(self, outcome: &Outcome) {
         use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
         let is_refusal =
@@ -125,8 +125,12 @@ impl Exports {
         }
         let (standing, keep) =
             lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
-        let state =
-            Mutex::new(State { standing, unclaimed: false, is_known: false, users: Vec::new() });
+        let state = Mutex::new(AccessState {
+            standing,
+            unclaimed: false,
+            is_known: false,
+            users: Vec::new(),
+        });
         exports.insert(
             name.to_owned(),
             Arc::new(Export { device, cache_identity, keep, changing: Mutex::default(), state }),
@@ -248,7 +252,11 @@ impl Export {
 
     /// Fails if the reservation of `request` is over. An export that has none, and whose standing
     /// does not outlive a process, adopts the request's.
-    fn check_or_adopt_reservation(&self, state: &mut State, request: &OpenRequest) -> Result<()> {
+    fn check_or_adopt_reservation(
+        &self,
+        state: &mut AccessState,
+        request: &OpenRequest,
+    ) -> Result<()> {
         let OpenRequest { reservation, flags, .. } = *request;
         if state.standing.reservation == 0 && self.keep.is_none() {
             if request.reads_only {
@@ -306,7 +314,7 @@ impl Export {
         Ok(())
     }
 
-    /// Records that unflushed writes may be lost: the next sync, perhaps of another process, would
+    /// Stores that unflushed writes may be lost: the next sync, perhaps of another process, would
     /// not report that.
     fn sync_failed(&self) {
         let _guard = self.changing.lock();
@@ -352,7 +360,7 @@ impl Export {
     }
 }
 
-impl State {
+impl AccessState {
     /// Whether an open with these flags continues the existing reservation.
     fn continues_reservation(&self, connection: u64, flags: u8) -> bool {
         let Standing { reservation, shared, .. } = self.standing;

@@ -39,7 +39,7 @@ use exports::Exports;
 use handshakes::Handshakes;
 use keys::{Holder, Ring};
 pub use machines::{Machine, Rights, read_machines};
-use served::{Random, TargetConnection};
+use served::{IdSource, TargetConnection};
 pub use standing::{Standing, StandingStore};
 
 /// The limits and the identity of a target.
@@ -106,7 +106,7 @@ pub struct Target {
     keys: RwLock<Arc<Ring>>,
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
-    random: Arc<Random>,
+    random: Arc<IdSource>,
     exports: Arc<Exports>,
     handshakes: Mutex<Handshakes>,
     /// The target is stopping: it admits no initiator any more.

@@ -260,7 +260,7 @@ impl TargetPlace {
         self.phase = Phase::Working;
         let moves = command.operation.sends_payload() || command.operation == Operation::Read;
         exchange.length = if moves { command.length as usize } else { 0 };
-        Ok(Some(WholeCommand { command, exchange: exchange }))
+        Ok(Some(WholeCommand { command, exchange }))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::source::PacketSource;
 use crate::violation::Violation;
 
 /// Makes ids.
-pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
+pub(super) type IdSource = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
 
 /// The most open exports of one connection.
 const OPEN_EXPORTS_MAX: usize = 200;
@@ -49,7 +49,7 @@ pub(super) struct TargetConnection {
     /// Whether it has ever opened an export.
     has_opened: AtomicBool,
     exports: Arc<Exports>,
-    random: Arc<Random>,
+    random: Arc<IdSource>,
     open_exports: RwLock<Vec<Option<Arc<Export>>>>,
     clock: Arc<dyn Clock>,
     /// Requests at devices.
@@ -99,7 +99,7 @@ impl TargetConnection {
         identity: ConnectionIdentity,
         seals: crate::session::Seals,
         exports: Arc<Exports>,
-        random: Arc<Random>,
+        random: Arc<IdSource>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         let serving = TargetEnd {
@@ -138,9 +138,9 @@ impl TargetConnection {
     }
 
     /// Hands nothing more to any device. Devices still answer the requests that they have; see
-    /// [`TargetConnection::is_busy`]. Releases the carriers immediately, so that the next listener on the
-    /// same addresses does not wait for a device. If its initiator is expected back, its exports
-    /// are kept until `back_until_ns`.
+    /// [`TargetConnection::is_busy`]. Releases the carriers immediately, so that the next listener
+    /// on the same addresses does not wait for a device. If its initiator is expected back, its
+    /// exports are kept until `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
         self.has_ended.store(true, Ordering::SeqCst);
         self.connection.close_links();
@@ -194,33 +194,33 @@ impl TargetConnection {
     }
 
     fn carry_out(self: &Arc<Self>, whole: WholeCommand) {
-        let WholeCommand { command, exchange: mut carried } = whole;
+        let WholeCommand { command, mut exchange } = whole;
         // Counted before the end flag is checked: a thread that sets the flag and then sees no
         // request at work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
-        carried.served = Some(self.clone());
+        exchange.served = Some(self.clone());
         if self.has_ended.load(Ordering::SeqCst) {
             // No answer: the initiator repeats the request on another connection.
-            carried.served = None;
+            exchange.served = None;
             self.working.fetch_sub(1, Ordering::SeqCst);
             return;
         }
         match command.operation {
             Operation::Open => {
-                let outcome = self.open(&command, &mut carried);
-                self.answered(carried, outcome);
+                let outcome = self.open(&command, &mut exchange);
+                self.answered(exchange, outcome);
             }
             Operation::List => {
-                let list = self.exports.list(carried.buffer.len(), &self.holder.rights);
-                carried.buffer[..list.len()].copy_from_slice(&list);
-                carried.length = list.len();
-                self.answered(carried, Ok(Reply::Done));
+                let list = self.exports.list(exchange.buffer.len(), &self.holder.rights);
+                exchange.buffer[..list.len()].copy_from_slice(&list);
+                exchange.length = list.len();
+                self.answered(exchange, Ok(Reply::Done));
             }
             Operation::Close => {
                 let outcome = self.close(usize::from(command.export));
-                self.answered(carried, outcome);
+                self.answered(exchange, outcome);
             }
-            _ => self.submit(&command, carried),
+            _ => self.submit(&command, exchange),
         }
     }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use sawmill_device::{Error, Exchange, Operation, Request};
 
-use super::{State, Work};
+use super::{CacheState, Work};
 use crate::cache::options::Policy;
 use crate::cache::table::{overlap, page_slice, pages_of};
 
@@ -30,7 +30,7 @@ pub(super) struct PageLock {
     request: Option<Request>,
 }
 
-impl State {
+impl CacheState {
     fn is_change(&self, request: &Request) -> bool {
         match request.operation {
             Operation::Discard | Operation::WriteZeroes => true,

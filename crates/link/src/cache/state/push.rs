@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use sawmill_device::{Error, Reply, Request};
 
-use super::{State, Work};
+use super::{CacheState, Work};
 use crate::cache::table::pages_of;
 
 /// A request that waits until all writes to some pages, up to its own number, are below.
@@ -33,7 +33,7 @@ pub(super) enum NextStep {
     Below,
 }
 
-impl State {
+impl CacheState {
     pub(super) fn flush(&mut self, request: Request) {
         let through = self.clock;
         self.want_all(through);
@@ -56,7 +56,7 @@ impl State {
                 let me = self.me.clone();
                 let request = request.then(move |outcome, asker| {
                     if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
-                        me.notify(&mut State::doubt);
+                        me.notify(&mut CacheState::doubt);
                     }
                     asker.complete(outcome);
                 });

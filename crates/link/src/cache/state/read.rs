@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result};
 
-use super::{State, Work};
+use super::{CacheState, Work};
 use crate::cache::PAGE_BYTES;
 use crate::cache::table::{page_slice, page_slices};
 
@@ -21,7 +21,7 @@ pub(super) struct PageRead {
     pages_left: usize,
 }
 
-impl State {
+impl CacheState {
     /// Returns the read if it is done.
     pub(super) fn read(&mut self, mut request: Request) -> Option<Request> {
         let (id, mut pages_left) = (self.next_id(), 0);

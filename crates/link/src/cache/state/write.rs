@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, Request};
 
-use super::State;
+use super::CacheState;
 use super::push::NextStep;
 use crate::cache::options::Policy;
 use crate::cache::page::NEVER;
 use crate::cache::table::{page_slices, pages_of};
 
-impl State {
+impl CacheState {
     /// Returns the write if it is done.
     pub(super) fn write(&mut self, request: Request) -> Option<Request> {
         if self.wait_lists.held_requests.is_empty() && self.has_room(&request) {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_format::packed_write::{self, at, entry_at};
 
-use super::{State, Work};
+use super::{CacheState, Work};
 use crate::cache::page::NEVER;
 
 use crate::cache::{OutcomeListener, PAGE_BYTES};
@@ -45,7 +45,7 @@ impl PageRun {
     }
 }
 
-impl State {
+impl CacheState {
     /// All writes to the page up to a number must be written back.
     pub(super) fn want(&mut self, number: u64, through: u64) {
         let Some(page) = self.table.get_mut(number) else { return };
