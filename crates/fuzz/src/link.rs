@@ -1,5 +1,5 @@
 //! Passes a peer's bytes to the link's decoders: packets and their statements, greetings, controls,
-//! packed writes; and a datagram or frame to what finds the packet in it.
+//! packed writes; and a datagram or Ethernet frame to what finds the packet in it.
 //!
 //! Invariant: accepted input is what the encoder writes, keeps its rules, and lies within its
 //! packet.
@@ -26,7 +26,7 @@ use crate::mend::{put, u32_at};
 pub(crate) fn packet(bytes: &[u8]) {
     body(bytes);
     whole(bytes);
-    // A frame ends with padding, so what lies behind a packet is cut off.
+    // An Ethernet frame ends with padding, so what lies behind a packet is cut off.
     if let Some(packet) = packet_in(&mut bytes.to_vec()) {
         whole(packet);
     }

@@ -449,7 +449,7 @@ impl<E: ConnectionEnd> Connection<E> {
     }
 
     /// Whether, since `kicks`, a thread that wanted to send left its work to the holder of a link's
-    /// lock, and that holder only looked at the link.
+    /// lock, and that holder only checked the link.
     fn was_left_work(&self, kicks: u64) -> bool {
         self.kicks.load(Ordering::SeqCst) != kicks && !self.ready.is_empty()
     }

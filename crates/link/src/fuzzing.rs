@@ -1,5 +1,5 @@
 //! Entry points for fuzzers of parsers that they cannot reach otherwise: a file of machines, and
-//! the packet in a datagram or frame. Not for users.
+//! the packet in a datagram or Ethernet frame. Not for users.
 //!
 //! Not here: where the bytes come from (`crates/fuzz`); parsers that packets reach, which are
 //! fuzzed through a target and an initiator.
@@ -25,12 +25,12 @@ pub fn machines(bytes: &[u8]) -> Result<Vec<Machine>, KeyError> {
     Ok(list)
 }
 
-/// The packet in a datagram or in the payload of a frame, as a carrier passes it on; panics if it
-/// is not the beginning of these bytes, with the length that it declares.
+/// The packet in a datagram or in the payload of an Ethernet frame, as a carrier passes it on;
+/// panics if it is not the beginning of these bytes, with the length that it declares.
 pub fn packet_in(bytes: &mut [u8]) -> Option<&mut [u8]> {
     let (start, available) = (bytes.as_ptr(), bytes.len());
     let packet = carrier::whole_packet(bytes)?;
-    assert!(packet.as_ptr() == start && packet.len() <= available, "it lies in the frame");
+    assert!(packet.as_ptr() == start && packet.len() <= available, "it lies in these bytes");
     assert!(packet.len() >= PACKET_BYTES_MIN, "a shorter one is refused");
     let declared =
         packet[4..8].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte));

@@ -1,4 +1,4 @@
-//! A set of grains of a payload: one bit for each 128 bytes. It records what has arrived, and what
+//! A set of grains of a payload: one bit for each 128 bytes. It says what has arrived, and what
 //! must be sent (again), in a fixed space, whatever the sizes of the packets are.
 //!
 //! Invariant: no allocation after `new`; `count` is the number of set bits.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The queue. Its length is kept beside it, so that a thread that looks whether there is anything
+/// The queue. Its length is kept beside it, so that a thread that checks whether there is anything
 /// to send does not wait for the lock of one that adds.
 pub(crate) struct ReadyQueue {
     /// Bounded by the number of places.
@@ -49,7 +49,7 @@ impl ReadyQueue {
         }
     }
 
-    /// Removes the next place. Look at what it has to send only afterwards: a caller that adds
+    /// Removes the next place. Read what it has to send only afterwards: a caller that adds
     /// something in between queues it again.
     pub(crate) fn pop(&self) -> Option<u16> {
         let mut queue = self.queue.lock();

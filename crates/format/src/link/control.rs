@@ -1,7 +1,7 @@
 //! Requests to a target other than reads and writes: opening an export, listing all exports.
 //!
 //! Invariant: an answer fits a place and contains its own length, whatever lies behind it in a
-//! buffer; a list that does not fit is cut, and records that.
+//! buffer; a list that does not fit is cut, and says so.
 //!
 //! Not here: the right to open an export (`crates/link/src/target`).
 

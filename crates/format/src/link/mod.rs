@@ -46,7 +46,7 @@ pub const PACKET_BYTES_MAX: usize = 64 << 10;
 pub const PACKET_BYTES_MIN: usize = 1200;
 /// Links that a connection may have.
 pub const LINKS_MAX: usize = 8;
-/// Pieces of a request begin at multiples of this, so that a few bits record which have come.
+/// Pieces of a request begin at multiples of this, so that a few bits say which have come.
 pub const GRAIN_BYTES: usize = 128;
 
 /// Bytes of a cookie, and of a proof outside of any connection.

@@ -8,7 +8,7 @@
 //! | `tcp:store.lan:9700` | TCP, a host by its name |
 //! | `udp:10.0.0.1:9700@eth1` | only over interface eth1, whatever the routes say |
 //! | `eth:eth1` | raw Ethernet on interface eth1 |
-//! | `xdp:eth1` | the same frames past the kernel's network layer (AF_XDP) |
+//! | `xdp:eth1` | the same Ethernet frames past the kernel's network layer (AF_XDP) |
 //!
 //! A list has commas between its addresses. For an initiator, an address is where to reach the
 //! target; for a target, where to listen (`udp:0.0.0.0`, `udp:[::]` for every address).

@@ -1,9 +1,9 @@
 //! Raw Ethernet frames: no IP below, nothing to configure except the cable (WZBLK §2.1.1,
 //! Multiedge).
 //!
-//! A packet is the payload of a frame. The receiver reads in place what the kernel put into a ring,
-//! and makes no system call while more is there, so a loaded link needs no wake-up for each frame
-//! (WZBLK §2.2.5).
+//! A packet is the payload of an Ethernet frame. The receiver reads in place what the kernel put
+//! into a ring, and makes no system call while more is there, so a loaded link needs no wake-up for
+//! each frame (WZBLK §2.2.5).
 //!
 //! Invariants: one interface, never promiscuous; the padding of a short frame is removed. Not here:
 //! finding peers (only [`BROADCAST`] is provided for that); links over several interfaces;
@@ -34,10 +34,10 @@ const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// After this many frames the receiver returns, so that others get their turn.
 const BURST_FRAMES_MAX: usize = 256;
-/// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a
-/// wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for
-/// each end, a third more frames pass, at a tenth more CPU time per frame. If both ends share a
-/// core, it only delays the other.
+/// Ethernet frames often come in bursts. So after a frame, the ring is polled for about 2 us (the
+/// cost of a wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with
+/// a core for each end, a third more frames pass, at a tenth more CPU time per frame. If both ends
+/// share a core, it only delays the other.
 const CHECKS_MAX: u32 = 100;
 
 struct EthernetState {
@@ -46,13 +46,13 @@ struct EthernetState {
     refused: AtomicBool,
 }
 
-/// Sends frames.
+/// Sends Ethernet frames.
 #[derive(Clone)]
 pub struct EthernetSender {
     shared: Arc<EthernetState>,
 }
 
-/// Receives frames.
+/// Receives Ethernet frames.
 pub struct EthernetReceiver {
     shared: Arc<EthernetState>,
     ring: FrameRing,
@@ -85,7 +85,7 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
     Ok((EthernetSender { shared }, receiver))
 }
 
-/// The first bytes of a frame from one station to another.
+/// The first bytes of an Ethernet frame from one station to another.
 pub(super) fn header(to: &[u8; 6], from: &[u8; 6]) -> [u8; ETHERNET_HEADER_BYTES] {
     let mut header = [0; ETHERNET_HEADER_BYTES];
     header[..6].copy_from_slice(to);

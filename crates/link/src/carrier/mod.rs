@@ -6,8 +6,8 @@
 //!
 //! Modules: [`address`] (what users write), `open` (from addresses to carriers), `burst` (the input
 //! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
-//! `wait` and `pace` (how a receiver waits, and lets frames accumulate). A new carrier is another
-//! such module.
+//! `wait` and `pace` (how a receiver waits, and lets Ethernet frames accumulate). A new carrier is
+//! another such module.
 //!
 //! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a
 //! packet arrives whole or not at all. Not here: what packets mean; recovery from loss, duplicates
@@ -108,7 +108,8 @@ fn declared_bytes(bytes: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_le_bytes(field)).ok()
 }
 
-/// The packet in a datagram or frame, without what follows it; none if its length is invalid.
+/// The packet in a datagram or Ethernet frame, without what follows it; none if its length is
+/// invalid.
 pub(crate) fn whole_packet(bytes: &mut [u8]) -> Option<&mut [u8]> {
     let length = declared_bytes(bytes).filter(|&length| length >= PACKET_BYTES_MIN)?;
     bytes.get_mut(..length)

@@ -23,7 +23,8 @@ const NAP_NS_MAX: u64 = 500_000;
 const STEADY_FRAMES_MIN: u64 = 64;
 const STEADY_FRAMES_MAX: u64 = 4096;
 
-/// Frames received together: their number, and the arrival times of the first and the last.
+/// Ethernet frames received together: their number, and the arrival times of the first and the
+/// last.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct FrameBurst {
     pub(super) frames: u64,
@@ -63,7 +64,7 @@ impl Pace {
         (is_worth_it && self.frames >= self.steady_frames).then(|| Duration::from_nanos(nap_ns))
     }
 
-    /// Records received frames.
+    /// Counts received frames.
     pub(super) fn took(&mut self, burst: &FrameBurst) {
         self.frames = self.frames.saturating_add(burst.frames);
         if burst.frames > 1 {
@@ -72,7 +73,7 @@ impl Pace {
         }
     }
 
-    /// Records the frames received after a nap from `began_at_ns` to `ended_at_ns`.
+    /// Judges the frames received after a nap from `began_at_ns` to `ended_at_ns`.
     pub(super) fn napped(&mut self, began_at_ns: u64, ended_at_ns: u64, burst: &FrameBurst) {
         let middle_at_ns = began_at_ns + ended_at_ns.saturating_sub(began_at_ns) / 2;
         if burst.frames >= WORTH_FRAMES && burst.last_at_ns >= middle_at_ns {

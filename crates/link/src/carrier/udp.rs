@@ -1,4 +1,4 @@
-//! UDP: for routed networks, or where raw frames are not allowed.
+//! UDP: for routed networks, or where raw Ethernet frames are not allowed.
 //!
 //! Adjacent packets of equal size in a burst leave as one message, which the kernel or the card
 //! splits (GSO). Where that is refused, each leaves as its own message, many per system call.

@@ -128,8 +128,9 @@ pub(super) struct PacketWait {
     pub(super) writable_too: bool,
 }
 
-/// As [`wait_for`], for a socket of datagrams or frames: without a system call if `is_there`
-/// reports something and nothing else was requested; slower if the kernel refused the last packets.
+/// As [`wait_for`], for a socket of datagrams or Ethernet frames: without a system call if
+/// `is_there` reports something and nothing else was requested; slower if the kernel refused the
+/// last packets.
 pub(super) fn wait_for_packets(
     socket: BorrowedFd<'_>,
     waker: &Waker,

@@ -1,4 +1,4 @@
-//! Raw Ethernet past the kernel's network layer (AF_XDP): the same frames on the wire as
+//! Raw Ethernet past the kernel's network layer (AF_XDP): the same Ethernet frames on the wire as
 //! [`super::ethernet`], so either end may use either.
 //!
 //! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than
@@ -50,13 +50,13 @@ impl XdpState {
     }
 }
 
-/// Sends frames.
+/// Sends Ethernet frames.
 #[derive(Clone)]
 pub struct XdpSender {
     shared: Arc<XdpState>,
 }
 
-/// Receives frames.
+/// Receives Ethernet frames.
 pub struct XdpReceiver {
     shared: Arc<XdpState>,
     inbox: XdpInbox,

@@ -1,4 +1,5 @@
-//! The key that both ends of a link share in advance: 32 random bytes, in a file as 64 hex digits.
+//! The key that both ends of a connection share in advance: 32 random bytes, in a file as 64 hex
+//! digits.
 //!
 //! Invariants: the bytes are overwritten when the key is dropped, and are never printed. A file is
 //! never overwritten, never written with access for others than its owner, and never read if others
@@ -20,7 +21,7 @@ use zeroize::Zeroizing;
 pub const KEY_BYTES: usize = 32;
 const DIGITS: usize = 2 * KEY_BYTES;
 
-/// A key shared by both ends of a link.
+/// A key shared by both ends of a connection.
 pub struct PreSharedKey(Zeroizing<[u8; KEY_BYTES]>);
 
 /// Why there is no key: what happened, with which file, and what to do.
@@ -278,9 +279,9 @@ mod tests {
     #[test]
     fn a_key_is_never_written_over_a_file_or_through_a_link() {
         let (folder, path) = file_of(b"precious", 0o600);
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &link).unwrap();
-        for path in [&path, &link] {
+        let symlink = folder.path().join("symlink");
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &symlink).unwrap();
+        for path in [&path, &symlink] {
             let error = PreSharedKey::random().unwrap().write(path).unwrap_err();
             assert!(matches!(error, KeyError::Exists { .. }), "{error}");
         }

@@ -22,7 +22,7 @@ pub use key::{KeyError, PreSharedKey};
 pub use seal::{HEADER_BYTES, Seals, TAIL_BYTES};
 pub use window::ReplayWindow;
 
-/// How the two ends of a link trust each other. Both must have the same setting.
+/// How the two ends of a connection trust each other. Both must have the same setting.
 #[derive(Debug)]
 pub enum Security {
     /// By a shared key: each end proves it, and packets are encrypted.
@@ -31,8 +31,8 @@ pub enum Security {
     Insecure,
 }
 
-/// Why a packet or a message of the handshake was refused. The link continues; the packet is
-/// dropped.
+/// Why a packet or a message of the handshake was refused. The connection continues; the packet
+/// is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketRefusal {
     /// Fewer bytes than header and tail have.

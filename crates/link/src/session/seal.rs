@@ -88,7 +88,7 @@ impl Seals {
         Ok(())
     }
 
-    /// Opens `packet` in place and returns its body. Do not look at a refused packet: its bytes may
+    /// Opens `packet` in place and returns its body. Do not read a refused packet: its bytes may
     /// have been overwritten.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! The device below the cache in tests: memory that records its requests. It answers immediately,
-//! on command, or late and in any order on threads of its own, with random failures.
+//! The device below the cache in tests: memory that keeps a list of its requests. It answers
+//! immediately, on command, or late and in any order on threads of its own, with random failures.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -14,7 +14,7 @@ use sawmill_link::{PackedDevice, Unpacker};
 
 /// A request that the device received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RequestRecord {
+pub(crate) struct SeenRequest {
     pub(crate) operation: Operation,
     pub(crate) packed: bool,
     pub(crate) address: u64,
@@ -47,7 +47,7 @@ struct DiskState {
 struct Queue {
     mode: Mode,
     waiting: Vec<QueuedRequest>,
-    records: Vec<RequestRecord>,
+    requests: Vec<SeenRequest>,
     has_ended: bool,
     random: u64,
 }
@@ -67,7 +67,7 @@ impl LowerDevice {
         let queue = Queue {
             mode,
             waiting: Vec::new(),
-            records: Vec::new(),
+            requests: Vec::new(),
             has_ended: false,
             random: seed,
         };
@@ -119,14 +119,14 @@ impl LowerDevice {
     }
 
     /// The requests since the last call of this.
-    pub(crate) fn take_records(&self) -> Vec<RequestRecord> {
-        std::mem::take(&mut self.inside.queue.lock().unwrap().records)
+    pub(crate) fn take_requests(&self) -> Vec<SeenRequest> {
+        std::mem::take(&mut self.inside.queue.lock().unwrap().requests)
     }
 
     /// The number of requests of one kind.
     pub(crate) fn count(&self, operation: Operation) -> usize {
         let queue = self.inside.queue.lock().unwrap();
-        queue.records.iter().filter(|record| record.operation == operation).count()
+        queue.requests.iter().filter(|seen| seen.operation == operation).count()
     }
 
     pub(crate) fn take_held(&self) -> Vec<QueuedRequest> {
@@ -152,15 +152,15 @@ impl LowerDevice {
 
     fn take(&self, packed: bool, request: Request) {
         let (operation, address, length) = (request.operation, request.address, request.length);
-        let record = RequestRecord { operation, packed, address, length, fua: request.flags.fua };
+        let seen = SeenRequest { operation, packed, address, length, fua: request.flags.fua };
         let mut queue = self.inside.queue.lock().unwrap();
-        queue.records.push(record);
+        queue.requests.push(seen);
         if queue.mode != Mode::Now {
             queue.waiting.push((packed, request));
             return self.inside.changed.notify_one();
         }
-        if queue.records.len() > 1 << 16 {
-            queue.records.clear();
+        if queue.requests.len() > 1 << 16 {
+            queue.requests.clear();
         }
         drop(queue);
         self.inside.by_chance(packed, request);
@@ -222,7 +222,7 @@ impl DiskState {
             let chosen = queue.below(count);
             let (packed, request) = queue.waiting.swap_remove(chosen);
             let pause = queue.below(4);
-            queue.records.clear();
+            queue.requests.clear();
             drop(queue);
             (0..pause).for_each(|_| thread::yield_now());
             self.by_chance(packed, request);

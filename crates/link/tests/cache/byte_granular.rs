@@ -34,10 +34,10 @@ fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
     for page in 0..1000 {
         cache.write_at(page * PAGE + 100, &[1; 700]).unwrap();
     }
-    assert_eq!(below.take_records(), []);
+    assert_eq!(below.take_requests(), []);
     assert_eq!(is(&cache.counters().partial_writes), 1000);
     assert_eq!(cache.read_at(5 * PAGE + 150, 600).unwrap(), [1; 600], "and is read from the page");
-    assert_eq!(below.take_records(), []);
+    assert_eq!(below.take_requests(), []);
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
     cache.write_at(64 * PAGE, &[1; 16 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
     let writes: Vec<_> = below
-        .take_records()
+        .take_requests()
         .into_iter()
-        .filter(|record| record.operation == Operation::Write)
+        .filter(|seen| seen.operation == Operation::Write)
         .collect();
     assert_eq!(writes.len(), 1);
     assert_eq!(
@@ -100,12 +100,12 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
     cache.write_at(210 * PAGE, &[5; 8 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
     let writes: Vec<_> = below
-        .take_records()
+        .take_requests()
         .into_iter()
-        .filter(|record| record.operation == Operation::Write)
+        .filter(|seen| seen.operation == Operation::Write)
         .collect();
     let kinds: Vec<_> =
-        writes.iter().map(|record| (record.packed, record.address, record.length)).collect();
+        writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
     let mixture = 16 + 3 * 8 + 10 + PAGE + 5;
     assert_eq!(kinds, [(true, 200 * PAGE + 10, mixture), (false, 210 * PAGE, 8 * PAGE)]);
     assert_eq!((is(&cache.counters().packed_sent), is(&cache.counters().plain_sent)), (1, 2));
@@ -144,7 +144,7 @@ fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
     page[1000..3072].fill(1);
     assert_eq!(cache.read_at(0, PAGE as usize).unwrap(), page);
     let reads: Vec<_> =
-        below.take_records().iter().map(|record| (record.address, record.length)).collect();
+        below.take_requests().iter().map(|seen| (seen.address, seen.length)).collect();
     // Bytes 1000 to 3072 cover the sub-blocks from 1024 to 3072.
     assert_eq!(reads, [(0, 1024), (3072, 1024)]);
     assert_eq!(
@@ -152,7 +152,7 @@ fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
         (1, 2048)
     );
     assert_eq!(cache.read_at(1, 4000).unwrap(), page[1..4001], "now it is known");
-    assert_eq!(below.take_records(), []);
+    assert_eq!(below.take_requests(), []);
     cache.flush().unwrap();
     assert_eq!(is(&cache.counters().bytes_sent), 2072, "what was fetched is not dirty");
 }
@@ -212,11 +212,11 @@ fn a_flush_waits_for_what_was_written_before_it_and_not_for_more() {
     cache.write_at(100 * PAGE, b"after it").unwrap();
     assert_eq!(flush.now(), None);
     let requests: Vec<_> =
-        below.take_records().iter().map(|record| (record.operation, record.address)).collect();
+        below.take_requests().iter().map(|seen| (seen.operation, seen.address)).collect();
     assert_eq!(requests, [(Operation::Write, 0)]);
     let held_requests = below.take_held();
     held_requests.into_iter().for_each(|waiting| below.carry_out(waiting));
-    let requests: Vec<_> = below.take_records().iter().map(|record| record.operation).collect();
+    let requests: Vec<_> = below.take_requests().iter().map(|seen| seen.operation).collect();
     assert_eq!(
         (requests, flush.now()),
         (vec![Operation::Flush], None),
@@ -233,13 +233,13 @@ fn a_write_with_fua_goes_through_with_fua() {
     cache.write_at(0, b"plain").unwrap();
     let fua = submit_with(&cache, Operation::Write, FUA, 2, 3, b"fua");
     assert_eq!(fua.now(), None);
-    let records = below.take_records();
-    assert_eq!(records.len(), 1);
-    assert!(records[0].fua && records[0].address == 0 && records[0].length == 5);
+    let requests = below.take_requests();
+    assert_eq!(requests.len(), 1);
+    assert!(requests[0].fua && requests[0].address == 0 && requests[0].length == 5);
     below.release();
     assert!(fua.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(0, 5).unwrap(), b"plfua");
-    assert_eq!(below.take_records(), [], "no flush besides");
+    assert_eq!(below.take_requests(), [], "no flush besides");
 }
 
 #[test]
@@ -250,11 +250,11 @@ fn time_flushes_what_no_user_flushes() {
     cache.tick(start);
     cache.write_at(0, b"x").unwrap();
     cache.tick(start + Duration::from_secs(4));
-    assert_eq!(below.take_records(), []);
+    assert_eq!(below.take_requests(), []);
     cache.tick(start + Duration::from_secs(5));
-    assert_eq!(below.take_records().len(), 1);
+    assert_eq!(below.take_requests().len(), 1);
     cache.tick(start + Duration::from_secs(60));
-    assert_eq!(below.take_records(), [], "it is clean");
+    assert_eq!(below.take_requests(), [], "it is clean");
     assert_eq!(is(&cache.counters().dirty_bytes), 0);
 }
 

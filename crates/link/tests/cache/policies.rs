@@ -19,9 +19,9 @@ fn a_write_through_is_answered_when_it_is_below_and_then_read_from_the_cache() {
     let (below, cache) = cache(Policy::WriteThrough, Mode::Hold);
     let write = submit(&cache, Operation::Write, 100, b"through");
     assert_eq!(write.now(), None);
-    let records = below.take_records();
+    let requests = below.take_requests();
     assert_eq!(
-        (records.len(), records[0].address, records[0].length),
+        (requests.len(), requests[0].address, requests[0].length),
         (1, 100, 7),
         "just its bytes"
     );
@@ -29,7 +29,7 @@ fn a_write_through_is_answered_when_it_is_below_and_then_read_from_the_cache() {
     assert!(write.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(100, 7).unwrap(), b"through");
     assert_eq!(cache.read_at(100, 7).unwrap(), b"through");
-    assert_eq!(below.take_records(), [], "nothing was read");
+    assert_eq!(below.take_requests(), [], "nothing was read");
 }
 
 #[test]
@@ -37,11 +37,11 @@ fn a_write_around_is_not_cached_and_cached_bytes_do_not_outlive_it() {
     let (below, cache) = cache(Policy::WriteAround, Mode::Now);
     assert_eq!(cache.read_at(0, 4096).unwrap(), [0; 4096]);
     cache.write_at(10, b"around").unwrap();
-    assert_eq!(below.take_records().last().unwrap().length, 6);
+    assert_eq!(below.take_requests().last().unwrap().length, 6);
     assert_eq!(cache.read_at(0, 5).unwrap(), [0; 5]);
-    assert_eq!(below.take_records(), [], "its neighbors are still cached");
+    assert_eq!(below.take_requests(), [], "its neighbors are still cached");
     assert_eq!(cache.read_at(9, 8).unwrap(), b"\0around\0");
-    assert_eq!(below.take_records().len(), 1, "its bytes are not");
+    assert_eq!(below.take_requests().len(), 1, "its bytes are not");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn changes_of_one_page_go_below_one_after_the_other_and_none_overtakes() {
     let first = submit(&cache, Operation::Write, 0, b"first");
     let read = submit(&cache, Operation::Read, 0, &[0; 5]);
     let second = submit(&cache, Operation::Write, 0, b"later");
-    assert_eq!(below.take_records().len(), 1);
+    assert_eq!(below.take_requests().len(), 1);
     below.release();
     assert!(first.now().unwrap().is_ok() && second.now().unwrap().is_ok());
     assert_eq!(read.now().unwrap().unwrap(), b"first", "the read was before the second");

@@ -27,7 +27,7 @@ const LENGTHS: [u64; 3] = [512, 4 << 10, 64 << 10];
 #[derive(Default)]
 struct Watch {
     warm: AtomicBool,
-    looks: AtomicU64,
+    questions: AtomicU64,
     allocated: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl Watch {
         let now = CountingAllocator::allocations_of_this_thread();
         let before = SEEN.replace(Some(now));
         if let Some(before) = before.filter(|_| self.warm.load(SeqCst)) {
-            self.looks.fetch_add(1, SeqCst);
+            self.questions.fetch_add(1, SeqCst);
             self.allocated.fetch_add(now - before, SeqCst);
         }
     }
@@ -158,7 +158,7 @@ fn allocates_nothing(kinds: &[&str]) {
     while Arc::strong_count(&load) > 1 {
         thread::yield_now();
     }
-    assert!(watch.looks.load(SeqCst) > ALL, "threads of both ends were asked");
+    assert!(watch.questions.load(SeqCst) > ALL, "threads of both ends were asked");
     assert_eq!(watch.allocated.load(SeqCst), 0, "allocations while requests went");
 }
 

@@ -1,4 +1,4 @@
-//! Strangers on a path of 50 ms: thousands of recorded hellos, forged UNKNOWNs, many addresses.
+//! Strangers on a path of 50 ms: thousands of replayed hellos, forged UNKNOWNs, many addresses.
 //!
 //! Invariant: one thread and one clock; random numbers come from a seed. Not here: real floods
 //! (`bench/hostile_link.py`).
@@ -145,8 +145,8 @@ impl Scene {
         self.user_packets.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
     }
 
-    /// Recorded hellos of other initiators: this target never answered these handshakes.
-    fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
+    /// Old hellos of other initiators: this target never answered these handshakes.
+    fn old_hellos(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for _ in 0..count {
             let flying = PacketTimeline::default();
@@ -222,7 +222,7 @@ fn scenes(mut callback: impl FnMut(&mut Scene, Trust<'_>, &str)) {
 fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_seconds() {
     scenes(|scene, trust, scene_name| {
         // So many that hardly one of them still waits for its connection when it is repeated.
-        let hellos = scene.recorded(2000, trust);
+        let hellos = scene.old_hellos(2000, trust);
         let mut count = 0usize;
         let mut flood = |scene: &mut Scene| {
             for _ in 0..3 {
@@ -256,7 +256,7 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_sec
 #[test]
 fn a_thief_of_hellos_that_answers_cookies_at_its_own_address_keeps_no_user_out() {
     scenes(|scene, trust, scene_name| {
-        let hellos = scene.recorded(40, trust);
+        let hellos = scene.old_hellos(40, trust);
         let (mut count, mut cookies) = (0usize, BTreeMap::new());
         let mut flood = |scene: &mut Scene| {
             // A port for each hello shows the thief which hello a cookie is for.

@@ -64,7 +64,7 @@ fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
 fn hellos(world: &World, from: u8) -> usize {
     let is_hello =
         |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
-    let hellos = world.recorded.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
+    let hellos = world.sent_packets.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
     hellos.map(|(_, bytes)| bytes).collect::<std::collections::HashSet<_>>().len()
 }
 

@@ -149,7 +149,7 @@ impl Network {
         self.flying.shrink_to_fit();
     }
 
-    /// Replays recorded packets, perhaps from long ago.
+    /// Replays packets, perhaps from long ago.
     pub(crate) fn replay(&mut self, now: u64, packets: u64) {
         for _ in 0..packets.min(self.past.len() as u64) {
             let which = self.dice.below(self.past.len() as u64) as usize;

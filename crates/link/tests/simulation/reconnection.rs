@@ -229,7 +229,7 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     for round in 1..6u8 {
         world.write(&device, 0, vec![round; 20_000]).expect("written");
-        let old = std::mem::take(&mut world.recorded);
+        let old = std::mem::take(&mut world.sent_packets);
         for (from, bytes) in old.iter().chain(old.iter().rev()) {
             world.to_target(*from, &mut bytes.clone());
         }
@@ -238,7 +238,7 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
             world.restart(TargetOptions::default());
             world.show("disk", Arc::clone(&memory), 1);
         }
-        world.recorded.extend(old);
+        world.sent_packets.extend(old);
         assert_eq!(content(&memory, 0, 20_000), vec![round; 20_000]);
         assert!(world.target.status().len() <= 1, "one connection, whatever is sent again");
     }

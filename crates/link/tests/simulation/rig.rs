@@ -49,7 +49,7 @@ pub(crate) struct World {
     /// The machines that are cut off.
     pub(crate) cut: Vec<u8>,
     /// All packets that arrived at the target.
-    pub(crate) recorded: Vec<(u8, Vec<u8>)>,
+    pub(crate) sent_packets: Vec<(u8, Vec<u8>)>,
     pub(crate) target: Arc<Target>,
     initiators: BTreeMap<u8, Arc<Initiator>>,
 }
@@ -75,7 +75,7 @@ impl World {
             dice,
             lose_permille: 0,
             cut: Vec::new(),
-            recorded: Vec::new(),
+            sent_packets: Vec::new(),
             target,
             initiators: BTreeMap::new(),
         }
@@ -138,7 +138,7 @@ impl World {
                 continue;
             }
             if to == TARGET {
-                self.recorded.push((from, bytes.clone()));
+                self.sent_packets.push((from, bytes.clone()));
                 self.to_target(from, &mut bytes);
             } else if let Some(initiator) = self.initiators.get(&to) {
                 initiator.receive(&Peer::Ethernet([from; 6]), &mut bytes);

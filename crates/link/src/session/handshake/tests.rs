@@ -182,10 +182,10 @@ fn a_replayed_greeting_gets_an_answer_but_no_packet_through() {
     let (first, message2) = reply(&key(1), &message1, b"").unwrap();
     let (second, _) = reply(&key(1), &message1, b"").unwrap();
     let (initiator, _) = greeting.finish(&message2).unwrap();
-    let mut recorded = packet(1);
-    initiator.seal(&mut recorded).unwrap();
-    assert_eq!(second.open(&mut recorded.clone()), Err(PacketRefusal::Forged));
-    assert!(first.open(&mut recorded).is_ok());
+    let mut old_packet = packet(1);
+    initiator.seal(&mut old_packet).unwrap();
+    assert_eq!(second.open(&mut old_packet.clone()), Err(PacketRefusal::Forged));
+    assert!(first.open(&mut old_packet).is_ok());
 }
 
 #[test]
