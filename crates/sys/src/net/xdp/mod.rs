@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socke
 use super::{ETHERNET_HEADER_BYTES, Interface, counted, grow_buffers, set_option};
 use crate::mapping::Mapping;
 use program::{Fragments, Program};
-use ring::Ring;
+use ring::XdpRing;
 
 const CHUNK_BYTES: usize = 4096;
 /// Frames longer than this may lie in several chunks: drivers and kernel reserve a part of each
@@ -50,8 +50,8 @@ pub struct XdpSocket {
 /// The half that sends.
 pub struct XdpOutbox {
     socket: Arc<XdpSocket>,
-    sending: Ring<xdp_desc>,
-    sent: Ring<u64>,
+    sending: XdpRing<xdp_desc>,
+    sent: XdpRing<u64>,
     /// The starts of the chunks that are ours.
     free: Vec<u64>,
 }
@@ -59,8 +59,8 @@ pub struct XdpOutbox {
 /// The half that receives.
 pub struct XdpInbox {
     socket: Arc<XdpSocket>,
-    received: Ring<xdp_desc>,
-    to_fill: Ring<u64>,
+    received: XdpRing<xdp_desc>,
+    to_fill: XdpRing<u64>,
     /// A frame that lay in several chunks.
     whole: Box<[u8]>,
 }
@@ -100,11 +100,12 @@ pub fn open_xdp(
         .iter()
         .try_for_each(|&(option, entries)| ring::request_ring(&descriptor, option, entries))?;
     let at = offsets(&descriptor)?;
-    let sent = Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, SEND_CHUNKS)?;
-    let sending = Ring::map(&descriptor, libc::XDP_PGOFF_TX_RING as u64, at.tx, SEND_CHUNKS)?;
-    let received = Ring::map(&descriptor, libc::XDP_PGOFF_RX_RING as u64, at.rx, RECEIVE_CHUNKS)?;
+    let sent = XdpRing::map(&descriptor, libc::XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, SEND_CHUNKS)?;
+    let sending = XdpRing::map(&descriptor, libc::XDP_PGOFF_TX_RING as u64, at.tx, SEND_CHUNKS)?;
+    let received =
+        XdpRing::map(&descriptor, libc::XDP_PGOFF_RX_RING as u64, at.rx, RECEIVE_CHUNKS)?;
     let mut to_fill =
-        Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_FILL_RING, at.fr, RECEIVE_CHUNKS)?;
+        XdpRing::map(&descriptor, libc::XDP_UMEM_PGOFF_FILL_RING, at.fr, RECEIVE_CHUNKS)?;
     for chunk in 0..RECEIVE_CHUNKS {
         to_fill.put(chunk, u64::from(chunk) * CHUNK_BYTES as u64);
     }

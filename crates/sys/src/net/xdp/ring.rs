@@ -16,7 +16,7 @@ use crate::mapping::Mapping;
 
 /// A ring of entries `T`, from our side: we put into fill and transmit rings, and take from the
 /// others.
-pub(super) struct Ring<T> {
+pub(super) struct XdpRing<T> {
     mapping: Mapping,
     offsets: xdp_ring_offset,
     entries: u32,
@@ -30,7 +30,7 @@ pub(super) fn request_ring(socket: &OwnedFd, option: libc::c_int, entries: u32) 
     set_option(socket, libc::SOL_XDP, option, &entries.to_ne_bytes())
 }
 
-impl<T: Copy> Ring<T> {
+impl<T: Copy> XdpRing<T> {
     /// Maps a ring that was asked for.
     pub(super) fn map(
         socket: &OwnedFd,
@@ -40,7 +40,7 @@ impl<T: Copy> Ring<T> {
     ) -> io::Result<Self> {
         let bytes = offsets.desc as usize + entries as usize * size_of::<T>();
         let mapping = Mapping::plain(socket, at, bytes)?;
-        Ok(Ring { mapping, offsets, entries, own: 0, of: PhantomData })
+        Ok(XdpRing { mapping, offsets, entries, own: 0, of: PhantomData })
     }
 
     fn number(&self, offset: u64) -> &AtomicU32 {
