@@ -74,7 +74,8 @@ impl AttachedDriver {
         })
     }
 
-    /// Starts the threads, which wait for [`begin`](Self::begin): without them the driver is refused.
+    /// Starts the threads, which wait for [`begin`](Self::begin): without them the driver is
+    /// refused.
     pub(super) fn start(self: &Arc<Self>, lanes: &Arc<dyn CommandLanes>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
@@ -147,8 +148,8 @@ impl AttachedDriver {
         self.close();
     }
 
-    /// Treats a driver as gone if it was told to finish, has done everything since `done_since` (now,
-    /// if that is none), and stays.
+    /// Treats a driver as gone if it was told to finish, has done everything since `done_since`
+    /// (now, if that is none), and stays.
     pub(super) fn expect_disconnect(&self, done_since: &mut Option<Instant>) {
         if done_since.get_or_insert_with(Instant::now).elapsed() > LEAVE_TIME_MAX {
             self.cut("it did not disconnect after all its work was done");
