@@ -139,7 +139,8 @@ impl Record {
 fn piece_range(address: u64, length: u64, index: usize) -> (u64, u64) {
     let page = (address / PAGE_BYTES + index as u64) * PAGE_BYTES;
     let from = page.max(address) - address;
-    let to = (page + PAGE_BYTES).min(address + length) - address;
+    // The last page of all addresses ends past the greatest number. A record ends before.
+    let to = page.saturating_add(PAGE_BYTES).min(address + length) - address;
     (from, to)
 }
 
@@ -184,5 +185,15 @@ mod tests {
         wrong[8999] ^= 1;
         assert!(!record.verify(0, &wrong));
         assert!(record.verify(1, &wrong[96..8288]));
+    }
+
+    #[test]
+    fn a_record_may_lie_in_the_last_page_of_all_addresses() {
+        let address = u64::MAX - 5000;
+        let record = Record::new(0, RecordOperation::Write, address, 5000, 5080);
+        let (checks, _) = checks_of(address, &[7; 5000]);
+        record.fill(None, checks);
+        assert_eq!(record.piece_range(1), (905, 5000));
+        assert!(record.verify(0, &[7; 5000]));
     }
 }
