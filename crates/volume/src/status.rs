@@ -58,6 +58,7 @@ pub enum Safety {
 
 /// What writes wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Stall {
     /// Room in the staging ring: the journal's disk is slower than the writers.
     Staging,
@@ -69,6 +70,11 @@ pub enum Stall {
     /// The store: the oldest write that is not stored has reached the age limit
     /// ([`OpenOptions::unstored_age_max`](crate::OpenOptions::unstored_age_max)).
     UnstoredAge,
+}
+
+impl Stall {
+    pub(crate) const ALL: [Stall; 4] =
+        [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
 }
 
 /// The result of a manual collection.

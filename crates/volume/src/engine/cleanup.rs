@@ -294,7 +294,7 @@ impl Cleanup {
         self.list(context, map_prefix(volume_id), HashSet::new(), is_old_part, move |keys| {
             Event::PartsListed { keys, number }
         });
-        if self.what.roots.to_look_for {
+        if self.what.roots.may_have_unneeded {
             let own_puts = self.what.own_puts.clone();
             let roots = self.what.roots.clone();
             let is_unneeded = move |key: &str| {

@@ -35,7 +35,7 @@ impl NamedParts {
 pub(super) struct Roots {
     pub(super) kept: HashSet<(u64, PutId)>,
     /// Whether there may be copies that are not needed.
-    pub(super) to_look_for: bool,
+    pub(super) may_have_unneeded: bool,
 }
 
 impl Roots {
@@ -55,8 +55,8 @@ impl Roots {
         // A few more times after the last of them is deleted, because the newest are never deleted
         // immediately.
         *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPY_SEARCHES };
-        let to_look_for = *copies_left > 0;
-        Roots { kept, to_look_for }
+        let may_have_unneeded = *copies_left > 0;
+        Roots { kept, may_have_unneeded }
     }
 }
 

@@ -22,8 +22,8 @@ use crate::{Result, names};
 /// What a promotion would find.
 #[derive(Clone, Debug)]
 pub struct Drill {
-    /// The result of a promotion; its epoch is the replica's.
-    pub would: Promotion,
+    /// What a promotion would result in; the epoch is the replica's.
+    pub promotion: Promotion,
     /// Everything in the replica, read and verified. An unreadable checkpoint is damage here,
     /// because the state before it is older.
     pub check: CheckReport,
@@ -81,8 +81,8 @@ pub fn drill(
         }
     }
     check.notes.retain(|note| !stored.newest.notes.contains(note));
-    let would = described(&stored, &role, stored.end.epoch);
-    Ok(Drill { would, check, end: end_of(&stored) })
+    let promotion = described(&stored, &role, stored.end.epoch);
+    Ok(Drill { promotion, check, end: end_of(&stored) })
 }
 
 fn end_of(stored: &StoredVolume) -> End {
@@ -104,23 +104,27 @@ pub fn behind(
     let stored = names::stored(source, name, &mut Reporter::new(world))?;
     let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());
     let number = drill.end.checkpoint_number;
-    let is_one = stored.record.volume_id == drill.would.record.volume_id
+    let is_one = stored.record.volume_id == drill.promotion.record.volume_id
         && number <= stored.newest.number_max
         && begins.is_none_or(|begins| number >= begins.checkpoint_number);
     if !is_one {
         return Ok(ReplicaLag::Elsewhere);
     }
     let end = End { checkpoint_number: number, ..end_of(&stored) };
-    if end == drill.end && stored.end.epoch == drill.would.epoch {
+    if end == drill.end && stored.end.epoch == drill.promotion.epoch {
         return Ok(ReplicaLag::Nothing);
     }
-    if end.stored_sequence < drill.end.stored_sequence || stored.end.position < drill.would.position
+    if end.stored_sequence < drill.end.stored_sequence
+        || stored.end.position < drill.promotion.position
     {
         return Ok(ReplicaLag::Elsewhere);
     }
-    let bytes = stored.end.position - drill.would.position;
+    let bytes = stored.end.position - drill.promotion.position;
     // The same end was written at the same moment.
-    let ms =
-        if bytes == 0 { 0 } else { newest_wall(&stored).saturating_sub(drill.would.wall_unix_ms) };
+    let ms = if bytes == 0 {
+        0
+    } else {
+        newest_wall(&stored).saturating_sub(drill.promotion.wall_unix_ms)
+    };
     Ok(ReplicaLag::By { bytes, ms })
 }

@@ -6,7 +6,7 @@
 //! Not here: what makes room (`journal::writer`, `engine`), and the append (`write`).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use sawmill_device::Request;
@@ -33,14 +33,9 @@ pub(crate) struct StalledWrites {
     /// Bounded by the writes that the doors admit.
     writes: Mutex<VecDeque<PartialWrite>>,
     count: AtomicUsize,
-    /// What the first of them lacked when it was last tried: a number of [`STALLS`].
-    lacks: AtomicUsize,
+    /// What the first of them lacked when it was last tried: a [`Stall`] as its number.
+    stall: AtomicU8,
 }
-
-/// What a write may wait for.
-const STALLS: [Stall; 4] =
-    [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
-const UNSTORED_AGE: usize = 3;
 
 impl StalledWrites {
     pub(crate) fn count(&self) -> usize {
@@ -49,23 +44,24 @@ impl StalledWrites {
 
     /// Why the oldest stalled request waits.
     pub(crate) fn reason(&self) -> Option<Stall> {
-        let lacks = STALLS.get(self.lacks.load(Ordering::Relaxed)).copied();
-        lacks.filter(|_| self.count() > 0)
+        let number = self.stall.load(Ordering::Relaxed);
+        let stall = Stall::ALL.into_iter().find(|stall| *stall as u8 == number);
+        stall.filter(|_| self.count() > 0)
     }
 
     /// Records that there was no room for the first.
     pub(super) fn note(&self, refusal: ReserveError, journal: Option<&Journal>) {
-        let lacks = match refusal {
-            ReserveError::Staging => 0,
-            _ if journal.is_some_and(Journal::has_unstored_records_max) => 2,
-            _ => 1,
+        let stall = match refusal {
+            ReserveError::Staging => Stall::Staging,
+            _ if journal.is_some_and(Journal::has_unstored_records_max) => Stall::JournalRecords,
+            _ => Stall::JournalBytes,
         };
-        self.lacks.store(lacks, Ordering::Relaxed);
+        self.stall.store(stall as u8, Ordering::Relaxed);
     }
 
     /// Records that the first waits because unstored writes are too old.
     pub(super) fn note_unstored_age(&self) {
-        self.lacks.store(UNSTORED_AGE, Ordering::Relaxed);
+        self.stall.store(Stall::UnstoredAge as u8, Ordering::Relaxed);
     }
 
     pub(super) fn push(&self, partial: PartialWrite) {

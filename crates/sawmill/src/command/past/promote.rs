@@ -87,7 +87,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 is_complete: behind.map(|behind| behind == ReplicaLag::Nothing),
                 segments: Some(drill.check.segments),
                 damage: Some(damage.collect()),
-                ..document(&address.name, &drill.would, true)
+                ..document(&address.name, &drill.promotion, true)
             },
         );
     }
@@ -121,7 +121,7 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
 
 /// How far the source is ahead, if it can be asked.
 fn behind(context: &Context, drill: &Drill) -> Option<ReplicaLag> {
-    let address = context.paths.resolve(&drill.would.source).ok()?;
+    let address = context.paths.resolve(&drill.promotion.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
     // A source that cannot be read makes the loss unknown, and leaves the drill's findings valid.
     let lag = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);

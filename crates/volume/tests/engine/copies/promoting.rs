@@ -172,7 +172,7 @@ fn a_drill_verifies_and_changes_nothing() {
     let before = keys(&*pair.second, "");
     let found = drill(&RealWorld::default(), &*pair.second, "disk", &mut |_, _| ()).unwrap();
     assert_eq!(found.check.damage, vec![]);
-    assert!(found.would.position > 0 && found.check.segments > 0);
+    assert!(found.promotion.position > 0 && found.check.segments > 0);
     assert_eq!(keys(&*pair.second, ""), before);
     let error =
         drill(&RealWorld::default(), &*pair.primary.plain, "disk", &mut |_, _| ()).unwrap_err();
