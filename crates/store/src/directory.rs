@@ -69,8 +69,8 @@ const FOLDERS_MAX: usize = if cfg!(test) { 8 } else { 4096 };
 /// What this process has made durable.
 #[derive(Default)]
 struct Durable {
-    /// The file system as it was at the first put.
-    file_system: bool,
+    /// Everything that the file system had at the first put.
+    is_file_system_synced: bool,
     /// Folders whose entry in their parent, and so on up to the root, is durable. Bounded by
     /// [`FOLDERS_MAX`].
     folders: HashSet<PathBuf>,
@@ -275,9 +275,9 @@ impl DirectoryState {
         // The lock is held through the sync: another first put must not be answered before it has
         // ended. Gets, lists and deletes do not take it.
         let mut durable = self.durable.lock();
-        if !durable.file_system {
+        if !durable.is_file_system_synced {
             rustix::fs::syncfs(File::open(folder)?)?;
-            durable.file_system = true;
+            durable.is_file_system_synced = true;
         }
         if durable.folders.len() >= FOLDERS_MAX {
             // A later put that needs one of them syncs it again.

@@ -25,7 +25,7 @@ use crate::progress::Progress;
 
 /// Between the halves. Far more than racers need to send their first halves one after the other,
 /// even over connections that are yet to be opened; and short enough for an attachment.
-const HALVES_DELAY: Duration = Duration::from_millis(100);
+const HALVES_AFTER: Duration = Duration::from_millis(100);
 
 /// A body is handed to the connection in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
@@ -65,7 +65,7 @@ impl HttpService for Service {
         'a: 'b,
     {
         let progress = Progress::current();
-        let pause = request.extensions().get::<PiecesMark>().map(|PiecesMark| HALVES_DELAY);
+        let pause = request.extensions().get::<PiecesMark>().map(|PiecesMark| HALVES_AFTER);
         let is_object = request.method().as_str() == "GET" && !is_list(request.uri().query());
         Box::pin(async move {
             let sent = match (request.body().content_length(), &progress) {
