@@ -260,12 +260,12 @@ impl SimStore {
         self.at_once.store(at_once, Ordering::Relaxed);
     }
 
-    /// From now on it has these faults.
-    pub fn trouble(&self, faults: StoreFaults) {
+    /// Replaces the faults of this store.
+    pub fn set_faults(&self, faults: StoreFaults) {
         self.state.lock().0 = faults;
     }
 
-    /// From now on nothing fails.
+    /// Removes the faults of this store.
     pub fn heal(&self) {
         self.state.lock().0 = StoreFaults::default();
     }

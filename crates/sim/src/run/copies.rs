@@ -205,7 +205,9 @@ impl SeedRun {
             let is_last = attempt == 2;
             let copier_process = self.copier_process(!is_last);
             // A replica's checkpoints skip numbers: promotions rely on the list (decision 0015).
-            copier_process.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
+            copier_process
+                .second
+                .set_faults(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
             if !is_last {
                 copier_process.life.dies_after(1 + self.dice.below(40));
             }

@@ -416,7 +416,7 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
             run.attach(0)?;
             run.land_all();
             let garbled = StoreFaults { garble_odds: 2, ..StoreFaults::default() };
-            run.process.as_ref().ok_or("nobody has attached")?.store.trouble(garbled);
+            run.process.as_ref().ok_or("nobody has attached")?.store.set_faults(garbled);
             for _ in 0..3 {
                 write(&mut run, 0, 12_000)?;
                 let mut process = run.process.take().ok_or("nobody has attached")?;
