@@ -30,6 +30,20 @@ const REQUESTS_IN_FLIGHT_MAX: usize = 8;
 /// The longest read or write of a file without a door's geometry.
 const REQUEST_BYTES_MAX: u32 = 4 << 20;
 
+/// What a device may do to its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileAccess {
+    ReadOnly,
+    ReadWrite,
+}
+
+impl FileAccess {
+    /// The access of a device that is, or is not, read-only.
+    pub(crate) fn of(read_only: bool) -> Self {
+        if read_only { FileAccess::ReadOnly } else { FileAccess::ReadWrite }
+    }
+}
+
 /// A file, or a block device.
 pub(crate) struct FileDevice(Align<Threads>);
 
@@ -39,7 +53,7 @@ impl FileDevice {
     pub(crate) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
         let failed =
             |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
-        let file = open(path, inner.read_only).map_err(|error| failed(&error))?;
+        let file = open(path, FileAccess::of(inner.read_only)).map_err(|error| failed(&error))?;
         let unit_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
         let geometry = Geometry {
             request_bytes_max: 1 << 20,
@@ -51,10 +65,10 @@ impl FileDevice {
     }
 
     /// Opens a file or block device on its own: its geometry comes from its size.
-    pub(crate) fn alone(path: &Path, read_only: bool) -> Result<Self> {
+    pub(crate) fn alone(path: &Path, access: FileAccess) -> Result<Self> {
         let failed =
             |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
-        let mut file = open(path, read_only).map_err(|error| failed(&error))?;
+        let mut file = open(path, access).map_err(|error| failed(&error))?;
         let is_disk =
             file.metadata().map_err(|error| failed(&error))?.file_type().is_block_device();
         // The metadata of a block device has no length.
@@ -71,7 +85,7 @@ impl FileDevice {
             block_bytes,
             preferred_bytes: 64 << 10,
             request_bytes_max: REQUEST_BYTES_MAX,
-            read_only,
+            read_only: access == FileAccess::ReadOnly,
             shared_cache: true,
             // A disk may leave anything in discarded ranges, which D9 does not allow.
             operations: Operations { discard: !is_disk, write_zeroes: true, allocation: false },
@@ -81,10 +95,11 @@ impl FileDevice {
 }
 
 /// A file system may not support direct I/O.
-fn open(path: &Path, read_only: bool) -> io::Result<File> {
+fn open(path: &Path, access: FileAccess) -> io::Result<File> {
     let open = |flags: OFlags| {
         let flags = flags.bits().cast_signed();
-        OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+        let writes = access == FileAccess::ReadWrite;
+        OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path)
     };
     open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()))
 }
@@ -285,9 +300,11 @@ mod tests {
         conformance::all(&|| {
             // Each time the file is created again, full of zeroes.
             File::create(&path).unwrap().set_len(64 << 20).unwrap();
-            Arc::new(FileDevice::alone(&path, false).unwrap())
+            Arc::new(FileDevice::alone(&path, FileAccess::ReadWrite).unwrap())
         });
-        conformance::read_only(&|| Arc::new(FileDevice::alone(&path, true).unwrap()));
+        conformance::read_only(&|| {
+            Arc::new(FileDevice::alone(&path, FileAccess::ReadOnly).unwrap())
+        });
     }
 
     #[test]
@@ -302,7 +319,7 @@ mod tests {
     fn what_is_no_disk_is_refused_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
-        let refusal = |path: &Path| FileDevice::alone(path, false).err().unwrap();
+        let refusal = |path: &Path| FileDevice::alone(path, FileAccess::ReadWrite).err().unwrap();
         assert_eq!(refusal(&path).exit(), Exit::NotFound);
         File::create(&path).unwrap();
         assert!(refusal(&path).to_string().contains("truncate"));

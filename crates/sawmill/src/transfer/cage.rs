@@ -23,7 +23,7 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// What a program may do to files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Nothing.
     Read,
     /// Write them, to create an image.

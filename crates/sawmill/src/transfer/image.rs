@@ -15,9 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::cage::{self, Access};
+use super::cage;
+pub(crate) use super::cage::Access;
 use super::ends::NbdEnd;
 use super::inspect_image;
+pub(crate) use super::inspect_image::BackingFiles;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_format::disk_image::Format;
 
@@ -28,10 +30,10 @@ const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// Refuses an image that is damaged or truncated, and one that reads other files unless that is
 /// allowed.
-pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
+pub(crate) fn check(path: &Path, format: Format, backing_files: BackingFiles) -> Result<()> {
     let path = &whole(path)?;
     // Before QEMU sees the file, which would open whatever its headers name (P131).
-    inspect_image::inspect(path, format, follow_backing)?;
+    inspect_image::inspect(path, format, backing_files)?;
     let output =
         run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
     match output.status.code() {
@@ -111,18 +113,17 @@ impl ImageServer {
     pub(crate) fn start(
         path: &Path,
         format: Format,
-        read_only: bool,
+        access: Access,
     ) -> Result<(ImageServer, NbdEnd)> {
         let path = whole(path)?;
         let folder = tempfile::Builder::new().prefix("sawmill-").tempdir();
         let folder =
             folder.map_err(|error| Failure::io("cannot make a temporary folder", &error))?;
         let socket = folder.path().join("image.sock");
-        let access = if read_only { Access::Read } else { Access::Write };
         let started = cage::spawn("qemu-nbd", access, &|program| {
             program.arg(format!("--format={}", format.name())).arg("--socket").arg(&socket);
             program.args(["--cache=writeback", "--discard=unmap"]);
-            if read_only {
+            if access == Access::Read {
                 program.arg("--read-only");
             }
             program.arg(&path).stdout(Stdio::null()).stderr(Stdio::piped());

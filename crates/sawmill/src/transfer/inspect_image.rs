@@ -18,15 +18,25 @@ use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The most layers of one image.
 const LAYERS_MAX: usize = 16;
+
+/// What to do about the file below an image that is a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BackingFiles {
+    /// Refuse the image.
+    Refused,
+    /// Read the file below too, and the one below that.
+    Followed,
+}
+
 /// Refuses an image that is not one file, or whose headers are unreliable. Opens nothing else,
 /// unless layers may be followed.
-pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
+pub(crate) fn inspect(path: &Path, format: Format, backing_files: BackingFiles) -> Result<()> {
     let (mut path, mut format) = (path.to_path_buf(), format);
     for _ in 0..LAYERS_MAX {
         let image = Image::open(&path)?;
         let below = layer_below(&image, format).map_err(|refusal| failure_of(&path, refusal))?;
         let Some(below) = below else { return Ok(()) };
-        let below = follow(&path, &below, follow_backing)?;
+        let below = follow(&path, &below, backing_files)?;
         (path, format) = below;
     }
     let text =
@@ -38,7 +48,7 @@ pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Resu
 fn follow(
     path: &Path,
     backing_file: &BackingFile,
-    follow_backing: bool,
+    backing_files: BackingFiles,
 ) -> Result<(PathBuf, Format)> {
     let (image, name) = (path.display(), &backing_file.name);
     let refuse = |text: String| Err(Failure::new(Exit::Refused, text));
@@ -49,7 +59,7 @@ fn follow(
             "{image} is a layer over {name}, which is not a file: it cannot be imported"
         ));
     }
-    if !follow_backing {
+    if backing_files == BackingFiles::Refused {
         return refuse(format!(
             "{image} is a layer over {name}: importing it also reads that file; to allow that, \
              pass --follow-backing"

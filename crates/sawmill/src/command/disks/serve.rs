@@ -35,6 +35,7 @@ use crate::plan::ServePlan;
 use crate::seen;
 use crate::serving::{ServeProcess, ServedVolume};
 use crate::wiring;
+use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time to write what memory holds to the disk.
@@ -134,7 +135,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let plan = plan(&context.paths, arguments)?;
     let (sender, receiver) = sync_channel(daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(sender.clone(), started.clone(), false)?;
+    forward_signals(sender.clone(), started.clone(), Hangup::Ends)?;
     let to_main = sender.clone();
     let notifier = Box::new(move |request| to_main.send(ServeEvent::HandOff(request)).is_ok());
     let (serving, admin) = match arguments.take_over {
@@ -142,10 +143,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         false => wiring::serve(&context.paths, plan.clone(), notifier)?,
     };
     started.store(true, Ordering::Release);
-    announce(context.json, &serving, &admin);
+    announce(context.console(), &serving, &admin);
     daemon::notify(sd_notify::NotifyState::Ready);
     let again = ReopenQueue::new(&plan, &serving);
-    match serve_on(context.json, &serving, &again, &admin, &receiver) {
+    match serve_on(context.console(), &serving, &again, &admin, &receiver) {
         ServeEnd::HandedOver(done) => {
             // Everything belongs to the successor: close, store and remove nothing here.
             admin.finish_answers();
@@ -165,7 +166,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     tracing::info!(
         "stopping: finishing requests and storing everything; a second signal stops immediately"
     );
-    let outcome = close(context.json, &serving, &sender, &receiver);
+    let outcome = close(context.console(), &serving, &sender, &receiver);
     // Kept until now, so that `info` and `wait` get answers while everything is being stored.
     drop(admin);
     outcome
@@ -185,16 +186,27 @@ fn plan(paths: &Paths, arguments: &Arguments) -> Result<ServePlan> {
     })
 }
 
+/// What SIGHUP does to a process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::command) enum Hangup {
+    /// What it does to any program: it dies, as if killed.
+    Ends,
+    /// The process reads its files again.
+    Reloads,
+}
+
 /// Forwards signals to the main loop, from the first moment on: a user who sees a door must be able
 /// to request a clean end. While the process starts, a second signal kills it; accepted writes
 /// survive that.
 pub(in crate::command) fn forward_signals(
     sender: SyncSender<ServeEvent>,
     started: Arc<AtomicBool>,
-    reloads: bool,
+    hangup: Hangup,
 ) -> Result<()> {
-    let all: Vec<_> =
-        [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
+    let all: Vec<_> = [SIGTERM, SIGINT, SIGUSR1]
+        .into_iter()
+        .chain((hangup == Hangup::Reloads).then_some(SIGHUP))
+        .collect();
     let mut ends = 0;
     daemon::on_signals(&all, move |signal| {
         let event = match signal {
@@ -218,14 +230,14 @@ pub(in crate::command) fn forward_signals(
     })
 }
 
-fn announce(json: bool, serving: &ServeProcess, admin: &Admin) {
+fn announce(console: Console, serving: &ServeProcess, admin: &Admin) {
     let admin = admin.url();
     if let Some(url) = &admin {
         tracing::info!("dashboard at {url}");
     }
     for served in &serving.volumes {
         let doors = serving.doors.addresses(served.name());
-        if !json {
+        if !console.json {
             doors.iter().for_each(|(_, address)| daemon::print_line(address));
             continue;
         }
@@ -259,7 +271,7 @@ enum ServeEnd {
 
 /// Serves until the first signal or a hand-off; logs changes of health.
 fn serve_on(
-    json: bool,
+    console: Console,
     serving: &Arc<ServeProcess>,
     reopen_queue: &Arc<ReopenQueue>,
     admin: &Admin,
@@ -292,7 +304,7 @@ fn serve_on(
             } else {
                 tracing::warn!(volume = served.name(), "{}: {reason}", now.state);
             }
-            if json {
+            if console.json {
                 print_event(&Event::Health { volume: served.name(), health: &now });
             }
             *known = now;
@@ -341,7 +353,7 @@ fn hand_off(
 
 /// Closes the doors, then all volumes at the same time; a second signal stops that immediately.
 pub(in crate::command) fn close(
-    json: bool,
+    console: Console,
     serving: &Arc<ServeProcess>,
     sender: &SyncSender<ServeEvent>,
     receiver: &Receiver<ServeEvent>,
@@ -365,7 +377,7 @@ pub(in crate::command) fn close(
             }
             Ok(ServeEvent::Closed(index, outcome)) => {
                 open.retain(|other| *other != index);
-                report_stopped(json, &serving.volumes[index], &outcome);
+                report_stopped(console, &serving.volumes[index], &outcome);
                 if let Err(failure) = outcome {
                     worst.get_or_insert(failure);
                 }
@@ -431,10 +443,10 @@ fn start_closing(serving: &Arc<ServeProcess>, sender: &SyncSender<ServeEvent>) -
         .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
 }
 
-fn report_stopped(json: bool, served_volume: &ServedVolume, outcome: &Result<()>) {
+fn report_stopped(console: Console, served_volume: &ServedVolume, outcome: &Result<()>) {
     let everything_stored = outcome.is_ok();
     let positions = served_volume.positions();
-    if json {
+    if console.json {
         print_event(&Event::Stopped { volume: served_volume.name(), everything_stored, positions });
     }
     tracing::info!(volume = served_volume.name(), everything_stored, "closed");

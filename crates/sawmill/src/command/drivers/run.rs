@@ -17,6 +17,7 @@ use crate::daemon;
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{self, DoorOptions, DoorPlan};
 use crate::driving::{self, DeviceEvent, RunPlan};
+use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_lab::layers::LayerOptions;
@@ -113,7 +114,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     // The reader of the events may be gone, for example a driver that started this host and died.
     // The device stays.
     let on_event = |event: &DeviceEvent<'_>| {
-        report_event(context.json, event).or_else(|failure| unheard(event, failure))
+        report_event(context.console(), event).or_else(|failure| unheard(event, failure))
     };
     driving::drive(plan, &mut |event| on_event(event))
 }
@@ -139,8 +140,8 @@ fn name_of(arguments: &Arguments) -> Result<String> {
     })
 }
 
-fn report_event(json: bool, event: &DeviceEvent<'_>) -> Result<()> {
-    if json {
+fn report_event(console: Console, event: &DeviceEvent<'_>) -> Result<()> {
+    if console.json {
         return output::json_event(event);
     }
     match event {

@@ -23,11 +23,11 @@ use serde::Serialize;
 
 use crate::admin::Admin;
 use crate::command::Context;
-use crate::command::disks::serve::{ServeEvent, close, forward_signals};
+use crate::command::disks::serve::{Hangup, ServeEvent, close, forward_signals};
 use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::{Paths, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
-use crate::file_device::FileDevice;
+use crate::file_device::{FileAccess, FileDevice};
 use crate::handoff::HandOffRequest;
 use crate::link::end_report::{ConnectionReport, EndReport, ReportSource, StatusListener};
 use crate::link::location::list_of;
@@ -190,7 +190,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let plan = plan(&context.paths, arguments, &named)?;
     let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(sender.clone(), Arc::clone(&started), true)?;
+    forward_signals(sender.clone(), Arc::clone(&started), Hangup::Reloads)?;
     // Before the volumes: a device that is in use must not cost them an epoch.
     let others = open_others(&context.paths, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.paths, plan, Box::new(refuse_hand_off))?;
@@ -204,7 +204,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let status_listener = StatusListener::start(&context.paths.links_folder()?, report_source)?;
     started.store(true, Ordering::Release);
     announce(
-        context.json,
+        context,
         &ReadyReport { name: &name, sealed, listener: &listener, devices: &devices, admin: &admin },
     )?;
     daemon::notify(sd_notify::NotifyState::Ready);
@@ -224,7 +224,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     drop(status_listener);
     // Before the volumes close: initiators must not get their errors, but wait for the next target.
     drop(listener);
-    let outcome = close(context.json, &serving, &sender, &receiver);
+    let outcome = close(context.console(), &serving, &sender, &receiver);
     drop(admin);
     outcome
 }
@@ -339,7 +339,7 @@ fn open_others(
                     folders::make_folder(&folder)?;
                     state = Some(StateFile::of_device(&folder, path)?);
                 }
-                Arc::new(FileDevice::alone(path, read_only)?)
+                Arc::new(FileDevice::alone(path, FileAccess::of(read_only))?)
             }
             ExportSource::Memory(bytes) => Arc::new(MemoryDevice::new(*bytes)),
             ExportSource::Null(bytes) => Arc::new(NullDevice::new(*bytes)),
@@ -503,7 +503,7 @@ struct ReadyReport<'a> {
     admin: &'a Admin,
 }
 
-fn announce(json: bool, report: &ReadyReport<'_>) -> Result<()> {
+fn announce(context: &Context, report: &ReadyReport<'_>) -> Result<()> {
     let ReadyReport { name, sealed, listener, devices, admin } = *report;
     let admin = admin.url();
     if let Some(url) = &admin {
@@ -523,7 +523,7 @@ fn announce(json: bool, report: &ReadyReport<'_>) -> Result<()> {
         );
     }
     let listen = listener.addresses();
-    if json {
+    if context.json {
         print_event(&Event::Ready { name, listen, sealed, exports: exports.collect(), admin });
         return Ok(());
     }

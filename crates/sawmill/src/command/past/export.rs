@@ -24,7 +24,7 @@ use crate::attach::{CutOption, open_cut};
 use crate::command::Context;
 use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
-use crate::transfer::image::{self, ImageServer};
+use crate::transfer::image::{self, Access, ImageServer};
 use crate::transfer::image_file::formats;
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Destination, Source, Start, TransferResult};
@@ -277,7 +277,7 @@ impl Job<'_> {
                 self.transfer(&end, start, &mut file)?
             }
             format => {
-                let (server, end) = ImageServer::start(&part.path, format, false)?;
+                let (server, end) = ImageServer::start(&part.path, format, Access::Write)?;
                 let moved = self.transfer(&end, start, &mut file)?;
                 // QEMU ends with its only connection, and `finish` waits for that.
                 drop(end);

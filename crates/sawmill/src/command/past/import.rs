@@ -22,7 +22,7 @@ use crate::command::disks::create::Shape;
 use crate::config::VolumeAddress;
 use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
-use crate::transfer::image::{self, ImageServer};
+use crate::transfer::image::{self, Access, BackingFiles, ImageServer};
 use crate::transfer::image_file::{format_of_source, formats};
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Source, Start, TransferResult};
@@ -127,8 +127,12 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let filled = match format_of_source(arguments.format, &path)? {
         Format::Raw => filling(&file, name, file.state().to_owned())?,
         format => {
-            image::check(&path, format, arguments.follow_backing)?;
-            let (_server, end) = ImageServer::start(&path, format, true)?;
+            let backing_files = match arguments.follow_backing {
+                true => BackingFiles::Followed,
+                false => BackingFiles::Refused,
+            };
+            image::check(&path, format, backing_files)?;
+            let (_server, end) = ImageServer::start(&path, format, Access::Read)?;
             // A layer below may change without a trace in this file, so nothing shows that it has
             // not.
             let state = if arguments.follow_backing { "" } else { file.state() };

@@ -25,7 +25,7 @@ fn file(parts: &[(usize, &[u8])]) -> Vec<u8> {
 
 fn refused(bytes: &[u8], format: Format, exit: Exit, words: &str) {
     let folder = folder();
-    let failure = inspect(&write(&folder, bytes), format, false).unwrap_err();
+    let failure = inspect(&write(&folder, bytes), format, BackingFiles::Refused).unwrap_err();
     assert_eq!(failure.exit(), exit, "{failure}");
     assert!(failure.to_string().contains(words), "{failure}");
 }
@@ -39,13 +39,14 @@ fn qcow2(parts: &[(usize, &[u8])]) -> Vec<u8> {
 #[test]
 fn qcow2_that_names_another_file_or_address_is_refused() {
     let ok = folder();
-    inspect(&write(&ok, &qcow2(&[])), Format::Qcow2, false).unwrap();
+    inspect(&write(&ok, &qcow2(&[])), Format::Qcow2, BackingFiles::Refused).unwrap();
     let (at, length): (&[u8], &[u8]) = (&[0, 0, 0, 0, 0, 0, 1, 0], &[0, 0, 0, 6]);
     let layer = |name: &'static [u8]| qcow2(&[(8, at), (16, length), (256, name)]);
     refused(&layer(b"/a/b/c"), Format::Qcow2, Exit::Refused, "--follow-backing");
     for name in [b"nbd://", b"json:{"] {
         let folder = folder();
-        let failure = inspect(&write(&folder, &layer(name)), Format::Qcow2, true).unwrap_err();
+        let failure = inspect(&write(&folder, &layer(name)), Format::Qcow2, BackingFiles::Followed)
+            .unwrap_err();
         assert!(failure.to_string().contains("not a file"), "{failure}");
     }
     let features = |bits: u8| qcow2(&[(79, &[bits])]);
@@ -65,7 +66,7 @@ fn vmdk_that_names_another_file_is_refused() {
     let vmdk = |text: &str| file(&[&header[..], &[(512, text.as_bytes())]].concat());
     let itself = "createType=\"monolithicSparse\"\nRW 8 SPARSE \"a.vmdk\"\n";
     let ok = folder();
-    inspect(&write(&ok, &vmdk(itself)), Format::Vmdk, false).unwrap();
+    inspect(&write(&ok, &vmdk(itself)), Format::Vmdk, BackingFiles::Refused).unwrap();
     for text in [
         "createType=\"monolithicFlat\"\nRW 8 FLAT \"/etc/shadow\" 0\n",
         "createType=\"monolithicSparse\"\nRW 8 SPARSE \"/etc/shadow\"\n",
@@ -90,14 +91,14 @@ fn vmdk_that_names_another_file_is_refused() {
 fn layers_of_the_other_formats_are_refused() {
     let vdi: [(usize, &[u8]); 2] = [(0x40, &[0x7f, 0x10, 0xda, 0xbe]), (0x4c, &[1])];
     let ok = folder();
-    inspect(&write(&ok, &file(&vdi)), Format::Vdi, false).unwrap();
+    inspect(&write(&ok, &file(&vdi)), Format::Vdi, BackingFiles::Refused).unwrap();
     refused(&file(&[&vdi[..], &[(0x1b8, &[1])]].concat()), Format::Vdi, Exit::Refused, "a layer");
     refused(&file(&[&vdi[..], &[(0x4c, &[4])]].concat()), Format::Vdi, Exit::Refused, "a layer");
     let vpc: [(usize, &[u8]); 1] = [(0, b"conectix")];
     refused(&file(&[&vpc[..], &[(63, &[4])]].concat()), Format::Vpc, Exit::Refused, "a layer");
     let dynamic: [(usize, &[u8]); 4] =
         [(0, b"conectix"), (63, &[3]), (22, &[2]), (512, b"cxsparse")];
-    inspect(&write(&ok, &file(&dynamic)), Format::Vpc, false).unwrap();
+    inspect(&write(&ok, &file(&dynamic)), Format::Vpc, BackingFiles::Refused).unwrap();
     refused(&file(&[&dynamic[..], &[(552, &[1])]].concat()), Format::Vpc, Exit::Refused, "a layer");
     let region = b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
     let parent = b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c";
@@ -111,7 +112,7 @@ fn layers_of_the_other_formats_are_refused() {
         (place, b"metadata"),
         (place + 10, &[1]),
     ];
-    inspect(&write(&ok, &file(&vhdx)), Format::Vhdx, false).unwrap();
+    inspect(&write(&ok, &file(&vhdx)), Format::Vhdx, BackingFiles::Refused).unwrap();
     refused(
         &file(&[&vhdx[..], &[(place + 32, parent)]].concat()),
         Format::Vhdx,
@@ -134,9 +135,9 @@ fn a_layer_is_looked_at_in_the_format_in_which_qemu_opens_it() {
     file.write_all_at(raw, 128 + 0x2020_2020).unwrap();
     let below = folder.path().join("ab    ");
     std::fs::write(&below, qcow2(&[])).unwrap();
-    inspect(&path, Format::Qcow2, true).unwrap();
+    inspect(&path, Format::Qcow2, BackingFiles::Followed).unwrap();
     std::fs::write(&below, qcow2(&[(79, &[4])])).unwrap();
-    let failure = inspect(&path, Format::Qcow2, true).unwrap_err();
+    let failure = inspect(&path, Format::Qcow2, BackingFiles::Followed).unwrap_err();
     assert!(failure.to_string().contains("keeps its data in another file"), "{failure}");
 }
 
@@ -145,5 +146,8 @@ fn a_pipe_is_no_image_and_is_not_waited_for() {
     let folder = folder();
     let path = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    assert_eq!(inspect(&path, Format::Qcow2, false).unwrap_err().exit(), Exit::Refused);
+    assert_eq!(
+        inspect(&path, Format::Qcow2, BackingFiles::Refused).unwrap_err().exit(),
+        Exit::Refused
+    );
 }
