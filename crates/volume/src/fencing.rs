@@ -104,11 +104,8 @@ pub enum Fencing {
     Waived,
 }
 
-/// Refuses a store that cannot keep two writers apart, unless told to go on.
-pub(crate) fn require_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
-    if no_fencing {
-        return Ok(());
-    }
+/// Refuses a store that cannot keep two writers apart.
+pub(crate) fn require_fencing(store: &dyn ObjectStore) -> Result<()> {
     let probe = probe_conditional_create(store, 1, 8, Bodies::InHalves)
         .map_err(|error| store_error(&error))?;
     if probe.is_honest() {

@@ -187,7 +187,8 @@ fn read_journal(
     }
     let mut log =
         LogImage::new(disk, superblock.capacity_bytes, None).with_copy(superblock.ring_copy);
-    let options = ScanOptions::of(&superblock, superblock.trim, true);
+    let options =
+        ScanOptions { accept_loss: true, ..ScanOptions::of(&superblock, superblock.trim) };
     let found = scan(&mut log, &options)?;
     let count = |operations: &[RecordOperation]| {
         found.records.iter().filter(|record| operations.contains(&record.header.operation)).count()

@@ -19,7 +19,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::cuts::words::{self, WordContent};
-use crate::cuts::{DeleteReport, PinHolder, release_pins, remove_objects};
+use crate::cuts::{DeleteReport, KeptFences, PinHolder, release_pins, remove_objects};
 use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::options::CreateOptions;
 use crate::recovery::stored::{StoredVolume, end_of_log, stored_of};
@@ -65,7 +65,9 @@ pub fn create(
     check_name(name)?;
     check_options(options)?;
     require_free(store, name)?;
-    require_fencing(store, options.no_fencing)?;
+    if !options.no_fencing {
+        require_fencing(store)?;
+    }
     create_in(&RealWorld::default(), store, name, options)
 }
 
@@ -349,9 +351,10 @@ fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Re
     };
     // A writer from before a fail-back may still resume: keep the fence that stops it.
     let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
+    let fences = if was_written { KeptFences::All } else { KeptFences::Last };
     let ancestors =
         release_pins(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
-    let mut deleted = remove_objects(world, store, volume_id, was_written)?;
+    let mut deleted = remove_objects(world, store, volume_id, fences)?;
     deleted.objects += ancestors.objects;
     deleted.bytes += ancestors.bytes;
     Ok(deleted)

@@ -52,7 +52,9 @@ pub fn clone(
 ) -> Result<VolumeRecord> {
     names::check_name(name)?;
     names::require_free(store, name)?;
-    require_fencing(store, fencing == Fencing::Waived)?;
+    if fencing == Fencing::Demanded {
+        require_fencing(store)?;
+    }
     clone_in(&RealWorld::default(), store, base, cut, name)
 }
 

@@ -23,4 +23,4 @@ pub use cut::{Cut, rfc3339};
 pub use find::{CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, state_at, stored_cut};
 pub use removal::DeleteReport;
-pub(crate) use removal::{PinHolder, release_pins, remove_objects};
+pub(crate) use removal::{KeptFences, PinHolder, release_pins, remove_objects};

@@ -69,20 +69,26 @@ pub(crate) fn release_pins(
         };
         let bytes = pin.encode().map_err(cannot_encode)?;
         put(store, &released_key(entry.volume_id, entry.pin), bytes)?;
-        let removed = remove_objects(world, store, entry.volume_id, false)?;
+        let removed = remove_objects(world, store, entry.volume_id, KeptFences::Last)?;
         deleted.objects += removed.objects;
         deleted.bytes += removed.bytes;
     }
     Ok(deleted)
 }
 
-/// If nothing pins a deleted volume, removes its objects except its words and last fence (with
-/// `all_fences`: every fence).
+/// Which fences of a deleted volume stay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeptFences {
+    Last,
+    All,
+}
+
+/// If nothing pins a deleted volume, removes its objects except its words and these fences.
 pub(crate) fn remove_objects(
     world: &dyn World,
     store: &dyn ObjectStore,
     volume_id: VolumeId,
-    all_fences: bool,
+    fences: KeptFences,
 ) -> Result<DeleteReport> {
     let mut deleted = DeleteReport { objects: 0, bytes: 0, pinned_by: Vec::new() };
     let newest = words::newest(store, volume_id)?;
@@ -123,7 +129,7 @@ pub(crate) fn remove_objects(
     let stays = |object: &ObjectInfo| {
         kept.contains(&object.key)
             || object.key.starts_with(&words)
-            || all_fences && is_fence(object)
+            || fences == KeptFences::All && is_fence(object)
     };
     let doomed: Vec<_> = objects.into_iter().filter(|object| !stays(object)).collect();
     for objects in doomed.chunks(1000) {

@@ -234,7 +234,7 @@ fn recovered(disk: Arc<TornDisk>, staging: Option<StagingFile>, from: u64) -> (S
     let block = superblock.current();
     assert!(block.trim <= from, "nothing is given up before it is stored");
     let mut log = LogImage::new(disk, CAPACITY_BYTES, staging);
-    let options = ScanOptions::of(block, from, false);
+    let options = ScanOptions::of(block, from);
     (scan(&mut log, &options).unwrap(), log)
 }
 

@@ -215,8 +215,8 @@ pub(crate) struct ScanOptions {
 }
 
 impl ScanOptions {
-    /// Options for the log whose superblock is `block`, from position `from` on.
-    pub(crate) fn of(block: &Superblock, from: u64, accept_loss: bool) -> Self {
+    /// Options for the log whose superblock is `block`, from position `from` on. Damage is refused.
+    pub(crate) fn of(block: &Superblock, from: u64) -> Self {
         ScanOptions {
             tag: block.journal_tag,
             from,
@@ -224,7 +224,7 @@ impl ScanOptions {
             bound_position: block.bound_position,
             mark: block.logged,
             judged: block.intent_epoch != 0,
-            accept_loss,
+            accept_loss: false,
         }
     }
 

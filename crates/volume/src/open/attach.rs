@@ -78,7 +78,9 @@ fn try_attach(
     check_options(&stored, options)?;
     require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
-    require_fencing(store, options.no_fencing || options.store_is_probed)?;
+    if !options.no_fencing && !options.store_is_probed {
+        require_fencing(store)?;
+    }
     let memory = memory::in_use(options, world)?;
     let mut judged = judge(&stored, options, world)?;
     check_fits(&stored, &judged)?;

@@ -316,9 +316,11 @@ fn judge_against_store(
     };
     // The attachment may have started its records later: the log before is of earlier ones.
     let from = end.position.max(block.trim);
-    let wanted =
-        ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
-    let scan = scan(&mut log, &wanted)?;
+    let scan_options = ScanOptions {
+        accept_loss: options.accept_journal_loss,
+        ..ScanOptions::of(block, from).synced_through(log.synced())
+    };
+    let scan = scan(&mut log, &scan_options)?;
     Ok(JournalVerdict::Use(Box::new(UsableJournal {
         disk,
         superblock,

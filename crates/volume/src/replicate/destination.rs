@@ -237,7 +237,7 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
 /// Refuses a store without conditional creation of objects: there, two concurrent promotions would
 /// both win, and a copier could overwrite.
 pub fn require_fencing(store: &dyn ObjectStore) -> Result<()> {
-    crate::fencing::require_fencing(store, false)
+    crate::fencing::require_fencing(store)
 }
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
