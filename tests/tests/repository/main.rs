@@ -13,6 +13,7 @@ mod nesting;
 mod promises;
 mod queues;
 mod rules;
+mod statics;
 mod supply_chain;
 mod tidy;
 mod traits;
