@@ -66,8 +66,8 @@ impl ErrorKind {
         ErrorKind::Internal,
     ];
 
-    /// The Linux errno of this kind, for callers without a mapping of their own. What each front
-    /// door answers is in `docs/guide/doors.md`.
+    /// The Linux errno of this kind, for callers without a mapping of their own. What each door
+    /// answers is in `docs/guide/doors.md`.
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {

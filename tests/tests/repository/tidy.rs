@@ -35,7 +35,7 @@ const SLEEPERS: [&str; 8] = [
 
 /// Words of our own that the field's words replaced, and the field's word. Neither code nor
 /// documents use them. A space stands for an underscore and for the end of a line too.
-const RETIRED: [(&str, &str); 50] = [
+const RETIRED: [(&str, &str); 52] = [
     ("lay up", "preallocate"),
     ("laid up", "preallocated"),
     ("lays up", "preallocates"),
@@ -56,6 +56,8 @@ const RETIRED: [(&str, &str); 50] = [
     ("hand shake", "handshake"),
     ("tenure", "reservation"),
     ("answered well", "succeeds"),
+    ("front door", "door"),
+    ("front-door", "door"),
     // The spelling of the style guide.
     ("behaviour", "behavior"),
     ("neighbour", "neighbor"),
@@ -153,6 +155,10 @@ fn no_retired_word_is_used() {
         for (word, now) in RETIRED {
             for at in places_of(&words, word) {
                 let line = line_ends.partition_point(|end| *end <= at) + 1;
+                // The glossary says what readers may know a word as.
+                if text.lines().nth(line - 1).is_some_and(|row| row.starts_with("| door |")) {
+                    continue;
+                }
                 let place = format!("{}:{line}", path.display());
                 faults.push(format!("{place}: {word:?} is called {now:?} here"));
             }
