@@ -69,11 +69,11 @@ pub struct Settings {
     pub checkpoint_bytes: u64,
     /// Segments in flight at the same time.
     pub uploads_max: u32,
-    /// Milliseconds after which a small batch is sealed.
+    /// Milliseconds after which a small segment is sealed.
     pub segment_age_ms: u64,
     /// The journal is synced for unflushed writes of this age; 0: never.
     pub log_age_ms: u64,
-    /// Size of a batch.
+    /// Size of a segment.
     pub segment_bytes: u32,
     /// Size of the journal.
     pub journal_bytes: u64,

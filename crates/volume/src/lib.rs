@@ -20,7 +20,7 @@
 //! The paths, one module each: `write` (a write or a flush to its answer), `read` (a read),
 //! `engine` (records to segments, checkpoints, deletes), `open` and `recovery` (an attach, after
 //! any kind of crash), `cuts` (snapshots, the past, clones), [`replicate`] (a second store). The
-//! places: `journal` (the log on the local disk), `segment` (batches as objects), [`map`] (address
+//! places: `journal` (the log on the local disk), `segment` (records as objects), [`map`] (address
 //! to location), [`cache`] (frames on the local disk). What you can look at: [`status`],
 //! [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose: [`options`], within
 //! [`limits`].

@@ -15,7 +15,7 @@ const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
 /// The simulation runs the engine with small sizes (feature `small-limits`, package
-/// `sawmill-volume-small`), so that short histories meet the end of every ring, batch, area and
+/// `sawmill-volume-small`), so that short histories meet the end of every ring, segment, area and
 /// window. Nothing else differs.
 const fn sized(usual: u64, small: u64) -> u64 {
     if cfg!(feature = "small-limits") { small } else { usual }
@@ -31,13 +31,13 @@ pub const RECORD_PAYLOAD_BYTES_MAX: u64 = sized(MIB, 16 * KIB);
 /// Size of an uncompressed frame.
 pub const FRAME_BYTES: u32 = sized(64 * KIB, 4 * KIB) as u32;
 
-/// Smallest, usual and largest batch.
+/// Smallest, usual and largest segment.
 pub const SEGMENT_BYTES_MIN: u32 = sized(256 * KIB, 16 * KIB) as u32;
 /// See [`SEGMENT_BYTES_MIN`].
 pub const SEGMENT_BYTES_DEFAULT: u32 = 8 << 20;
 /// See [`SEGMENT_BYTES_MIN`].
 pub const SEGMENT_BYTES_MAX: u32 = 64 << 20;
-/// The most records one batch takes: bounds the header of a segment at 4 MiB.
+/// The most records one segment takes: bounds the header of a segment at 4 MiB.
 pub const SEGMENT_RECORDS_MAX: usize = sized(128 * KIB, 24) as usize;
 
 /// The buffers that segments are built in are multiples of this size, so that segments of almost
@@ -118,14 +118,14 @@ pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
 /// attach waits for it.
 pub const SCAN_FIRST_BYTES: u64 = sized(64 * KIB, 4 * KIB);
 
-/// The smallest journal for a volume with batches of `segment_bytes`: four times that. One batch is
+/// The smallest journal for a volume with segments of `segment_bytes`: four times that. One is
 /// being filled and one uploaded, and headers, padding and the staging ring's reach take room too.
-/// In a smaller one, a full journal could wait for a batch that cannot seal.
+/// In a smaller one, a full journal could wait for a segment that cannot be sealed.
 #[must_use]
 pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
-    let four_batches = 4 * segment_bytes as u64;
+    let four_segments = 4 * segment_bytes as u64;
     let floor = sized(16 * MIB, 128 * KIB);
-    if four_batches > floor { four_batches } else { floor }
+    if four_segments > floor { four_segments } else { floor }
 }
 
 /// Positions never get here: at 10 GiB a second it takes 13 years of writing. A position beyond it

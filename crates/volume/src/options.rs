@@ -27,7 +27,7 @@ pub struct CreateOptions {
     pub size_bytes: u64,
     /// Logical block shown by doors with sectors: 512 or 4096.
     pub block_bytes: u32,
-    /// A batch is sealed at this many bytes of data. A power of two within
+    /// A segment is sealed at this many bytes of data. A power of two within
     /// [`limits::SEGMENT_BYTES_MIN`]..=[`limits::SEGMENT_BYTES_MAX`].
     pub segment_bytes: u32,
     /// What a completed flush means.
@@ -88,7 +88,7 @@ pub struct OpenOptions {
     ///
     /// [`replicate::require_fencing`]: crate::replicate::require_fencing
     pub store_is_probed: bool,
-    /// Seal a batch that is this old, even if small. Zero: never by age.
+    /// Seal a segment that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
     /// Sync the journal when an accepted write is this old and not logged, even without a flush.
     /// Zero: never.

@@ -34,7 +34,7 @@ pub enum Health {
     Closed,
 }
 
-/// The three safety positions of a volume, in bytes of log. A batch may be stored before it is
+/// The three safety positions of a volume, in bytes of log. A segment may be stored before it is
 /// synced on the local disk; what is stored counts as logged here, so `logged` is never less than
 /// `stored`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,7 +164,7 @@ pub struct Counters {
     pub segments_stored: u64,
     /// Bytes of segment objects stored, headers included.
     pub segment_bytes_stored: u64,
-    /// Data bytes that overlapping writes inside a batch made unnecessary to store.
+    /// Data bytes that overlapping writes inside a segment made unnecessary to store.
     pub coalesced_bytes: u64,
     /// Checkpoints written.
     pub checkpoints: u64,

@@ -147,10 +147,10 @@ impl TraceDocument {
             discards: report.discards,
             write_amplification: report.write_amplification(),
             gc_amplification: report.gc_amplification(),
-            batch_amplification: report.batch_amplification(),
+            batch_amplification: report.data_amplification(),
             merge_ratio: report.merge_ratio(),
-            batch_bytes: report.batch_bytes,
-            batch_segments: report.batch_segments,
+            batch_bytes: report.data_segment_bytes,
+            batch_segments: report.data_segments,
             moved_bytes: report.moved_bytes,
             moved_segments: report.moved_segments,
             plugged_bytes: report.plugged_bytes,
@@ -222,8 +222,8 @@ impl Document {
         }
         let Prices { name, date, .. } = &self.prices;
         output::line(&format!("\nPrices: {name}, of {date}; GETs as if nothing were cached."))?;
-        // The monthly figures multiply the trace. Of a short one they multiply the chance of the
-        // moment, too.
+        // The monthly figures multiply the trace. Of a short one they multiply the chance of a
+        // minute, too.
         for trace in self.traces.iter().filter(|trace| trace.span_s < SHORT_S) {
             let span = human_duration(std::time::Duration::from_secs_f64(trace.span_s));
             let name = &trace.trace;

@@ -37,7 +37,7 @@ const REPEATS_DEFAULT: u32 = 1;
 /// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars
 /// per month.
 ///
-/// Runs the requests of each TRACE through the engine's own batches, coalescing, map and garbage
+/// Runs the requests of each TRACE through the engine's own segments, coalescing, map and garbage
 /// collection, without data or a store. A trace may be compressed with gzip, zstd, xz or bzip2. The
 /// formats, and what the figures include and omit: docs/guide/simulate.md.
 #[derive(Args)]
@@ -65,12 +65,12 @@ pub struct Arguments {
     )]
     repeat: u32,
 
-    /// Size at which a batch is sealed.
+    /// Size at which a segment is sealed.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32,
           default_value = exact_size(engine().segment_bytes.into()))]
     segment_bytes: u32,
 
-    /// Seal a batch at this age, even if it is small; 0: never by age.
+    /// Seal a segment at this age, even if it is small; 0: never by age.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration,
           default_value = exact_duration(engine().segment_age_max))]
     segment_age: Duration,

@@ -133,7 +133,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     ),
     counter(
         "sawmill_coalesced_bytes_total",
-        "Data bytes that were not stored because later writes of the same batch replaced them.",
+        "Data bytes that were not stored because later writes of the same segment replaced them.",
         |volume| volume.counters.coalesced_bytes,
     ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |volume| {

@@ -70,7 +70,7 @@ pub(super) struct OpenArguments {
 #[derive(Args)]
 #[command(next_help_heading = "Tuning")]
 pub(super) struct Tuning {
-    /// Store a batch at this age, even if it is small; 0: never by age.
+    /// Store a segment at this age, even if it is small; 0: never by age.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration,
           default_value = exact_duration(defaults().segment_age_max))]
     segment_age: Duration,

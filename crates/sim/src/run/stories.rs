@@ -42,7 +42,7 @@ macro_rules! stories {
 }
 
 stories!(
-    a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close,
+    records_that_cannot_be_read_back_are_not_passed_over_by_a_close,
     two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens,
     an_old_clean_journal_is_no_leave_to_overtake_a_newer_one,
     a_sync_that_fails_in_an_attach_is_remembered_by_the_next,
@@ -85,9 +85,9 @@ fn require(holds: bool, what: &str) -> Verdict {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// Seed 3910, when reads of the journal could first fail: the batch was dropped, nothing seemed
+/// Seed 3910, when reads of the journal could first fail: the segment was dropped, nothing seemed
 /// pending, and the close put a checkpoint marked as clean; the next attach skipped the journal.
-fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) -> Verdict {
+fn records_that_cannot_be_read_back_are_not_passed_over_by_a_close(place: &Path) -> Verdict {
     let mut run = calm(place, |settings| settings.disk.read_odds = 1)?;
     run.attach(0)?;
     for number in 0..4 {
@@ -96,7 +96,7 @@ fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) 
     let written = run.oracle.bound(Loss::Process);
     require(
         !run.close_in_peace()?,
-        "the close succeeds, and the batches lie on a disk that cannot be read",
+        "the close succeeds, and the records lie on a disk that cannot be read",
     )?;
     run.settings.disk = DiskFaults::default();
     run.attach(0)?;

@@ -1,5 +1,5 @@
 //! Records that the journal has written and the engine has not taken yet, and the position to seal
-//! without waiting for a full batch.
+//! without waiting for a full segment.
 //!
 //! Invariant: a record or a position that the engine must handle wakes it.
 //! [`limits::RECORDS_UNSTORED_MAX`] bounds the number of records. Not here: orders and events
@@ -37,8 +37,8 @@ impl RecordIntake {
         }
     }
 
-    /// Adds complete records, in order. Wakes the engine if they are a good part of a batch, or if
-    /// it has no other records.
+    /// Adds complete records, in order. Wakes the engine if they are a good part of a segment, or
+    /// if it has no other records.
     pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
         let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
         let wanted = self.sealed_through_wanted();
@@ -69,7 +69,7 @@ impl RecordIntake {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Everything before `position` must be sealed without waiting for a full batch.
+    /// Everything before `position` must be sealed without waiting for a full segment.
     pub(crate) fn seal_through(&self, position: u64) {
         if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
             self.wake.notify();

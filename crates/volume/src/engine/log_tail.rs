@@ -1,6 +1,6 @@
 //! The tail of the log that is not in the map yet: records to be sealed, and segments in flight.
 //!
-//! Invariants: batches are cut from the records in order of position, and segment sequences follow.
+//! Invariants: segments are cut from the records in order of position, and their sequences follow.
 //! A segment enters the map only when all before it have. Not here: garbage collection
 //! ([`super::collect`]) and orders ([`super::orders`]), which send segments of their own through
 //! here.
@@ -24,7 +24,6 @@ use crate::counters::add;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::recovery::roll_forward::live_bytes_of;
-use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::segment::builder::{self, BuiltSegment};
 use crate::segment::table::SegmentInfo;
@@ -145,17 +144,17 @@ impl LogTail {
         }
     }
 
-    /// Cuts, builds and puts batches while they are due and may be in flight.
+    /// Cuts, builds and puts segments while they are due and may be in flight.
     pub(super) fn seal(&mut self, context: &Arc<Context>, options: &EngineOptions, now: Duration) {
-        while self.has_room(options) && self.batch_is_due(context, options, now) {
-            let records = self.cut_batch(context, now);
+        while self.has_room(options) && self.segment_is_due(context, options, now) {
+            let records = self.cut_records(context, now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);
                 return;
             }
             let built = self.build(context, &records);
             match built {
-                Ok(built) => self.send_batch(context, built, records),
+                Ok(built) => self.send_segment(context, built, records),
                 Err(error) => {
                     // They stay pending: unstored data must never look as if it were stored.
                     self.put_back(records);
@@ -165,11 +164,11 @@ impl LogTail {
         }
     }
 
-    /// Whether a batch must be cut from the pending records.
-    fn batch_is_due(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
+    /// Whether a segment must be cut from the pending records.
+    fn segment_is_due(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = options.segment_age_max;
-        batch::is_full(
+        builder::is_full(
             self.pending_bytes,
             self.pending.len(),
             context.attachment.record.segment_bytes,
@@ -178,7 +177,7 @@ impl LogTail {
             || (!age.is_zero() && now >= self.pending_since + age)
     }
 
-    /// Time until a batch is old enough to be sealed.
+    /// Time until a segment is old enough to be sealed.
     pub(super) fn seal_in(&self, options: &EngineOptions, now: Duration) -> Option<Duration> {
         let age = options.segment_age_max;
         let waits = self.has_room(options) && !self.pending.is_empty() && !age.is_zero();
@@ -190,11 +189,12 @@ impl LogTail {
         self.uploads.iter().filter_map(Upload::repeat_at).min()
     }
 
-    /// Takes a batch from the front of the pending records: its payload, with padding in between.
-    fn cut_batch(&mut self, context: &Context, now: Duration) -> Vec<Arc<Record>> {
+    /// Takes the records of a segment from the front of the pending ones, with the padding in
+    /// between.
+    fn cut_records(&mut self, context: &Context, now: Duration) -> Vec<Arc<Record>> {
         let mut records = Vec::new();
         let mut bytes = 0;
-        while !batch::is_full(bytes, records.len(), context.attachment.record.segment_bytes) {
+        while !builder::is_full(bytes, records.len(), context.attachment.record.segment_bytes) {
             let Some(record) = self.pending.pop_front() else { break };
             bytes += record.payload_bytes();
             records.push(record);
@@ -215,7 +215,7 @@ impl LogTail {
 
     fn build(&self, context: &Context, records: &[Arc<Record>]) -> crate::Result<BuiltSegment> {
         let Some(journal) = &context.journal else {
-            return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
+            return Err(Error::new(ErrorKind::Internal, "a segment of records without a journal"));
         };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
         let header = self.header(context, SegmentKind::Data, position_end)?;
@@ -255,7 +255,7 @@ impl LogTail {
         })
     }
 
-    pub(super) fn send_batch(
+    pub(super) fn send_segment(
         &mut self,
         context: &Arc<Context>,
         segment: BuiltSegment,

@@ -1,9 +1,9 @@
-//! The engine: the only owner of what is in the store. It seals batches, puts them, enters stored
+//! The engine: the only owner of what is in the store. It seals segments, puts them, enters stored
 //! ones into the map in order, writes checkpoints and deletes what they supersede. It is a loop of
 //! [`Engine::step`]s with the time as parameter.
 //!
 //! Invariants:
-//! 1. Batches are cut from the records in order of position; segment sequences follow.
+//! 1. Segments are cut from the records in order of position; their sequences follow.
 //! 2. A segment counts as stored only when all before it are. Only then does the map name it.
 //! 3. The bytes of a (sequence, epoch) never change: a failed put is repeated with the same object.
 //! 4. A key with another writer's object ends this attachment: it is fenced.

@@ -103,7 +103,7 @@ impl Orders {
             }
             let sent: Result<()> = orders().try_for_each(|order| {
                 let built = build_order(context, log, order)?;
-                log.send_batch(context, built, Vec::new());
+                log.send_segment(context, built, Vec::new());
                 Ok(())
             });
             if let Err(error) = sent {

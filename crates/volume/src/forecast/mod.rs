@@ -2,7 +2,7 @@
 //! much garbage collection copies, how large the map grows, how many requests it takes.
 //!
 //! Nothing is modeled twice. The functions of a served volume cut records, fill, coalesce and lay
-//! out batches, enter extents into the map, count, choose, gather and pack segments, and encode
+//! out segments, enter extents into the map, count, choose, gather and pack segments, and encode
 //! checkpoints. What differs: time is that of the caller's requests, the store answers at once, and
 //! collecting begins and ends between two segments.
 //!
@@ -37,8 +37,7 @@ use crate::map::ObjectMap;
 use crate::map::part::MapPart;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
-use crate::segment::batch;
-use crate::segment::builder::{SegmentLayout, lay_out};
+use crate::segment::builder::{self, SegmentLayout, lay_out};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits, names, write};
@@ -83,7 +82,7 @@ impl ForecastOptions {
 pub struct Forecast {
     options: ForecastOptions,
     view: View,
-    /// The batch being filled.
+    /// The segment being filled.
     pending: Vec<Arc<Record>>,
     pending_bytes: u64,
     pending_since: Duration,
@@ -91,7 +90,7 @@ pub struct Forecast {
     position: u64,
     next_sequence: u32,
     now: Duration,
-    /// When a batch was sealed last.
+    /// When a segment was sealed last.
     busy_at: Duration,
     /// Log since the last checkpoint.
     log_bytes: u64,
@@ -216,14 +215,15 @@ impl Forecast {
             self.pending_bytes += record.payload_bytes();
             self.pending.push(Arc::new(record));
             done += bytes;
-            if batch::is_full(self.pending_bytes, self.pending.len(), self.options.segment_bytes) {
+            if builder::is_full(self.pending_bytes, self.pending.len(), self.options.segment_bytes)
+            {
                 self.seal()?;
             }
         }
         Ok(())
     }
 
-    /// Seals the pending batch if it becomes too old by `at`.
+    /// Seals the pending segment if it becomes too old by `at`.
     fn pass_time(&mut self, at: Duration) -> Result<()> {
         let age = self.options.segment_age_max;
         if !age.is_zero() && !self.pending.is_empty() && at >= self.pending_since + age {
@@ -284,8 +284,8 @@ impl Forecast {
         let header = self.header(SegmentKind::Data)?;
         let SegmentLayout { header, coalesced_bytes, .. } = lay_out(&records, header)?;
         self.report.coalesced_bytes += coalesced_bytes;
-        self.report.batch_bytes += header.data_bytes;
-        self.report.batch_segments += 1;
+        self.report.data_segment_bytes += header.data_bytes;
+        self.report.data_segments += 1;
         self.store(&header);
         apply_extents(&self.view, &header);
         self.collect()?;

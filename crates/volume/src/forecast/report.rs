@@ -1,7 +1,7 @@
 //! The results of a forecast, at the end and on the way.
 //!
 //! Invariant: however long the trace, there are at most [`SAMPLES_MAX`] samples, with equal numbers
-//! of batches between them; only the last one is taken at the end.
+//! of segments between them; only the last one is taken at the end.
 //!
 //! Not here: what is counted when (`super`), and prices and charts (the binary).
 
@@ -74,12 +74,12 @@ pub struct Report {
     pub read_bytes: u64,
     /// Discards and writes of zeroes.
     pub discards: u64,
-    /// Bytes that never went to the store, because the same batch overwrote or discarded them.
+    /// Bytes that never went to the store, because the same segment overwrote or discarded them.
     pub coalesced_bytes: u64,
-    /// Data of segments of batches.
-    pub batch_bytes: u64,
-    /// Segments of batches.
-    pub batch_segments: u64,
+    /// Data of segments of kind data.
+    pub data_segment_bytes: u64,
+    /// Segments of kind data.
+    pub data_segments: u64,
     /// Data that garbage collection copied, plugs too.
     pub moved_bytes: u64,
     /// Segments it made.
@@ -119,11 +119,11 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 impl Report {
-    /// Data put, of batches and by garbage collection, to bytes written. Below 1 when much is
+    /// Data put, of written data and by garbage collection, to bytes written. Below 1 when much is
     /// coalesced.
     #[must_use]
     pub fn write_amplification(&self) -> f64 {
-        ratio(self.batch_bytes + self.moved_bytes, self.written_bytes)
+        ratio(self.data_segment_bytes + self.moved_bytes, self.written_bytes)
     }
 
     /// 1 + bytes copied by garbage collection to bytes written: the reading of LSVD's Table 5.
@@ -132,10 +132,10 @@ impl Report {
         1.0 + ratio(self.moved_bytes, self.written_bytes)
     }
 
-    /// Data put to data of batches.
+    /// Data put to data of segments of kind data.
     #[must_use]
-    pub fn batch_amplification(&self) -> f64 {
-        ratio(self.batch_bytes + self.moved_bytes, self.batch_bytes)
+    pub fn data_amplification(&self) -> f64 {
+        ratio(self.data_segment_bytes + self.moved_bytes, self.data_segment_bytes)
     }
 
     /// The part of what was written that coalescing kept from the store.

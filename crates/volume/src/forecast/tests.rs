@@ -19,11 +19,11 @@ struct BruteForce {
     units: Vec<Place>,
     /// Data units by segment; segments without live units are forgotten.
     sizes: BTreeMap<u32, u64>,
-    batch: Vec<(usize, bool)>,
+    pending: Vec<(usize, bool)>,
     next: u32,
     policy: Option<GcPolicy>,
     plugs: bool,
-    batch_bytes: u64,
+    data_segment_bytes: u64,
     moved_bytes: u64,
 }
 
@@ -32,26 +32,26 @@ impl BruteForce {
         BruteForce {
             units: vec![None; (size_bytes / UNIT) as usize],
             sizes: BTreeMap::new(),
-            batch: Vec::new(),
+            pending: Vec::new(),
             next: 1,
             policy,
             plugs,
-            batch_bytes: 0,
+            data_segment_bytes: 0,
             moved_bytes: 0,
         }
     }
 
     fn touch(&mut self, address: u64, length: u64, is_write: bool) {
         let units = (address / UNIT) as usize..((address + length) / UNIT) as usize;
-        self.batch.extend(units.map(|unit| (unit, is_write)));
-        let written = self.batch.iter().filter(|(_, is_write)| *is_write).count() as u64;
+        self.pending.extend(units.map(|unit| (unit, is_write)));
+        let written = self.pending.iter().filter(|(_, is_write)| *is_write).count() as u64;
         if written * UNIT >= SEGMENT {
             self.seal();
         }
     }
 
     fn seal(&mut self) {
-        let last: BTreeMap<usize, bool> = self.batch.drain(..).collect();
+        let last: BTreeMap<usize, bool> = self.pending.drain(..).collect();
         if last.is_empty() {
             return;
         }
@@ -60,7 +60,7 @@ impl BruteForce {
             self.units[unit] = is_write.then_some((self.next, data));
             data += u64::from(is_write);
         }
-        self.batch_bytes += data * UNIT;
+        self.data_segment_bytes += data * UNIT;
         self.sizes.insert(self.next, data);
         self.next += 1;
         self.collect();
@@ -181,8 +181,8 @@ proptest! {
         brute.seal();
         let usage = brute.usage();
         prop_assert_eq!(report.written_bytes, written_bytes);
-        prop_assert_eq!(report.batch_bytes, brute.batch_bytes);
-        prop_assert_eq!(report.coalesced_bytes, written_bytes - brute.batch_bytes);
+        prop_assert_eq!(report.data_segment_bytes, brute.data_segment_bytes);
+        prop_assert_eq!(report.coalesced_bytes, written_bytes - brute.data_segment_bytes);
         prop_assert_eq!(report.moved_bytes, brute.moved_bytes);
         prop_assert_eq!(report.extents, brute.extents());
         prop_assert_eq!(
@@ -196,7 +196,7 @@ proptest! {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn a_batch_is_sealed_by_size_by_age_and_at_the_end() {
+fn a_segment_is_sealed_by_size_by_age_and_at_the_end() {
     let mut forecast =
         Forecast::new(ForecastOptions { segment_age_max: 5 * SECOND, ..options(1 << 30) }).unwrap();
     forecast.write(0, SEGMENT, Duration::ZERO).unwrap();
@@ -204,8 +204,8 @@ fn a_batch_is_sealed_by_size_by_age_and_at_the_end() {
     forecast.write(SEGMENT, 100, 5 * SECOND).unwrap();
     forecast.write(SEGMENT, 100, 6 * SECOND).unwrap();
     let report = forecast.finish().unwrap();
-    assert_eq!(report.batch_segments, 3);
-    assert_eq!((report.coalesced_bytes, report.batch_bytes), (100, SEGMENT + 200));
+    assert_eq!(report.data_segments, 3);
+    assert_eq!((report.coalesced_bytes, report.data_segment_bytes), (100, SEGMENT + 200));
     assert_eq!(report.requests.put_segments, 3);
 }
 

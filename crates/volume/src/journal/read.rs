@@ -1,7 +1,7 @@
 //! Reading a record's payload: from the staging ring while it is there, else from the journal disk;
 //! verified.
 //!
-//! A batch whose writers were faster than the store is no longer in memory when it is built. Then
+//! A segment whose writers were faster than the store is no longer in memory when it is built. Then
 //! its whole stretch of the journal is read back at once ([`ReadBack`]) instead of record by
 //! record.
 //!
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_left_memory_is_read_back_in_one_piece_over_the_seam() {
+    fn records_that_left_memory_is_read_back_in_one_piece_over_the_seam() {
         const CAPACITY: u64 = 256 << 10;
         const RECORDS: u64 = 60;
         let folder = tempfile::tempdir().unwrap();

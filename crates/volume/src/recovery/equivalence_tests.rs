@@ -27,23 +27,23 @@ const SIZE_BYTES: u64 = 2 * GROUP_BYTES + (64 << 20);
 
 /// One segment: a fence, or writes, zeroes and discards at places that meet often.
 #[derive(Clone, Debug)]
-enum Batch {
+enum LogStep {
     Fence,
     Extents(Vec<(u64, u64, u8)>),
 }
 
-fn histories() -> impl Strategy<Value = (Vec<Batch>, usize)> {
+fn histories() -> impl Strategy<Value = (Vec<LogStep>, usize)> {
     let place = prop_oneof![
         4 => 0u64..2000,
         2 => (GROUP_BYTES - 1000)..(GROUP_BYTES + 1000),
         1 => (2 * GROUP_BYTES)..(2 * GROUP_BYTES + 5000),
     ];
     let extent = (place, prop_oneof![5 => 1u64..700, 1 => 1u64 << 20..32 << 20], 0u8..5);
-    let batch = prop_oneof![
-        1 => Just(Batch::Fence),
-        6 => prop::collection::vec(extent, 0..8).prop_map(Batch::Extents),
+    let step = prop_oneof![
+        1 => Just(LogStep::Fence),
+        6 => prop::collection::vec(extent, 0..8).prop_map(LogStep::Extents),
     ];
-    (prop::collection::vec(batch, 1..24), any::<prop::sample::Index>()).prop_map(|(history, at)| {
+    (prop::collection::vec(step, 1..24), any::<prop::sample::Index>()).prop_map(|(history, at)| {
         let frozen = at.index(history.len() + 1);
         (history, frozen)
     })
@@ -105,13 +105,13 @@ impl World {
     }
 
     /// Puts the next segment after `end`, and moves `end` behind it.
-    fn grow(&self, end: &mut LogEnd, batch: &Batch) {
+    fn grow(&self, end: &mut LogEnd, step: &LogStep) {
         let sequence = end.next_sequence;
-        let (kind, wanted) = match batch {
-            Batch::Fence => (SegmentKind::Fence, &[][..]),
-            Batch::Extents(extents) if end.epoch > 0 => (SegmentKind::Data, &extents[..]),
+        let (kind, wanted) = match step {
+            LogStep::Fence => (SegmentKind::Fence, &[][..]),
+            LogStep::Extents(extents) if end.epoch > 0 => (SegmentKind::Data, &extents[..]),
             // Before the first attachment there is no writer.
-            Batch::Extents(_) => (SegmentKind::Fence, &[][..]),
+            LogStep::Extents(_) => (SegmentKind::Fence, &[][..]),
         };
         let (extents, data_bytes) = laid_out(wanted);
         let is_fence = kind == SegmentKind::Fence;
@@ -202,7 +202,7 @@ proptest! {
             if number == frozen {
                 at_freeze = Some(world.recover());
             }
-            history.get(number).into_iter().for_each(|batch| world.grow(&mut end, batch));
+            history.get(number).into_iter().for_each(|step| world.grow(&mut end, step));
         }
         let whole = world.recover();
         prop_assert_eq!(whole.newest.number_max, 1);

@@ -80,10 +80,10 @@ pub(crate) fn roll_forward_until(
     let mut copier = CopierOrigin::Unknown;
     while end.next_sequence <= limit.sequence {
         let first = u64::from(sequence32(end.next_sequence)?);
-        let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
-        for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
+        let ahead: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
+        for (sequence, header) in ahead.iter().zip(headers(store, volume_id, &ahead)) {
             if *sequence != end.next_sequence {
-                // A fence was met: the rest of this batch lies in its window and is ignored,
+                // A fence was met: the rest of them lies in its window and is ignored,
                 // whether it exists or not.
                 break;
             }

@@ -29,7 +29,7 @@ use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result, limits};
 
 /// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest.
-/// `is_allowed` is called before each batch of deletes. Returns the number of deleted objects.
+/// `is_allowed` is called before each group of deletes. Returns the number of deleted objects.
 pub(super) fn sweep(
     store: &dyn ObjectStore,
     root: &Checkpoint,

@@ -1,12 +1,12 @@
-//! Turns a batch into an object: coalesced, in address order, cut into sealed frames, with a
+//! Turns records into a segment: coalesced, in address order, cut into sealed frames, with a
 //! header.
 //!
 //! Invariants: every payload byte is verified against its record's checksum while it is copied; the
 //! header names the exact span of journal positions covered; the result depends only on the
 //! arguments.
 //!
-//! Not here: when a batch is full (`batch`), which record wins (`coalesce`), the put
-//! (`engine::log_tail`), and the data of a moved segment (`gc::gather`).
+//! Not here: which record wins (`coalesce`), age and demand, which seal a segment before it is
+//! full, and the put (`engine::log_tail`), and the data of a moved segment (`gc::gather`).
 
 use std::sync::Arc;
 
@@ -23,7 +23,13 @@ use super::resident::ResidentPiece;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::record::Record;
 use crate::store_calls::cannot_encode;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, limits};
+
+/// Whether a segment of this size takes no more records. The record that fills it is still in it,
+/// so it may hold up to a record more than `segment_bytes`.
+pub(crate) fn is_full(payload_bytes: u64, records: usize, segment_bytes: u32) -> bool {
+    payload_bytes >= u64::from(segment_bytes) || records >= limits::SEGMENT_RECORDS_MAX
+}
 
 /// A built segment, ready to be put.
 pub(crate) struct BuiltSegment {
@@ -33,7 +39,7 @@ pub(crate) struct BuiltSegment {
     pub(crate) header_bytes: u32,
     /// Where each run of the segment's data still is in the journal, by data offset.
     pub(crate) resident: Vec<ResidentPiece>,
-    /// Payload bytes that later records of the batch made unnecessary.
+    /// Payload bytes that later records of the segment made unnecessary.
     pub(crate) coalesced_bytes: u64,
 }
 
@@ -42,7 +48,7 @@ pub(crate) struct SegmentLayout {
     pub(crate) header: SegmentHeader,
     /// Where each run of the segment's data comes from, by data offset.
     pub(crate) pieces: Vec<ResidentPiece>,
-    /// Payload bytes that later records of the batch made unnecessary.
+    /// Payload bytes that later records of the segment made unnecessary.
     pub(crate) coalesced_bytes: u64,
 }
 
@@ -73,7 +79,7 @@ pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Res
     }
     header.data_bytes = data_bytes;
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
-        Error::caused(ErrorKind::Internal, "a batch does not fit a segment", error)
+        Error::caused(ErrorKind::Internal, "the records do not fit a segment", error)
     })?;
     Ok(SegmentLayout { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
 }

@@ -1,5 +1,5 @@
-//! What a batch of records leaves at each address: later records win. The batch is atomic, so order
-//! inside it is free; across batches nothing is ever coalesced.
+//! What the records of a segment leave at each address: later records win. A segment is atomic, so
+//! order inside it is free; across segments nothing is ever coalesced.
 //!
 //! Not here: what a later segment covers of an earlier one (`recovery::apply`).
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::record::Record;
 
-/// A part of a record that no later record of the batch covers.
+/// A part of a record that no later record of the segment covers.
 #[derive(Clone)]
 pub(crate) struct Remnant {
     pub(crate) address: u64,

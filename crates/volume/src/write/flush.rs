@@ -1,7 +1,7 @@
 //! A flush, or the wait of a write with FUA, by the volume's flush mode.
 //!
 //! - logged: everything reserved so far is synced to the journal disk; one sync serves all waiters.
-//! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is
+//! - stored: everything reserved so far is in the store, in a contiguous prefix; the segment is
 //!   sealed at once.
 //! - weak: a barrier only. The journal is one order, so there is nothing to do.
 //!

@@ -155,7 +155,7 @@ pub(crate) fn resume(context: &WriteContext) {
         |full| {
             context.stalled.note(full, context.journal.as_deref());
             // The thread that frees space calls this again, so there is no need to wake it. But a
-            // full journal frees space only if even a partial batch is sealed.
+            // full journal frees space only if even a partial segment is sealed.
             if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }

@@ -49,7 +49,7 @@ pub(in crate::command) struct Shape {
           default_value_t = defaults().block_bytes)]
     block_size: u32,
 
-    /// Size at which a batch of writes becomes an object: a power of two from 256K to 64M.
+    /// Size at which written data becomes an object: a power of two from 256K to 64M.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32,
           default_value = exact_size(defaults().segment_bytes.into()))]
     segment_bytes: u32,

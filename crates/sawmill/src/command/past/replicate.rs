@@ -27,7 +27,7 @@ use sawmill_console::units::{
     exact_duration, human_count, human_duration, human_size, parse_duration, parse_size,
 };
 
-/// A replica is about as far behind as this and the age at which a batch is stored.
+/// A replica is about as far behind as this and the age at which a segment is stored.
 const EVERY_DEFAULT: Duration = Duration::from_secs(2);
 
 /// Copy a volume to a second store as a replica, and keep it up to date.

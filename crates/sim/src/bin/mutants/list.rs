@@ -74,7 +74,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            drop(error);",
     ),
     mutant(
-        "a batch that cannot be read back is forgotten",
+        "records that cannot be read back are forgotten",
         "volume/src/engine/log_tail.rs",
         "                    self.put_back(records);\n                    return \
         context.write.fail(error);",
@@ -299,7 +299,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
     ),
     mutant(
-        "in a batch the older write wins",
+        "in a segment the older write wins",
         "volume/src/segment/coalesce.rs",
         "    for record in records {\n        if record.length == 0",
         "    for record in records.iter().rev() {\n        if record.length == 0",
