@@ -152,7 +152,7 @@ impl FileSystemMount {
     }
 
     /// Unmounts it, and returns the error if that fails. Programs that scan every new mount may
-    /// keep it busy for a moment, so a busy mount is retried.
+    /// keep it busy for a short time, so a busy mount is retried.
     pub fn unmount(mut self) -> Result<()> {
         let deadline = Instant::now() + BUSY_TIME_MAX;
         loop {

@@ -47,7 +47,7 @@ pub enum EntrySelection {
     Seed(u64),
 }
 
-/// A moment between two entries, and what is kept.
+/// A place between two entries, and what is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
     /// How many entries have happened.

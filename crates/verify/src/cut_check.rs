@@ -24,7 +24,7 @@ pub enum Rule {
     /// Each sector has the content of the last flush or of one of the writes since: the promise of
     /// a plain disk with a cache.
     Sector,
-    /// The device is as after all writes up to some moment, each whole.
+    /// The device is as after all writes up to some time, each whole.
     Prefix,
 }
 
@@ -114,7 +114,7 @@ impl CutCheck<'_> {
         }
         // The file below connects by itself, and some servers accept one connection only.
         drop(client);
-        // Without its disk, a device has promised only an earlier state, and any moment is early
+        // Without its disk, a device has promised only an earlier state, and any time is early
         // enough.
         let whole = remains.mode == RecoveryMode::DiskKept || subject.flushes_survive_its_disk();
         self.judge_export(&*running, if whole { cut_time } else { CutTime::default() })

@@ -2,8 +2,8 @@
 //! after a crash.
 //!
 //! Invariants: a file gets its name by a rename after its content is synced, and the folder is
-//! synced after that. So a file with that name is always whole, and from the moment `durable`,
-//! which is taken after the folder's sync, it must exist. The moment `removed` is taken before the
+//! synced after that. So a file with that name is always whole, and from the time `durable` on,
+//! which is taken after the folder's sync, it must exist. The time `removed` is taken before the
 //! removal or the replacement begins; from then on the file may be missing.
 //!
 //! Not here: making, mounting and checking the file system (`file_system`).
@@ -28,9 +28,9 @@ pub struct FileRecord {
     pub seed: u64,
     /// Its length.
     pub length: u64,
-    /// A moment after its name was synced.
+    /// A time after its name was synced.
     pub durable: u64,
-    /// A moment before its removal or its replacement began.
+    /// A time before its removal or its replacement began.
     pub removed: Option<u64>,
 }
 
@@ -91,7 +91,7 @@ impl Files {
     pub fn verify(&self, root: &Path, cut_time: CutTime) -> Result<(), String> {
         for record in &self.records {
             let going = record.removed.is_some_and(|removed| removed < cut_time.visible);
-            // The strict bounds of both moments: a file whose removal may have begun by then may be
+            // The strict bounds of both times: a file whose removal may have begun by then may be
             // there or not.
             let wanted = record.durable < cut_time.promised && !going;
             if wanted && read(root, &record.name)? != Some(content(record)) {
@@ -122,7 +122,7 @@ impl Files {
     pub fn to_text(&self) -> String {
         let mut text = format!("files {}\n", self.kind.name());
         for FileRecord { name, seed, length, durable, removed } in &self.records {
-            let removed = removed.map_or("-".to_owned(), |moment| moment.to_string());
+            let removed = removed.map_or("-".to_owned(), |time| time.to_string());
             text.push_str(&format!("{name} {seed} {length} {durable} {removed}\n"));
         }
         text

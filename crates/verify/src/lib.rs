@@ -2,7 +2,7 @@
 //! could fail, and judges what is left.
 //!
 //! Modules. The recording: `recorder` (the recording device), `recording` (the write log), `image`
-//! (a device's content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The
+//! (a device's content), `cut` (what may be left at a time), `plan` (which cuts to look at). The
 //! devices: `subject` (those under test), `target` (a user's disk), `faulty` (planted faults, to
 //! test the checker itself). The work and its judges: `stamp` (blocks that record which write made
 //! them, and the judge), `load` (a stamped load), `files` (files that prove themselves),

@@ -1,5 +1,5 @@
 //! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over
-//! several connections or on a device, all noted in a log, and cut off at any moment.
+//! several connections or on a device, all noted in a log, and cut off at any time.
 //!
 //! Invariant: a request is in the log before it is sent, and its end is stamped where the answer
 //! arrives. A stamp taken when the load polls would hide from the judge an order that the client

@@ -51,7 +51,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Opens a log, with the moments in `moments` beside it where they are.
+    /// Opens a log, with the times in `moments` beside it where they are.
     pub fn open(path: &Path) -> Result<Self> {
         let file =
             File::open(path).map_err(|error| Error::io("cannot open the log", path, error))?;
@@ -72,7 +72,7 @@ impl Recording {
             return Err(Error::Log(text));
         }
         let sector_bytes = u64::from(superblock.sector_bytes);
-        let moments = read_moments(path);
+        let times = read_times(path);
         let mut entries = Vec::new();
         let mut at = sector_bytes;
         for number in 0..superblock.entry_count {
@@ -84,7 +84,7 @@ impl Recording {
                 let text = format!("{}: entry {number} is beyond any disk", path.display());
                 return Err(Error::Log(text));
             }
-            let cut_time = moments.get(number as usize).copied().unwrap_or_default();
+            let cut_time = times.get(number as usize).copied().unwrap_or_default();
             entries.push(RecordedEntry { entry, data_at: at + sector_bytes, cut_time });
             let sectors = entry.data_sectors().checked_add(1);
             let next =
@@ -144,8 +144,8 @@ impl Recording {
     }
 }
 
-/// The moments of a log's entries, if they were recorded.
-fn read_moments(log: &Path) -> Vec<CutTime> {
+/// The times of a log's entries, if they were recorded.
+fn read_times(log: &Path) -> Vec<CutTime> {
     let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
     let cut_time = |line: &str| {
         let (promised, visible) = line.split_once(' ')?;
@@ -160,7 +160,7 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     end: u64,
-    moments: Vec<CutTime>,
+    times: Vec<CutTime>,
 }
 
 impl LogWriter {
@@ -169,7 +169,7 @@ impl LogWriter {
         let outcome = File::options().read(true).write(true).create(true).truncate(true).open(path);
         let file = outcome.map_err(|error| Error::io("cannot make the log", path, error))?;
         let mut writer =
-            LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
+            LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, times: Vec::new() };
         writer.write_superblock().map_err(|error| writer.failed(error))?;
         writer.file.set_len(SECTOR_BYTES).map_err(|error| writer.failed(error))?;
         Ok(writer)
@@ -178,13 +178,13 @@ impl LogWriter {
     /// How many entries it has.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.moments.len()
+        self.times.len()
     }
 
     /// Whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.moments.is_empty()
+        self.times.is_empty()
     }
 
     /// Adds an entry. `data` is as long as the entry says, or empty where they are zeroes.
@@ -201,7 +201,7 @@ impl LogWriter {
         });
         written.map_err(|error| self.failed(error))?;
         self.end = end;
-        self.moments.push(cut_time);
+        self.times.push(cut_time);
         Ok(())
     }
 
@@ -209,16 +209,16 @@ impl LogWriter {
     pub fn finish(&mut self) -> Result<Recording> {
         self.write_superblock().map_err(|error| self.failed(error))?;
         let line = |cut_time: &CutTime| format!("{} {}\n", cut_time.promised, cut_time.visible);
-        let moments: String = self.moments.iter().map(line).collect();
+        let times: String = self.times.iter().map(line).collect();
         // In a file of their own, because the log's format is that of other programs and has no
         // place for them.
-        std::fs::write(self.path.with_file_name("moments"), moments)
+        std::fs::write(self.path.with_file_name("moments"), times)
             .map_err(|error| self.failed(error))?;
         Recording::open(&self.path)
     }
 
     fn write_superblock(&mut self) -> io::Result<()> {
-        let entry_count = self.moments.len() as u64;
+        let entry_count = self.times.len() as u64;
         let superblock = Superblock { entry_count, sector_bytes: SECTOR_BYTES as u32 };
         self.file.write_all_at(&superblock.encode(), 0)
     }

@@ -2,7 +2,7 @@
 //! through a recorder on a user's disk (*above*).
 //!
 //! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows
-//! what the workload had been promised at that moment.
+//! what the workload had been promised at that time.
 //!
 //! Not here: what is left after a crash (`cut_check`).
 

@@ -29,7 +29,7 @@ pub enum Knowledge {
     Stamps {
         /// Its requests.
         log: Log,
-        /// Pairs of moments: from the second on, everything that completed before the first
+        /// Pairs of times: from the second on, everything that completed before the first
         /// survives the loss of the disk.
         settled: Vec<(u64, u64)>,
     },
@@ -130,7 +130,7 @@ impl RecordedSession {
         Ok(())
     }
 
-    /// The moment at which a cut strikes.
+    /// The time at which a cut strikes.
     #[must_use]
     pub fn cut_time(&self, cut: &Cut) -> CutTime {
         self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.cut_time)

@@ -23,8 +23,8 @@ fn entry(sector: u64, sector_count: u64, flags: Flags) -> Entry {
     Entry { sector, sector_count, flags, data_bytes: if data { sector_count * 512 } else { 0 } }
 }
 
-fn at(moment: u64) -> CutTime {
-    CutTime { promised: moment, visible: moment }
+fn at(time: u64) -> CutTime {
+    CutTime { promised: time, visible: time }
 }
 
 /// A write, a flush, a write with FUA, a discard, and zeroes.

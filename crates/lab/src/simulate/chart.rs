@@ -2,7 +2,8 @@
 //! readable on light and dark pages; no scripts, and nothing is fetched.
 //!
 //! Invariant: every text that the code does not fix goes through `escaped`, so a trace of any name
-//! gives a well-formed document. Not here: which moments are samples (`sawmill_volume::forecast`).
+//! gives a well-formed document. Not here: which points of a trace are samples
+//! (`sawmill_volume::forecast`).
 
 use std::fmt::Write;
 

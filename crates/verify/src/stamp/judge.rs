@@ -15,7 +15,7 @@
 //! Invariant: while one image is judged, P only grows: a round adds a write of zeroes that alone
 //! explains a sector, or it is the last.
 //!
-//! Not here: the choice of the check for a device (`cut_check`, `crash`), the moments of requests
+//! Not here: the choice of the check for a device (`cut_check`, `crash`), the times of requests
 //! and answers (`log`).
 
 use std::fmt;
@@ -56,14 +56,14 @@ pub fn check_flushed_kept(log: &Log, image: &[u8]) -> Result<Verdict, Violation>
     Judge::new(log, image, demanded)?.judge()
 }
 
-/// Requires that the image is a cut, at any moment.
+/// Requires that the image is a cut, at any time.
 pub fn check_cut(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     Judge::new(log, image, |_| false)?.judge()
 }
 
-/// Requires that every write completed before `moment` is there, and that the image is a cut.
-pub fn check_kept_before(log: &Log, moment: u64, image: &[u8]) -> Result<Verdict, Violation> {
-    Judge::new(log, image, |write| write.completed.is_some_and(|done| done < moment))?.judge()
+/// Requires that every write completed before `time` is there, and that the image is a cut.
+pub fn check_kept_before(log: &Log, time: u64, image: &[u8]) -> Result<Verdict, Violation> {
+    Judge::new(log, image, |write| write.completed.is_some_and(|done| done < time))?.judge()
 }
 
 /// The promise of a plain disk with a cache: each sector on its own is whole, and no later write
@@ -288,8 +288,8 @@ impl<'a> Judge<'a> {
         over
     }
 
-    /// Clause 3, by sorting the cut: edges are → (through the line of moments) and "under what is
-    /// seen".
+    /// Clause 3, by sorting the cut: edges are → (through the line of completions) and "under what
+    /// is seen".
     fn check_one_order(&self, in_cut: &[bool]) -> Result<(), Violation> {
         let writes = &self.log.writes;
         let over = self.top_writes();
@@ -302,25 +302,25 @@ impl<'a> Judge<'a> {
             .filter_map(|&place| writes[place].completed.map(|done| (done, place)))
             .collect();
         completions.sort_unstable();
-        let first_moment = writes.len();
-        let mut after: Vec<Vec<usize>> = vec![Vec::new(); first_moment + completions.len()];
+        let first_completion = writes.len();
+        let mut after: Vec<Vec<usize>> = vec![Vec::new(); first_completion + completions.len()];
         let mut before = vec![0_usize; after.len()];
         let mut edge = |from: usize, to: usize| {
             after[from].push(to);
             before[to] += 1;
         };
-        for (moment, &(_, place)) in completions.iter().enumerate() {
-            edge(place, first_moment + moment);
-            if moment > 0 {
+        for (number, &(_, place)) in completions.iter().enumerate() {
+            edge(place, first_completion + number);
+            if number > 0 {
                 // A line of completions stands for the edges between all pairs, of which there
                 // would be the square.
-                edge(first_moment + moment - 1, first_moment + moment);
+                edge(first_completion + number - 1, first_completion + number);
             }
         }
         for &place in &members {
             let earlier = completions.partition_point(|&(done, _)| done < writes[place].submitted);
             if earlier > 0 {
-                edge(first_moment + earlier - 1, place);
+                edge(first_completion + earlier - 1, place);
             }
             let mut tops: Vec<usize> = sectors(&writes[place]).map(|sector| over[sector]).collect();
             tops.sort_unstable();

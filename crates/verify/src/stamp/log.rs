@@ -1,6 +1,6 @@
-//! The client's log: every write and flush with the moments of its submission and its completion.
+//! The client's log: every write and flush with the times of its submission and its completion.
 //!
-//! Invariant: moments come from one clock that only increases. They are taken before a request is
+//! Invariant: times come from one clock that only increases. They are taken before a request is
 //! sent and after its answer is read, so "completed before submitted" in the log was also true for
 //! the device.
 //!
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SECTOR_BYTES, Sector, Stamp};
 
-/// The moment of a cut, on the clock of the workload. Recording the state takes a while, so the
-/// moment has two bounds.
+/// The time of a cut, on the clock of the workload. Recording the state takes a while, so the
+/// time has two bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutTime {
     /// Every answer before this is a promise.
@@ -27,15 +27,15 @@ impl CutTime {
     pub const END: CutTime = CutTime { promised: u64::MAX, visible: u64::MAX };
 }
 
-/// A logical clock: each moment is later than all before.
+/// A logical clock: each time is later than all before.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    /// The next moment. The first is 1.
+    /// The next time. The first is 1.
     #[must_use]
     pub fn tick(&self) -> u64 {
-        // One order for all threads, because the judge compares moments of different threads.
+        // One order for all threads, because the judge compares times of different threads.
         self.0.fetch_add(1, Ordering::SeqCst) + 1
     }
 }
@@ -203,18 +203,18 @@ impl Log {
     /// The log as lines of text, for [`Log::from_text`]. The base must be empty: it is not written.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let moment =
+        let time =
             |completed: Option<u64>| completed.map_or("-".to_owned(), |done| done.to_string());
         let mut text = format!("stamps {} {}\n", self.run, self.base.len());
         for write in &self.writes {
             let kind = if write.kind == Kind::Zero { "zero" } else { "data" };
             let Write { id, sector, count, fua, submitted, .. } = *write;
             let fua = u8::from(fua);
-            let completed = moment(write.completed);
+            let completed = time(write.completed);
             text.push_str(&format!("{kind} {id} {sector} {count} {fua} {submitted} {completed}\n"));
         }
         for flush in &self.flushes {
-            text.push_str(&format!("flush {} {}\n", flush.submitted, moment(flush.completed)));
+            text.push_str(&format!("flush {} {}\n", flush.submitted, time(flush.completed)));
         }
         text
     }
@@ -228,11 +228,11 @@ impl Log {
         let mut log = Log::new(run.parse().ok()?, sectors.parse().ok()?);
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
-            let moment =
+            let time =
                 |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
             match words[..] {
                 ["flush", submitted, completed] => {
-                    let (submitted, completed) = (submitted.parse().ok()?, moment(completed)?);
+                    let (submitted, completed) = (submitted.parse().ok()?, time(completed)?);
                     log.flushes.push(Flush { submitted, completed });
                 }
                 [kind @ ("data" | "zero"), id, sector, count, fua, submitted, completed] => {
@@ -243,7 +243,7 @@ impl Log {
                         count: count.parse().ok()?,
                         fua: fua == "1",
                         submitted: submitted.parse().ok()?,
-                        completed: moment(completed)?,
+                        completed: time(completed)?,
                     });
                 }
                 _ => return None,

@@ -2,7 +2,7 @@
 //!
 //! Every 512-byte sector of a write carries magic, run, address, write, its index in the write, the
 //! write's length, and a checksum over all of it. After a crash the judge looks at each sector and
-//! decides whether the image is a *cut*: all writes up to some moment, none after it, each whole or
+//! decides whether the image is a *cut*: all writes up to some time, none after it, each whole or
 //! absent, in one order. Modules: `block` (the stamp), `log` (all writes and flushes), `judge` (the
 //! definition and its proof).
 //!

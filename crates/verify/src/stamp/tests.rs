@@ -19,9 +19,9 @@ fn id_of(letter: char) -> u64 {
     u64::from(u32::from(letter))
 }
 
-fn moments(text: &str) -> (u64, Option<u64>) {
-    let (submitted, completed) = text.split_once('-').expect("a row names two moments");
-    (submitted.parse().expect("a moment"), completed.parse().ok())
+fn times(text: &str) -> (u64, Option<u64>) {
+    let (submitted, completed) = text.split_once('-').expect("a row names two times");
+    (submitted.parse().expect("a time"), completed.parse().ok())
 }
 
 fn log(text: &str, base: &str) -> Log {
@@ -32,12 +32,12 @@ fn log(text: &str, base: &str) -> Log {
     for entry in text.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
         let words: Vec<&str> = entry.split_whitespace().collect();
         if words[0] == "flush" {
-            let (submitted, completed) = moments(words[1]);
+            let (submitted, completed) = times(words[1]);
             log.flushes.push(Flush { submitted, completed });
             continue;
         }
         let (sector, count) = words[1].split_once('+').expect("a row names a range");
-        let (submitted, completed) = moments(words[2]);
+        let (submitted, completed) = times(words[2]);
         let kind = if words.contains(&"zero") { Kind::Zero } else { Kind::Data };
         log.add(Write {
             id: id_of(words[0].chars().next().expect("a letter")),

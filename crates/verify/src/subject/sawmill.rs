@@ -1,7 +1,7 @@
 //! Sawmill's own binary as a device under test: its journal lies on the recorded disk, its store is
 //! a folder.
 //!
-//! A crash leaves the journal according to the cut, and the store as it was at that moment. Objects
+//! A crash leaves the journal according to the cut, and the store as it was at that time. Objects
 //! are immutable, and only their names appear and disappear, so a hard link keeps each object, and
 //! the set of names is recorded before every entry of the recording. Memory that outlives the
 //! process is lost, as after a power failure.
@@ -144,7 +144,7 @@ impl ObjectHistory {
 }
 
 /// The keys of the objects in a folder store, once two listings in a row are equal: then the store
-/// held exactly these at one moment.
+/// held exactly these at one time.
 fn steady(store: &Path) -> io::Result<BTreeSet<String>> {
     let mut found = objects(store)?;
     loop {
