@@ -62,8 +62,8 @@ pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     attached_within(volume_folder, HAND_OFF_TIME_MAX)
 }
 
-fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<ProcessStatus>> {
-    let deadline = Instant::now() + patience;
+fn attached_within(volume_folder: &Path, time_max: Duration) -> Result<Option<ProcessStatus>> {
+    let deadline = Instant::now() + time_max;
     loop {
         match attached_now(volume_folder)? {
             Some(process) if process.handing_over && process.volumes.is_empty() => {

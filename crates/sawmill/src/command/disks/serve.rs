@@ -363,7 +363,8 @@ pub(in crate::command) fn close(
     serving.leave_away();
     start_closing(serving, sender)?;
     let mut open: Vec<usize> = (0..serving.volumes.len()).collect();
-    let mut worst = None;
+    // The first is reported, because what fails later may follow from it.
+    let mut first_failure = None;
     while !open.is_empty() {
         match receiver.recv_timeout(REMIND_EVERY) {
             Err(RecvTimeoutError::Timeout) => {
@@ -379,7 +380,7 @@ pub(in crate::command) fn close(
                 open.retain(|other| *other != index);
                 report_stopped(console, &serving.volumes[index], &outcome);
                 if let Err(failure) = outcome {
-                    worst.get_or_insert(failure);
+                    first_failure.get_or_insert(failure);
                 }
             }
             // Everything is being closed: there is nothing to collect or to hand over.
@@ -395,7 +396,7 @@ pub(in crate::command) fn close(
         }
     }
     serving.save_cache();
-    worst.map_or(Ok(Exit::Ok), Err)
+    first_failure.map_or(Ok(Exit::Ok), Err)
 }
 
 /// Closes a volume. One that a failed hand-off left closed has everything it accepted in its

@@ -236,8 +236,8 @@ enum AttachEvent {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
     let began = Instant::now();
-    let place = LinkLocation::parse(&arguments.link)?;
-    let export = place.export()?.to_owned();
+    let location = LinkLocation::parse(&arguments.link)?;
+    let export = location.export()?.to_owned();
     let name = name_of(arguments, &export)?;
     let folder = context.paths.links_folder()?.join(&name);
     let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
@@ -248,7 +248,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let cache = arguments.cache.options()?;
     // P91: before the open below, which may fence another initiator.
     check_addresses(&plans, arguments.admin.address)?;
-    let remote = Remote::connect(&place, security, options)?;
+    let remote = Remote::connect(&location, security, options)?;
     let Arguments { read_only, take_over, shared, .. } = *arguments;
     let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
     let exposed = match cache {
@@ -260,10 +260,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
     let volume = DoorVolume {
         name: name.clone(),
-        description: place.to_string(),
+        description: location.to_string(),
         device: exposed.device(),
         folder: folder.clone(),
-        identity: place.to_string(),
+        identity: location.to_string(),
         // A target may lose what was not flushed while no initiator is attached to learn of it.
         outlives_server: false,
     };
@@ -271,12 +271,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::on_signals(&[SIGTERM, SIGINT], move |_| to_main.send(AttachEvent::Signal).is_ok())?;
     make_folder(&folder)?;
     doors.open_all(&plans, &[volume])?;
-    let report_source = report_source(&place, &remote, &exposed);
+    let report_source = report_source(&location, &remote, &exposed);
     let _status_listener =
         StatusListener::start(&context.paths.links_folder()?, Arc::clone(&report_source))?;
     let admin =
         arguments.admin.address.map(|at| admin(at, report_source, &doors, began)).transpose()?;
-    let attachment = Attachment { json: context.json, name, place, remote, device, exposed, doors };
+    let attachment =
+        Attachment { json: context.json, name, location, remote, device, exposed, doors };
     attachment.announce(admin.as_ref())?;
     daemon::notify(sd_notify::NotifyState::Ready);
     let failure = attachment.handle_events(&receiver);
@@ -337,17 +338,21 @@ fn admin(
     Admin::start(callbacks, vec![ListenAddress::Loopback(at)])
 }
 
-fn report_source(place: &LinkLocation, remote: &Remote, exposed: &ExposedDevice) -> ReportSource {
+fn report_source(
+    location: &LinkLocation,
+    remote: &Remote,
+    exposed: &ExposedDevice,
+) -> ReportSource {
     // Weak, so that an open status connection does not keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
-    let (place, exposed) = (place.clone(), exposed.clone());
+    let (location, exposed) = (location.clone(), exposed.clone());
     Arc::new(move || {
         let connection = |initiator: Arc<Initiator>| {
-            ConnectionReport::new(&initiator.status(), &place.addresses)
+            ConnectionReport::new(&initiator.status(), &location.addresses)
         };
         EndReport {
             kind: "attach".into(),
-            name: place.to_string(),
+            name: location.to_string(),
             pid: std::process::id(),
             connections: initiator.upgrade().map(connection).into_iter().collect(),
             cache: exposed.cache_report(),
@@ -359,7 +364,7 @@ fn report_source(place: &LinkLocation, remote: &Remote, exposed: &ExposedDevice)
 struct Attachment {
     json: bool,
     name: String,
-    place: LinkLocation,
+    location: LinkLocation,
     doors: Arc<Doors>,
     exposed: ExposedDevice,
     device: Arc<RemoteDevice>,
@@ -383,7 +388,7 @@ impl Attachment {
             addresses.into_iter().map(|(kind, address)| DoorDocument { kind, address }).collect();
         self.emit(&Event::Ready {
             name: &self.name,
-            link: self.place.to_string(),
+            link: self.location.to_string(),
             size_bytes: geometry.size_bytes,
             read_only: geometry.read_only,
             uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
@@ -427,7 +432,7 @@ impl Attachment {
         let status = self.remote.initiator().status();
         let open = status.links.iter().filter(|link| link.open && !link.silent).count();
         let now = (status.connected && open > 0, open);
-        let links = self.place.addresses.len();
+        let links = self.location.addresses.len();
         if previous.replace(now) == Some(now) {
             return;
         }

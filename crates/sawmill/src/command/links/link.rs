@@ -341,9 +341,9 @@ struct ExportEntry {
 }
 
 fn list(context: &Context, arguments: &List) -> Result<Exit> {
-    let place = LinkLocation::parse(&arguments.link)?;
+    let location = LinkLocation::parse(&arguments.link)?;
     let options = InitiatorOptions { name: own_name(), ..InitiatorOptions::default() };
-    let remote = Remote::connect(&place, arguments.key.security()?, options)?;
+    let remote = Remote::connect(&location, arguments.key.security()?, options)?;
     let exports = remote.exports()?;
     if exports.left_out > 0 {
         tracing::warn!("{} more exports do not fit into the target's answer", exports.left_out);
