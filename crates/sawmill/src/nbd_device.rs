@@ -24,6 +24,7 @@ impl NbdDevice {
     /// Connects to the export. `inner` is the geometry behind the door, for what NBD does not say.
     pub(crate) fn connect(uri: &str, inner: &Geometry) -> Result<Self> {
         let failed = |error| Failure::io(format!("cannot connect to {uri}"), &error);
+        // Extended headers: the contract has requests of more than 4 GiB.
         let client = Client::connect(uri, Style::Extended).map_err(failed)?;
         let export = client.export();
         let has = |bit| export.flags & bit != 0;

@@ -84,6 +84,7 @@ pub(crate) fn open_all(
     plan: &ServePlan,
     stores: &mut Stores,
 ) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
+    // Before the volumes: a cache that cannot be opened must not cost an epoch.
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
     let mut volumes: Vec<ServedVolume> = Vec::new();
     for address in &plan.volumes {
@@ -155,6 +156,7 @@ pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: Option<u64>) -> Result<O
         CachePlan::None => Ok(None),
         CachePlan::At(path) => open(path.clone()),
         CachePlan::Default(path) => {
+            // A cache belongs to one process: another server of this user may have the first ones.
             for number in 0..CACHES_MAX {
                 let candidate = if number == 0 {
                     path.clone()
@@ -166,6 +168,7 @@ pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: Option<u64>) -> Result<O
                     other => return other,
                 }
             }
+            // Reads are slower and nothing is lost, which is better than not to serve.
             tracing::warn!(
                 "all {CACHES_MAX} caches at {} are in use; serving without one",
                 path.display()

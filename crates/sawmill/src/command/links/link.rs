@@ -246,6 +246,8 @@ fn row_of(entry: TargetEntry) -> Vec<String> {
 }
 
 fn question(token: u64, name: &str) -> Result<Vec<u8>> {
+    // Question and answer have one form. Instance and security are those of a target: whoever asks
+    // has none.
     let seek = Seek { token, instance: [0; 16], sealed: false, name: name.to_owned() };
     let body = seek.encode().map_err(|error| Failure::usage(error.to_string()).caused_by(error))?;
     let mut packet = vec![0; HEADER_BYTES];
@@ -290,6 +292,7 @@ fn seek_udp(
             next = now + SEEK_EVERY;
             socket.send_to(question, to).map_err(cannot)?;
         }
+        // Not zero, which the socket refuses.
         let wait = deadline.min(next).saturating_duration_since(now).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(wait)).map_err(cannot)?;
         // Nothing yet, or nothing listens there; the next question may be answered.
@@ -411,6 +414,7 @@ fn measure(before: &[EndReport], now: &mut [EndReport], over: Duration) {
         for connection in &mut end.connections {
             let same =
                 |old: &&ConnectionReport| old.id == connection.id && old.peer == connection.peer;
+            // A connection that is new has no earlier numbers to compare with.
             let Some(old) = old_end.connections.iter().find(same) else { continue };
             for (link, old) in connection.links.iter_mut().zip(&old.links) {
                 link.rate = Some(RateReport {

@@ -88,6 +88,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     Ok(Exit::Ok)
 }
 
+// The documents name what scripts read. They are types of their own, so that a field of the format
+// can be renamed without breaking a script.
+
 #[derive(Serialize)]
 struct ExtentDocument {
     address: u64,
