@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Flags, Outcome, Request};
 use sawmill_device::{ErrorKind, Operation};
-use sawmill_volume::Volume;
+use sawmill_volume::{FlushMode, Volume};
 
 use crate::oracle::{Effect, Oracle, ReadWatch, payload};
 use crate::trace::Trace;
@@ -195,9 +195,10 @@ impl Client {
         oracle: &mut Oracle,
         excuses: Excuses,
         replaced_at: Option<usize>,
-        flush_is_stored: bool,
+        mode: FlushMode,
         trace: &Trace,
     ) -> Result<(), String> {
+        let flush_is_stored = mode == FlushMode::Stored;
         let answers = std::mem::take(&mut *self.answers.lock());
         for ClientCompletion { number, outcome, buffer } in answers {
             let Some(client_request) = self.pending.remove(&number) else {
@@ -218,7 +219,8 @@ impl Client {
                 continue;
             }
             match (client_request, replaced_at) {
-                (ClientRequest::Change(op, fua), None) => oracle.complete(op, fua),
+                (ClientRequest::Change(op, true), None) => oracle.complete_fua(op),
+                (ClientRequest::Change(op, false), None) => oracle.complete(op),
                 (ClientRequest::Flush(count), None) => oracle.flushed(count),
                 (ClientRequest::Read(watch), None) => oracle.check_read(&watch, &buffer)?,
                 (ClientRequest::Flush(count), Some(found)) if flush_is_stored && count > found => {

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sawmill_device::Operation;
+use sawmill_device::{Flags, Operation};
 use sawmill_volume::FlushMode;
 
 use crate::death::live;
@@ -326,20 +326,28 @@ impl Stage {
                     &mut process,
                     Operation::Write,
                     (address, length),
-                    false,
+                    Flags::default(),
                 ),
-                Fua(address, length) => {
-                    self.run.submit_request(&mut process, Operation::Write, (address, length), true)
-                }
+                Fua(address, length) => self.run.submit_request(
+                    &mut process,
+                    Operation::Write,
+                    (address, length),
+                    Flags { fua: true, ..Flags::default() },
+                ),
                 Discard(address, length) => self.run.submit_request(
                     &mut process,
                     Operation::Discard,
                     (address, length),
-                    false,
+                    Flags::default(),
                 ),
-                Flush => self.run.submit_request(&mut process, Operation::Flush, (0, 0), false),
-                Loops => (0..3).for_each(|_| self.run.round(&mut process, false)),
-                Store => (0..6).for_each(|_| self.run.round(&mut process, true)),
+                Flush => self.run.submit_request(
+                    &mut process,
+                    Operation::Flush,
+                    (0, 0),
+                    Flags::default(),
+                ),
+                Loops => (0..3).for_each(|_| self.run.round_of_loops(&mut process)),
+                Store => (0..6).for_each(|_| self.run.round(&mut process)),
                 Happens(index) => process.store.happen(index),
             });
             if lived.is_none() {

@@ -177,12 +177,20 @@ impl Oracle {
         self.operations.len() - 1
     }
 
-    /// It has completed. With `fua` it is as durable as a flush would make it.
-    pub fn complete(&mut self, number: usize, fua: bool) {
+    /// It has completed.
+    pub fn complete(&mut self, number: usize) {
         self.accepted = self.accepted.max(number + 1);
-        if fua {
-            self.flushed(number + 1);
-        }
+        self.show_accepted();
+    }
+
+    /// It has completed, with FUA: it is as durable as a flush would make it.
+    pub fn complete_fua(&mut self, number: usize) {
+        self.accepted = self.accepted.max(number + 1);
+        self.flushed(number + 1);
+        self.show_accepted();
+    }
+
+    fn show_accepted(&mut self) {
         while self.visible < self.accepted {
             apply(&mut self.image, &self.operations[self.visible]);
             self.visible += 1;
@@ -282,18 +290,22 @@ impl Oracle {
     }
 
     /// A volume was opened after `loss`: checks that `found` is legal, and cuts the history to it.
-    /// What an attach found is durable, and also stored if it was read `from_store` alone.
-    pub fn opened(&mut self, loss: Loss, from_store: bool, found: &[u8]) -> Result<usize, String> {
+    /// What an attach found is durable.
+    pub fn opened(&mut self, loss: Loss, found: &[u8]) -> Result<usize, String> {
         let least = self.bound(loss);
         let legal = self.longest_prefix(least, found);
         let Some(count) = legal else { return Err(self.explain(loss, least, found)) };
         self.operations.truncate(count);
         self.image.copy_from_slice(found);
         (self.visible, self.accepted, self.durable) = (count, count, count);
-        if from_store {
-            self.stored = count;
-        }
         self.stored = self.stored.min(count);
+        Ok(count)
+    }
+
+    /// As [`opened`](Self::opened), from the store alone: what was found is stored, too.
+    pub fn opened_from_store(&mut self, loss: Loss, found: &[u8]) -> Result<usize, String> {
+        let count = self.opened(loss, found)?;
+        self.stored = count;
         Ok(count)
     }
 
@@ -437,12 +449,12 @@ mod tests {
     fn oracle(mode: FlushMode) -> Oracle {
         let mut oracle = Oracle::new(1024, mode);
         let first = oracle.submit(0, 600, Effect::Stamp(1));
-        oracle.complete(first, false);
+        oracle.complete(first);
         let second = oracle.submit(300, 600, Effect::Stamp(2));
-        oracle.complete(second, false);
+        oracle.complete(second);
         oracle.flushed(oracle.flush_covers());
         let third = oracle.submit(100, 100, Effect::Zero);
-        oracle.complete(third, false);
+        oracle.complete(third);
         oracle.submit(0, 50, Effect::Stamp(3));
         oracle
     }
@@ -467,7 +479,7 @@ mod tests {
             (FlushMode::Weak, Loss::Power, 0),
         ] {
             for count in 0..=4 {
-                let opened = oracle(mode).opened(loss, false, &after(count));
+                let opened = oracle(mode).opened(loss, &after(count));
                 assert_eq!(
                     opened.ok(),
                     (count >= least).then_some(count),
@@ -502,7 +514,7 @@ mod tests {
         assert!(illegal.len() >= 30);
         for (what, image) in illegal {
             for loss in [Loss::Process, Loss::Power, Loss::Journal] {
-                assert!(oracle(FlushMode::Logged).opened(loss, false, &image).is_err(), "{what}");
+                assert!(oracle(FlushMode::Logged).opened(loss, &image).is_err(), "{what}");
             }
         }
     }
@@ -518,7 +530,7 @@ mod tests {
         );
         assert!(oracle.check_read(&watch, &after(2)[..400]).is_err(), "the discard was completed");
         let later = oracle.submit(200, 100, Effect::Stamp(9));
-        oracle.complete(later, false);
+        oracle.complete(later);
         let mut mixed = after(4);
         mixed[250..300].copy_from_slice(&payload(9, 250, 50));
         assert!(
@@ -535,9 +547,9 @@ mod tests {
     #[test]
     fn what_an_attach_found_is_durable() {
         let mut oracle = oracle(FlushMode::Logged);
-        assert_eq!(oracle.opened(Loss::Process, false, &after(4)), Ok(4));
+        assert_eq!(oracle.opened(Loss::Process, &after(4)), Ok(4));
         assert_eq!(oracle.bound(Loss::Power), 4);
         assert_eq!(oracle.bound(Loss::Journal), 0);
-        assert!(oracle.opened(Loss::Power, false, &after(3)).is_err());
+        assert!(oracle.opened(Loss::Power, &after(3)).is_err());
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use sawmill_device::Operation;
-use sawmill_volume::{CreateOptions, FlushMode, ReadCache, SteppedVolume, create_in};
+use sawmill_device::{Flags, Operation};
+use sawmill_volume::{CreateOptions, ReadCache, SteppedVolume, create_in};
 
 use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
@@ -76,6 +76,26 @@ pub(crate) struct Process {
     /// The order about the past that is not answered yet.
     order: Option<past::PendingOrder>,
     cache: Option<Arc<ReadCache>>,
+}
+
+/// Whether an attach gives a journal up that is not the newest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JournalLoss {
+    Refused,
+    Accepted,
+}
+
+impl JournalLoss {
+    fn accepted_if(accepts: bool) -> Self {
+        if accepts { JournalLoss::Accepted } else { JournalLoss::Refused }
+    }
+}
+
+/// Whether disks and the store fail during an attach as they do otherwise.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttachFaults {
+    None,
+    Usual,
 }
 
 /// See the head of this file.
@@ -242,16 +262,24 @@ impl SeedRun {
     }
 
     /// One round of everything for a process: its loops, every waiting call, and some time.
-    pub(crate) fn round(&mut self, process: &mut Process, whole: bool) {
+    pub(crate) fn round(&mut self, process: &mut Process) {
+        self.step_loops(process);
+        for _ in 0..process.store.waiting() {
+            process.store.happen(0);
+        }
+        self.clock.pass(20_000);
+    }
+
+    /// The same, but no waiting call happens.
+    pub(crate) fn round_of_loops(&mut self, process: &mut Process) {
+        self.step_loops(process);
+        self.clock.pass(20_000);
+    }
+
+    fn step_loops(&self, process: &mut Process) {
         while process.stepped.step_journal() {}
         process.stepped.step_journal_quietly();
         process.stepped.step_engine(self.clock.now());
-        if whole {
-            for _ in 0..process.store.waiting() {
-                process.store.happen(0);
-            }
-        }
-        self.clock.pass(20_000);
     }
 
     /// The life of the attached process, and of a zombie beside it.
@@ -315,12 +343,11 @@ impl SeedRun {
             any: self.has_disk_faults() || process.closing,
             corrupt: self.settings.store.garble_odds > 0,
         };
-        let stored = self.settings.mode == FlushMode::Stored;
         process.client.receive_answers(
             &mut self.oracle,
             excuses,
             process.replaced_at,
-            stored,
+            self.settings.mode,
             &self.trace,
         )
     }
@@ -398,8 +425,8 @@ impl SeedRun {
             Operation::WriteZeroes,
         ]);
         let range = self.range(operation);
-        let fua = self.dice.one_in(10);
-        self.submit_request(process, operation, range, fua);
+        let flags = Flags { fua: self.dice.one_in(10), ..Flags::default() };
+        self.submit_request(process, operation, range, flags);
     }
 
     /// The client submits this request.
@@ -408,13 +435,13 @@ impl SeedRun {
         process: &mut Process,
         operation: Operation,
         range: (u64, u64),
-        fua: bool,
+        flags: Flags,
     ) {
         self.stamp += 1;
         self.story.operations += 1;
         let stamp = self.stamp;
         self.trace.note("ask", [range.0, range.1], || {
-            let fua = if fua && operation == Operation::Write { ", FUA" } else { "" };
+            let fua = if flags.fua && operation == Operation::Write { ", FUA" } else { "" };
             format!("  asks: {operation:?} {} bytes at {}{fua}", range.1, range.0)
         });
         let volume = process.stepped.volume().clone();
@@ -431,7 +458,7 @@ impl SeedRun {
             Operation::Flush => process.client.flush(&volume, &self.oracle),
             Operation::Read => process.client.read(&volume, &self.oracle, range),
             _ => {
-                let change = Change { operation, range, stamp, fua };
+                let change = Change { operation, range, stamp, fua: flags.fua };
                 process.client.change(&volume, &mut self.oracle, change);
             }
         }

@@ -14,7 +14,10 @@ use sawmill_volume::cache::CacheOptions;
 use sawmill_volume::limits::FRAME_BYTES;
 use sawmill_volume::{OpenOptions, ReadCache, SteppedVolume, World};
 
-use super::{MACHINES, NAME, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path, journal_path};
+use super::{
+    AttachFaults, JournalLoss, MACHINES, NAME, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path,
+    journal_path,
+};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::{DiskFaults, Medium};
@@ -26,16 +29,17 @@ impl SeedRun {
     /// Attaches on `machine`, with as many attempts as it takes.
     pub(crate) fn attach(&mut self, machine: usize) -> Verdict {
         self.free_lock(machine)?;
-        let mut accept_loss = self.loss == Loss::Journal && self.dice.one_in(2);
+        let accepts_loss = self.loss == Loss::Journal && self.dice.one_in(2);
+        let mut journal_loss = JournalLoss::accepted_if(accepts_loss);
         for attempt in 0.. {
-            let troubled = attempt < 4;
+            let faults = if attempt < 4 { AttachFaults::Usual } else { AttachFaults::None };
             self.log("attach", || {
                 format!(
                     "machine {machine} attaches{}",
-                    if accept_loss { ", loss accepted" } else { "" }
+                    if journal_loss == JournalLoss::Accepted { ", loss accepted" } else { "" }
                 )
             });
-            match self.try_attach(machine, accept_loss, troubled) {
+            match self.try_attach(machine, journal_loss, faults) {
                 None => self.story.deaths += 1,
                 Some(Ok(process)) => return self.attached(process),
                 Some(Err((kind, text))) => {
@@ -51,21 +55,21 @@ impl SeedRun {
                             }
                         }
                         ErrorKind::Refused | ErrorKind::Corrupt if place.outdated => {
-                            accept_loss = true;
+                            journal_loss = JournalLoss::Accepted;
                             self.loss = Loss::Journal;
                         }
-                        ErrorKind::Unavailable if troubled => {}
+                        ErrorKind::Unavailable if faults == AttachFaults::Usual => {}
                         // A list that hides every checkpoint, again and again, or garbage instead
                         // of one.
                         ErrorKind::Corrupt | ErrorKind::Invalid
-                            if troubled && self.store_misleads() => {}
+                            if faults == AttachFaults::Usual && self.store_misleads() => {}
                         // A disk that fails while it is created or written.
-                        _ if troubled && self.has_disk_faults() => {}
+                        _ if faults == AttachFaults::Usual && self.has_disk_faults() => {}
                         _ => return Err(format!("the attach was refused: {text}")),
                     }
                 }
             }
-            if attempt > 8 && accept_loss {
+            if attempt > 8 && journal_loss == JournalLoss::Accepted {
                 // The owner's last resort: attach without that journal.
                 self.lose_journal(machine);
             }
@@ -87,7 +91,7 @@ impl SeedRun {
         self.free_lock(elsewhere)?;
         self.log("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));
         let outdated: Vec<_> = self.machines.iter().map(|place| place.outdated).collect();
-        match self.try_attach(elsewhere, false, false) {
+        match self.try_attach(elsewhere, JournalLoss::Refused, AttachFaults::None) {
             Some(Ok(process)) => {
                 *machine = elsewhere;
                 self.attached(process).map(|()| true)
@@ -122,19 +126,21 @@ impl SeedRun {
     pub(super) fn try_attach(
         &mut self,
         machine: usize,
-        accept_loss: bool,
-        troubled: bool,
+        journal_loss: JournalLoss,
+        faults: AttachFaults,
     ) -> Option<Result<Process, (ErrorKind, String)>> {
         let life = Arc::new(Life::default());
-        let (world, store) = self.world_and_store(machine, &life, troubled);
-        let mut options = self.options(machine, accept_loss);
+        let (world, store) = self.world_and_store(machine, &life, faults);
+        let mut options = self.options(machine, journal_loss);
         options.cache = self.cache(machine, &*world);
         let cache = options.cache.clone();
         let from_store = self.machines[machine].media.get(&journal_path()).is_none();
         let dies_next = std::mem::take(&mut self.dies_next);
         if dies_next > 0 {
             life.dies_after(dies_next);
-        } else if troubled && self.dice.one_in(self.settings.die_at_io_odds * 2) {
+        } else if faults == AttachFaults::Usual
+            && self.dice.one_in(self.settings.die_at_io_odds * 2)
+        {
             life.dies_after(1 + self.dice.below(60));
         }
         let shared: Arc<dyn ObjectStore> = store.clone();
@@ -181,10 +187,12 @@ impl SeedRun {
         &mut self,
         machine: usize,
         life: &Arc<Life>,
-        troubled: bool,
+        faults: AttachFaults,
     ) -> (Arc<dyn World>, Arc<SimStore>) {
-        let (store_faults, disk_faults) =
-            if troubled { (self.settings.store, self.settings.disk) } else { Default::default() };
+        let (store_faults, disk_faults) = match faults {
+            AttachFaults::Usual => (self.settings.store, self.settings.disk),
+            AttachFaults::None => Default::default(),
+        };
         let place = &self.machines[machine];
         let world = SimWorld::new(
             self.clock.clone(),
@@ -222,13 +230,13 @@ impl SeedRun {
         Some(Arc::new(ReadCache::open(disk, index, options)))
     }
 
-    pub(super) fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {
+    pub(super) fn options(&self, machine: usize, journal_loss: JournalLoss) -> OpenOptions {
         let place = &self.machines[machine];
         let mut options = OpenOptions::new(journal_path());
         options.journal_bytes = self.settings.journal_bytes;
         options.staging_bytes = self.settings.staging_bytes;
         options.staging_folder.clone_from(&place.staging);
-        options.accept_journal_loss = accept_loss;
+        options.accept_journal_loss = journal_loss == JournalLoss::Accepted;
         options.accept_memory_loss = place.accepts_memory_loss;
         options.no_fencing = true;
         options.segment_age_max = Duration::from_millis(self.settings.segment_age_ms);
@@ -255,7 +263,10 @@ impl SeedRun {
         self.note_what_was_dropped(machine);
         self.check_size(&process)?;
         let found = self.read_all(&mut process)?;
-        let count = self.oracle.opened(self.loss, process.from_store, &found)?;
+        let count = match process.from_store {
+            true => self.oracle.opened_from_store(self.loss, &found)?,
+            false => self.oracle.opened(self.loss, &found)?,
+        };
         self.log("found", || format!("  attached: {count} operations are there"));
         self.copied = self.copied.min(count);
         self.past.cut_to(count);
@@ -302,7 +313,7 @@ impl SeedRun {
                 process.life.spare(false);
                 return outcome;
             }
-            self.round(process, true);
+            self.round(process);
         }
         Err("reading the whole volume does not end".into())
     }

@@ -31,7 +31,7 @@ impl SeedRun {
         });
         ordered.unwrap_or(Ok(()))?;
         for _ in 0..ROUNDS_MAX {
-            if live(|| self.round(&mut process, true)).is_none() || process.life.is_dead() {
+            if live(|| self.round(&mut process)).is_none() || process.life.is_dead() {
                 self.process = Some(process);
                 self.die();
                 return Ok(());
@@ -55,7 +55,7 @@ impl SeedRun {
             if process.stepped.is_settled() {
                 break;
             }
-            if live(|| self.round(&mut process, true)).is_none() {
+            if live(|| self.round(&mut process)).is_none() {
                 process.life.die();
                 self.process = Some(process);
                 self.die();

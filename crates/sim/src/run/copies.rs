@@ -11,7 +11,7 @@ use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, promote};
 use sawmill_volume::{OpenOptions, SteppedVolume};
 
-use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
+use super::{JournalLoss, NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
@@ -151,7 +151,7 @@ impl SeedRun {
     /// Checks that a replica refuses writers.
     fn refuse_writer(&mut self) -> Verdict {
         let copier_process = self.copier_process(false);
-        let options = self.options(0, true);
+        let options = self.options(0, JournalLoss::Accepted);
         match SteppedVolume::open(
             Arc::new(copier_process.world),
             Arc::new(copier_process.second),
@@ -244,7 +244,7 @@ impl SeedRun {
     fn attach_at_second(&mut self, mut image: Vec<u8>) -> Verdict {
         let copier_process = self.copier_process(false);
         let store = Arc::new(copier_process.second);
-        let options = self.options(0, false);
+        let options = self.options(0, JournalLoss::Refused);
         let mut stepped =
             SteppedVolume::open(Arc::new(copier_process.world), store.clone(), NAME, &options)
                 .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;

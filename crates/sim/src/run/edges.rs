@@ -34,26 +34,26 @@ impl EdgeState {
 }
 
 impl SeedRun {
-    pub(super) fn meets(&mut self, is_there: bool, odds: u64) -> bool {
-        is_there && self.edges.dice.one_in(odds)
+    fn meets_one_in(&mut self, odds: u64) -> bool {
+        self.edges.dice.one_in(odds)
     }
 
     /// Meets edges beside the attached process.
     pub(super) fn meet_edges(&mut self) -> Verdict {
         let edges = self.settings.edges;
-        if self.meets(edges.locks, STEP_ODDS) {
+        if edges.locks && self.meets_one_in(STEP_ODDS) {
             self.attach_beside()?;
         }
-        if self.meets(edges.foreign_memory, STEP_ODDS) {
+        if edges.foreign_memory && self.meets_one_in(STEP_ODDS) {
             self.keep_memory();
         }
-        if self.meets(edges.histories, STEP_ODDS) {
+        if edges.histories && self.meets_one_in(STEP_ODDS) {
             self.back_up();
         }
-        if self.meets(edges.warm_cache, STEP_ODDS / 4) {
+        if edges.warm_cache && self.meets_one_in(STEP_ODDS / 4) {
             self.save_index();
         }
-        if self.meets(edges.hand_offs, STEP_ODDS) {
+        if edges.hand_offs && self.meets_one_in(STEP_ODDS) {
             self.hand_off()?;
         }
         Ok(())
@@ -65,20 +65,20 @@ impl SeedRun {
         if self.process.is_some() {
             return Ok(());
         }
-        if self.meets(edges.histories, 4) {
+        if edges.histories && self.meets_one_in(4) {
             // It may have been closed cleanly.
             self.back_up();
         }
-        if self.meets(edges.foreign_memory, 2) {
+        if edges.foreign_memory && self.meets_one_in(2) {
             self.exchange_memory(machine)?;
         }
-        if self.meets(edges.commands, 2) {
+        if edges.commands && self.meets_one_in(2) {
             self.command_at_rest(machine)?;
         }
-        if self.meets(edges.histories, 2) {
+        if edges.histories && self.meets_one_in(2) {
             self.live_in_a_copy(machine)?;
         }
-        if self.meets(edges.histories, 4) {
+        if edges.histories && self.meets_one_in(4) {
             self.restore(machine)?;
         }
         Ok(())

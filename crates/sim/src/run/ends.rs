@@ -6,7 +6,10 @@
 
 use sawmill_volume::Health;
 
-use super::{MACHINES, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path, journal_path};
+use super::{
+    AttachFaults, JournalLoss, MACHINES, Process, ROUNDS_MAX, SeedRun, Verdict, cache_path,
+    journal_path,
+};
 use crate::disk::Fate;
 use crate::oracle::Loss;
 use crate::store::CallFate;
@@ -153,8 +156,8 @@ impl SeedRun {
     /// far.
     pub(crate) fn attach_dying(&mut self, again: u64) -> Result<bool, String> {
         self.dies_next = again;
-        let accept_loss = self.loss == Loss::Journal;
-        match self.try_attach(0, accept_loss, false) {
+        let journal_loss = JournalLoss::accepted_if(self.loss == Loss::Journal);
+        match self.try_attach(0, journal_loss, AttachFaults::None) {
             None => Ok(true),
             Some(Ok(process)) => self.attached(process).map(|()| false),
             Some(Err((_, text))) => Err(format!("the attach was refused: {text}")),
@@ -218,9 +221,9 @@ impl SeedRun {
             if process.stepped.is_settled() {
                 break;
             }
-            self.round(&mut process, true);
+            self.round(&mut process);
         }
-        self.round(&mut process, true);
+        self.round(&mut process);
         self.receive_answers(&mut process)?;
         let volume = process.stepped.volume().clone();
         if !process.stepped.is_settled() {

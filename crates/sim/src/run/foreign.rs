@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sawmill_volume::{CreateOptions, OpenOptions, SteppedVolume, create_in};
 
-use super::{SeedRun, Verdict, journal_path};
+use super::{JournalLoss, SeedRun, Verdict, journal_path};
 use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
@@ -106,7 +106,7 @@ impl SeedRun {
             journal_path: journal_path(),
             staging_folder: folder.clone(),
             cache: None,
-            ..self.options(machine, false)
+            ..self.options(machine, JournalLoss::Refused)
         };
         let opened = SteppedVolume::open(Arc::new(world), Arc::new(store), "other", &options);
         let stepped = opened.map_err(|error| format!("another volume is not attached: {error}"))?;

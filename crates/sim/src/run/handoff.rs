@@ -69,7 +69,7 @@ impl SeedRun {
             if process.client.waiting() == 0 {
                 return Ok(true);
             }
-            self.round(process, true);
+            self.round(process);
             self.receive_answers(process)?;
         }
         Ok(false)

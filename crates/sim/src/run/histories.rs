@@ -16,7 +16,7 @@ use sawmill_device::{BlockDevice, ErrorKind, Operation};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{FlushMode, OpenOptions, SteppedVolume, World};
 
-use super::{NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
+use super::{AttachFaults, JournalLoss, NAME, ROUNDS_MAX, SeedRun, Verdict, journal_path};
 use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
@@ -107,7 +107,7 @@ impl SeedRun {
         self.story.restores += 1;
         self.log("restore", || "the store is put back".into());
         self.bucket.put_back(backup.objects);
-        match self.try_attach(machine, false, false) {
+        match self.try_attach(machine, JournalLoss::Refused, AttachFaults::None) {
             // The journal has everything that the store lacks.
             Some(Ok(process)) => {
                 self.attached(process).map_err(|text| format!("a store put back: {text}"))?;
@@ -129,7 +129,7 @@ impl SeedRun {
     fn accept_the_backup(&mut self, machine: usize, oracle: Oracle) -> Verdict {
         // A close with everything stored removed the memory, which a failed disk may not record.
         self.machines[machine].accepts_memory_loss = true;
-        match self.try_attach(machine, true, false) {
+        match self.try_attach(machine, JournalLoss::Accepted, AttachFaults::None) {
             Some(Ok(mut process)) => {
                 // If only the memory was missing, the journal may still continue from the backup.
                 let (least, found) = (oracle.bound(Loss::Journal), self.read_all(&mut process)?);
@@ -230,7 +230,7 @@ impl SeedRun {
         let found = self.read_copy(&mut attached)?;
         let mut oracle = match copy.oracle.take() {
             Some(mut oracle) => {
-                oracle.opened(copy.loss, false, &found)?;
+                oracle.opened(copy.loss, &found)?;
                 oracle
             }
             None => {
@@ -247,7 +247,7 @@ impl SeedRun {
 
     fn attach_copy(&mut self, copy: &Copy) -> Result<CopyProcess, String> {
         let mut refused = String::new();
-        for accepts_loss in [false, true] {
+        for journal_loss in [JournalLoss::Refused, JournalLoss::Accepted] {
             let life = Arc::new(Life::default());
             let media = self.machines[copy.machine].media.clone();
             let (clock, trace) = (self.clock.clone(), self.trace.clone());
@@ -275,7 +275,7 @@ impl SeedRun {
                 staging_folder: self.edges.histories.folder.clone(),
                 accept_memory_loss: false,
                 cache: cache.clone(),
-                ..self.options(copy.machine, accepts_loss)
+                ..self.options(copy.machine, journal_loss)
             };
             let shared: Arc<dyn ObjectStore> = store.clone();
             match SteppedVolume::open(world, shared, NAME, &options) {
@@ -355,7 +355,13 @@ impl SeedRun {
             if lived.is_none() || process.life.is_dead() {
                 return self.kill_copy(&process);
             }
-            client.receive_answers(oracle, Excuses::default(), None, false, &self.trace)?;
+            client.receive_answers(
+                oracle,
+                Excuses::default(),
+                None,
+                self.settings.mode,
+                &self.trace,
+            )?;
         }
         if !is_last && self.edges.dice.one_in(3) {
             return self.kill_copy(&process);
@@ -385,7 +391,7 @@ impl SeedRun {
             self.step_copy(&mut process);
         }
         let excuses = Excuses { any: true, corrupt: false };
-        client.receive_answers(oracle, excuses, None, false, &self.trace)?;
+        client.receive_answers(oracle, excuses, None, self.settings.mode, &self.trace)?;
         if let Some(cache) = &process.cache {
             let _ = cache.save_index();
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use sawmill_device::ErrorKind;
 use sawmill_volume::{OpenOptions, SteppedVolume};
 
-use super::{NAME, SeedRun, Verdict, journal_path};
+use super::{JournalLoss, NAME, SeedRun, Verdict, journal_path};
 use crate::death::Life;
 use crate::disk::DiskFaults;
 use crate::store::{SimStore, StoreFaults};
@@ -64,9 +64,9 @@ impl SeedRun {
         );
         let (faults, bucket) = (StoreFaults::default(), self.bucket.clone());
         let store = SimStore::new(bucket, life.clone(), self.trace.clone(), faults, dice.split(2));
-        let accepts_loss = dice.one_in(2);
+        let journal_loss = JournalLoss::accepted_if(dice.one_in(2));
         let options =
-            OpenOptions { journal_path: path.to_owned(), ..self.options(machine, accepts_loss) };
+            OpenOptions { journal_path: path.to_owned(), ..self.options(machine, journal_loss) };
         let opened = SteppedVolume::open(Arc::new(world), Arc::new(store), NAME, &options);
         life.die();
         match opened {

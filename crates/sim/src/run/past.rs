@@ -306,7 +306,7 @@ impl SeedRun {
         match kind {
             OrderKind::RollBack(operation) if process.replaced_at.is_none() => {
                 self.story.rollbacks += 1;
-                self.oracle.complete(operation, false);
+                self.oracle.complete(operation);
                 self.oracle.note_stored(operation + 1);
             }
             OrderKind::Create(name, least) => {

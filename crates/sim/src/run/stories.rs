@@ -7,11 +7,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sawmill_device::{ErrorKind, Operation};
+use sawmill_device::{ErrorKind, Flags, Operation};
 use sawmill_volume::Health;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
-use super::{SeedRun, Verdict, journal_path};
+use super::{AttachFaults, JournalLoss, SeedRun, Verdict, journal_path};
 use crate::disk::{DiskFaults, Fate};
 use crate::oracle::Loss;
 use crate::settings::Settings;
@@ -74,8 +74,8 @@ fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Resul
 /// The client writes, and the loops of the process run; no call of the store happens.
 fn write(run: &mut SeedRun, address: u64, length: u64) -> Verdict {
     let mut process = run.process.take().ok_or("nobody has attached")?;
-    run.submit_request(&mut process, Operation::Write, (address, length), false);
-    (0..3).for_each(|_| run.round(&mut process, false));
+    run.submit_request(&mut process, Operation::Write, (address, length), Flags::default());
+    (0..3).for_each(|_| run.round_of_loops(&mut process));
     run.receive_answers(&mut process)?;
     run.process = Some(process);
     Ok(())
@@ -140,7 +140,7 @@ fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Ver
     run.attach(1)?;
     write(&mut run, 100, 5000)?;
     run.end_process(|_| CallFate::Never);
-    match run.try_attach(0, false, false) {
+    match run.try_attach(0, JournalLoss::Refused, AttachFaults::None) {
         Some(Err((ErrorKind::Refused, text))) => {
             require(text.contains("--accept-journal-loss"), &text)?
         }
@@ -162,7 +162,7 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 1;
         require(
-            matches!(run.try_attach(0, false, true), Some(Err(_))),
+            matches!(run.try_attach(0, JournalLoss::Refused, AttachFaults::Usual), Some(Err(_))),
             "an attach succeeds without a sync",
         )?;
         run.settings.disk = DiskFaults::default();
@@ -189,7 +189,7 @@ fn what_was_flushed_is_not_rewritten_by_dying_attaches(place: &Path) -> Verdict 
                 write(&mut run, number * 9000, 9000)?;
             }
             let mut process = run.process.take().ok_or("nobody has attached")?;
-            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(&mut process, Operation::Flush, (0, 0), Flags::default());
             for _ in 0..16 {
                 process.stepped.step_journal();
             }
@@ -228,10 +228,18 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
         // The disk fails only after the attach, during which it had no faults.
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 4;
-        let Some(Ok(mut process)) = run.try_attach(0, false, true) else { continue };
+        let Some(Ok(mut process)) = run.try_attach(0, JournalLoss::Refused, AttachFaults::Usual)
+        else {
+            continue;
+        };
         for number in 0..4 {
-            run.submit_request(&mut process, Operation::Write, (number * 9000, 9000), false);
-            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(
+                &mut process,
+                Operation::Write,
+                (number * 9000, 9000),
+                Flags::default(),
+            );
+            run.submit_request(&mut process, Operation::Flush, (0, 0), Flags::default());
             while process.stepped.step_journal() {}
         }
         run.process = Some(process);
@@ -270,11 +278,11 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
                 (Operation::Write, (100, 2238)),
                 (Operation::Write, (4096, 14_906)),
             ] {
-                run.submit_request(&mut process, operation, range, false);
+                run.submit_request(&mut process, operation, range, Flags::default());
             }
             while process.stepped.step_journal() {}
             // The next record contains the mark.
-            run.submit_request(&mut process, Operation::Write, (40_000, 9000), false);
+            run.submit_request(&mut process, Operation::Write, (40_000, 9000), Flags::default());
             while process.stepped.step_journal() {}
             run.receive_answers(&mut process)?;
             run.process = Some(process);
@@ -306,7 +314,7 @@ fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
             &mut process,
             Operation::Write,
             (start, slot_bytes - RECORD_HEADER_BYTES),
-            false,
+            Flags::default(),
         );
     }
     run.receive_answers(&mut process)?;
@@ -329,8 +337,13 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
         run.attach(0)?;
         let mut process = run.process.take().ok_or("nobody has attached")?;
         for number in 0..4 {
-            run.submit_request(&mut process, Operation::Write, (number * 9000, 9000), false);
-            run.submit_request(&mut process, Operation::Flush, (0, 0), false);
+            run.submit_request(
+                &mut process,
+                Operation::Write,
+                (number * 9000, 9000),
+                Flags::default(),
+            );
+            run.submit_request(&mut process, Operation::Flush, (0, 0), Flags::default());
             for _ in 0..8 {
                 process.stepped.step_journal();
             }
@@ -357,7 +370,7 @@ fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Ver
         for _ in 0..writes {
             write(&mut run, 0, 12_000)?;
             let mut process = run.process.take().ok_or("nobody has attached")?;
-            (0..4).for_each(|_| run.round(&mut process, true));
+            (0..4).for_each(|_| run.round(&mut process));
             run.process = Some(process);
         }
         run.end_process(|_| CallFate::Never);
@@ -381,7 +394,10 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
         if run.machines[0].media.get(&journal_path()).is_some() {
             unread += 1;
             run.settings.disk.read_odds = 1;
-            let refused = matches!(run.try_attach(0, false, true), Some(Err(_)));
+            let refused = matches!(
+                run.try_attach(0, JournalLoss::Refused, AttachFaults::Usual),
+                Some(Err(_))
+            );
             require(
                 refused,
                 &format!("death at I/O {dies_at}: a journal that cannot be read is set aside"),
@@ -404,13 +420,13 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
             write(&mut run, 0, 12_000)?;
             let mut process = run.process.take().ok_or("nobody has attached")?;
             for _ in 0..calls {
-                run.round(&mut process, false);
+                run.round_of_loops(&mut process);
                 if process.store.waiting() > 0 {
                     process.store.happen(0);
                 }
             }
             // Its next calls are in flight when it dies.
-            run.round(&mut process, false);
+            run.round_of_loops(&mut process);
             run.process = Some(process);
             run.end_process(|_| CallFate::Late);
             run.attach(0)?;
@@ -420,7 +436,7 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
             for _ in 0..3 {
                 write(&mut run, 0, 12_000)?;
                 let mut process = run.process.take().ok_or("nobody has attached")?;
-                (0..20).for_each(|_| run.round(&mut process, true));
+                (0..20).for_each(|_| run.round(&mut process));
                 run.receive_answers(&mut process)?;
                 let health = process.stepped.volume().status().health;
                 run.process = Some(process);
@@ -447,7 +463,7 @@ fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(
         }
         write(&mut run, number % 4 * 40_000, 40_000)?;
         let mut process = run.process.take().ok_or("nobody has attached")?;
-        (0..4).for_each(|_| run.round(&mut process, true));
+        (0..4).for_each(|_| run.round(&mut process));
         run.receive_answers(&mut process)?;
         run.process = Some(process);
     }
