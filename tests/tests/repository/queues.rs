@@ -28,7 +28,7 @@ const QUEUES: [&str; 15] = [
 ];
 
 /// Shared lists that are no queues of work: the file, the field, and what they hold.
-const NO_QUEUES: [(&str, &str, &str); 16] = [
+const NO_QUEUES: [(&str, &str, &str); 18] = [
     ("crates/device/src/memory.rs", "shards", "the pages of a disk"),
     ("crates/driver/src/client/lane.rs", "open", "the commands of a lane, as many as its queue"),
     ("crates/frontend/src/fuse/channel.rs", "spares", "a buffer for each worker"),
@@ -39,9 +39,11 @@ const NO_QUEUES: [(&str, &str, &str); 16] = [
     ("crates/link/src/target/served.rs", "open_exports", "the exports of a connection"),
     ("crates/link/src/threads.rs", "wakers", "the threads of an end"),
     ("crates/sawmill/src/admin/mod.rs", "sockets", "the addresses of the configuration"),
+    ("crates/sawmill/src/doors/mod.rs", "open", "the doors of a process, opened by its user"),
     ("crates/sawmill/src/driving/child.rs", "alive", "the processes of one driver"),
     ("crates/sys/src/arena.rs", "free", "the gaps of a memory of fixed size"),
     ("crates/sys/src/attached.rs", "lent", "disjoint ranges of a memory of fixed size"),
+    ("crates/volume/src/cache/mod.rs", "owners", "the volumes whose frames a cache has"),
     ("crates/volume/src/engine/mailbox.rs", "list", "what the fields of `FlaggedList` say"),
     ("crates/volume/src/read/ahead.rs", "streams", "the newest readers, a fixed number"),
     ("crates/volume/src/segment/buffers.rs", "spare", "at most `SPARE_MAX` buffers"),

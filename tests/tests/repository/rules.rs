@@ -17,12 +17,46 @@ pub(super) fn production() -> Vec<(String, Vec<String>)> {
         if !is_product || is_test.iter().any(|word| path_text.contains(word)) {
             continue;
         }
-        let lines = text
-            .lines()
-            .take_while(|line| !line.starts_with("#[cfg(test)]") && !line.contains("mod tests {"));
-        found.push((path_text, lines.map(ToOwned::to_owned).collect()));
+        found.push((path_text, without_tests(&text)));
     }
     found
+}
+
+/// The lines of a file; those of items that only tests have are empty.
+fn without_tests(text: &str) -> Vec<String> {
+    let (mut lines, mut is_attribute, mut is_body) = (Vec::new(), false, false);
+    for line in text.lines() {
+        let is_test = is_attribute || is_body || line.starts_with("#[cfg(test)]");
+        lines.push(if is_test { String::new() } else { line.to_owned() });
+        // An item ends with its declaration, or with the brace in the first column.
+        is_body = is_body && !line.starts_with('}') || is_attribute && line.ends_with('{');
+        is_attribute = is_test && !is_body && !line.ends_with(';') && !line.starts_with('}');
+    }
+    while lines.last().is_some_and(String::is_empty) {
+        lines.pop();
+    }
+    lines
+}
+
+#[test]
+fn what_stands_behind_a_test_module_is_product() {
+    let text = [
+        "use a;",
+        "#[cfg(test)]",
+        "mod b;",
+        "fn c() {}",
+        "#[cfg(test)]",
+        "fn d() {",
+        "    e();",
+        "}",
+        "fn f() {}",
+        "#[cfg(test)]",
+        "mod tests {",
+        "    fn g() {}",
+        "}",
+    ];
+    let text = text.join("\n");
+    assert_eq!(without_tests(&text), ["use a;", "", "", "fn c() {}", "", "", "", "", "fn f() {}"]);
 }
 
 /// The limits that ARCHITECTURE.md states in "How much is in flight": the file, the declaration,
