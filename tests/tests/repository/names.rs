@@ -138,12 +138,8 @@ const OF_A_KIND: [(&str, &[&str]); 4] = [
 ];
 
 /// Types that share a name and should not. None is added.
-const SHARED: [(&str, &[&str]); 4] = [
-    ("crates/driver", &["Chunk", "Host", "Plain"]),
-    ("crates/frontend", &["Progress"]),
-    ("crates/sawmill", &["Kind"]),
-    ("crates/volume", &["Entry", "Step"]),
-];
+const SHARED: [(&str, &[&str]); 2] =
+    [("crates/driver", &["Chunk", "Host", "Plain"]), ("crates/volume", &["Entry", "Step"])];
 
 /// The type that a line declares for other files.
 fn visible_type(line: &str) -> Option<&str> {
