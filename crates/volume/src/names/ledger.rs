@@ -114,7 +114,7 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
     })
 }
 
-/// As [`look`], but afterwards no earlier step can take effect any more.
+/// As [`read_state`], but afterwards no earlier step can take effect any more.
 pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     for _ in 0..TRIES_MAX {
         let standing = read_state(store, name)?;
