@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_damaged_counter_is_an_error_and_assigns_no_number_again() {
-        let folder = test_folder("damaged");
+        let folder = folder_for("damaged");
         let path = counter_path(&folder);
         assert_eq!((number_in(&folder).unwrap(), number_in(&folder).unwrap()), (0, 1));
         for damaged in ["nonsense", "1x", "-1", "\0\0", " ", "18446744073709551615"] {
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_emptied_counter_continues_after_the_last_device() {
-        let folder = test_folder("emptied");
+        let folder = folder_for("emptied");
         let path = counter_path(&folder);
         for used in ["0", "9", "10", "10.log", "x", "+"] {
             std::fs::write(folder.join(used), "").unwrap();
@@ -250,7 +250,7 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
-    fn test_folder(name: &str) -> PathBuf {
+    fn folder_for(name: &str) -> PathBuf {
         let name = format!("sawmill-bdus-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
