@@ -73,7 +73,8 @@ func (r *Resolver) apply(number int64, entry ChunkEntry, data []byte, horizon ui
 		}
 	}
 	end := entry.Address + entry.Length
-	area.applied = append(area.applied, appliedWrite{entry.Address, end, entry.WriteNumber, horizon})
+	area.applied = append(area.applied,
+		appliedWrite{entry.Address, end, entry.WriteNumber, horizon})
 	return nil
 }
 

@@ -38,8 +38,8 @@ var controls = map[string]controlPacket{
 	"v1-leave-failed": {Leave, ControlFacts{}.With("outcome", "failed").
 		With("message", "no backup:\nthe disk\x00is full")},
 	"v1-ask": {Ask, ControlFacts{}.With("ask", "status")},
-	"v1-answer": {Answer, ControlFacts{}.With("errno", "0").With("message", "").With("name", "disk1").
-		With("state", "running")},
+	"v1-answer": {Answer, ControlFacts{}.With("errno", "0").With("message", "").
+		With("name", "disk1").With("state", "running")},
 }
 
 var (
