@@ -236,3 +236,55 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
     run(command("umount").arg("-l").arg(&folder));
     assert_eq!(read.expect_err("the mount is dead").raw_os_error(), Some(107), "ENOTCONN, at once");
 }
+
+/// The first driver finishes when the second, which is to replace it, has died after its HELLO.
+/// Later ones are the example `file`.
+fn dying_successor(place: &Place) -> std::process::Command {
+    let text = "import os, socket, sys, time
+from sawmill import host_connection, wire
+first, second, finishing, driver = *sys.argv[1:4], sys.argv[4:]
+address, options = os.environ['SAWMILL_DRIVER'], {'size': driver[-1]}
+class Device:
+    def read(self, offset, buffer): pass
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.01)
+def has_died():
+    try:
+        os.kill(int(open(second).read()), 0)
+    except ProcessLookupError:
+        return True
+if not os.path.exists(first):
+    open(first, 'w').close()
+    attached = host_connection.attach(address, Device(), options, replace=False)
+    while wire.decode(wire.receive(attached.control)[0])[0] != wire.Control.FINISH:
+        pass
+    open(finishing, 'w').close()
+    wait_until(has_died)
+    os._exit(0)
+if not os.path.exists(second):
+    with open(second, 'w') as file:
+        file.write(str(os.getpid()))
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(address)
+    wire.send(control, wire.encode(wire.Control.HELLO, {'protocol': 1} | options))
+    wait_until(lambda: os.path.exists(finishing))
+    os._exit(1)
+os.execvp('python3', ['python3', *driver])
+";
+    let mut driver = command("python3");
+    driver.env("PYTHONPATH", repository().join("sdk/python")).args(["-c", text]);
+    driver.args(["first", "second", "finishing"].map(|name| place.path(name)));
+    driver.args(file(place).get_args());
+    driver
+}
+
+#[test]
+fn a_successor_that_dies_while_the_old_driver_finishes_is_started_again() {
+    let place = Place::new(&store::folder());
+    let mut driven = DrivenDevice::start(&place, "disk", &[], &dying_successor(&place));
+    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    driven.wait_for_next_driver();
+    driven.connect().write(0, &[7; 512]).expect("by the next one");
+    driven.end(&place, "disk");
+}

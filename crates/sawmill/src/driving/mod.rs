@@ -202,8 +202,7 @@ impl Driving<'_> {
                 }
                 MainEvent::Signal(_) => self.end(None),
                 MainEvent::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
-                // Another driver has come during the wait, or none is needed any more.
-                MainEvent::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
+                MainEvent::StartAgain if !self.is_alone() => {}
                 MainEvent::StartAgain => self.start_driver()?,
                 MainEvent::Lingers(pid) => self.kill_lingering(pid),
                 MainEvent::Ended(outcome) => return self.over(outcome),
@@ -330,7 +329,10 @@ impl Driving<'_> {
         }
         let has_served = self.attached.remove(&pid);
         if self.seen_off.remove(&pid) {
-            return Ok(());
+            // Its successor may have died while this one finished: its end was no reason then to
+            // start another.
+            let is_needed = self.plan.restarts && !self.is_ending && self.is_alone();
+            return if is_needed { self.start_again_after(pid, status, lived) } else { Ok(()) };
         }
         // A driver that served and left before the work was done is needed again, whatever its exit
         // status is.
@@ -359,6 +361,16 @@ impl Driving<'_> {
             self.end(Some(format!("the driver exited ({status}) and is not restarted")));
             return Ok(());
         }
+        self.start_again_after(pid, status, lived)
+    }
+
+    /// Whether the device exists, has no driver, and none that this process started may come.
+    fn is_alone(&self) -> bool {
+        !self.host.has_ended() && self.host.driver().is_none() && self.drivers.are_gone()
+    }
+
+    /// Starts a driver in place of one that ended, after a wait.
+    fn start_again_after(&self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
         let wait = self.drivers.next_wait(lived);
         tracing::info!(
             pid,
