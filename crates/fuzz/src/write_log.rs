@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
 use sawmill_format::write_log::{entry_at, superblock_at};
-use sawmill_verify::cut::{Cut, EntrySelection, Replay, flushed_before};
 use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
+use sawmill_verify::power_cut::{EntrySelection, PowerCut, Replay, flushed_before};
 use sawmill_verify::recording::{
     DISK_BYTES_MAX, LogWriter, RecordedEntry, Recording, SECTOR_BYTES,
 };
@@ -199,7 +199,7 @@ impl<'a> Log<'a> {
                 (EntrySelection::All, self.model(entry, |_| true)),
                 (EntrySelection::None, self.model(entry, firm)),
             ] {
-                let image = replay.image(&Cut { entry, selection: kept });
+                let image = replay.image(&PowerCut { entry, selection: kept });
                 let (Ok(image), Some(disk)) = (&image, &disk) else {
                     assert!(image.is_err() && disk.is_none(), "an image without its data");
                     continue;
@@ -263,7 +263,7 @@ impl<'a> Log<'a> {
             recording.entries.iter().map(|recorded| (recorded.entry, recorded.data_at)).collect()
         };
         assert_eq!(places(&again), places(self.recording), "it is read as the same");
-        let last = Cut::whole(again.entries.len());
+        let last = PowerCut::whole(again.entries.len());
         let image = |recording| {
             let image = Replay::new(recording, before.clone()).image(&last);
             image.expect("its data are there").read(0, MODEL_BYTES)

@@ -3,9 +3,9 @@
 //! Not here: how a device or a file system is inspected, which the caller provides.
 
 use crate::Result;
-use crate::cut::{Cut, Replay};
 use crate::image::Image;
 use crate::plan::{Budget, plan};
+use crate::power_cut::{PowerCut, Replay};
 use crate::recording::Recording;
 use crate::report::{Finding, Report};
 use crate::subject::{RecoveryMode, Remains};
@@ -54,7 +54,7 @@ impl Campaign<'_> {
             }
             // A stale disk comes from a cut some way back.
             if dice.one_in(8) {
-                older = Some((cut.entry, replay.image(&Cut::whole(cut.entry))?));
+                older = Some((cut.entry, replay.image(&PowerCut::whole(cut.entry))?));
             }
         }
         Ok(report)

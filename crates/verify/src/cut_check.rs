@@ -10,8 +10,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::bridge::NbdFile;
-use crate::cut::{Cut, Replay};
 use crate::file_system::FileSystem;
+use crate::power_cut::{PowerCut, Replay};
 use crate::program;
 use crate::session::{Knowledge, RecordedSession};
 use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
@@ -68,10 +68,15 @@ impl CutCheck<'_> {
     }
 
     /// Checks one cut on its own, as a report names it.
-    pub fn at(&self, cut: &Cut, mode: RecoveryMode, stale_of: Option<usize>) -> Result<Verdict> {
+    pub fn at(
+        &self,
+        cut: &PowerCut,
+        mode: RecoveryMode,
+        stale_of: Option<usize>,
+    ) -> Result<Verdict> {
         let recorded = self.recorded;
         let mut replay = Replay::new(&recorded.recording, recorded.before.clone());
-        let disk_cut = stale_of.map_or_else(|| cut.clone(), Cut::whole);
+        let disk_cut = stale_of.map_or_else(|| cut.clone(), PowerCut::whole);
         let disk = replay.image(&disk_cut)?;
         self.check(&Remains { cut, disk: &disk, mode })
     }

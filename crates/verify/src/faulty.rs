@@ -6,7 +6,7 @@
 //!
 //! Invariant: while it lives, whole sectors read back as they were written last; only
 //! [`Fault::WriteMisplaced`] shows before a crash. Not here: what a power failure leaves of the
-//! device inside (`cut`).
+//! device inside (`power_cut`).
 
 use std::collections::BTreeMap;
 use std::fmt;

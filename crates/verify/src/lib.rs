@@ -2,13 +2,13 @@
 //! could fail, and judges what is left.
 //!
 //! Modules. The recording: `recorder` (the recording device), `recording` (the write log), `image`
-//! (a device's content), `cut` (what may be left at a time), `plan` (which cuts to look at). The
-//! devices: `subject` (those under test), `target` (a user's disk), `faulty` (planted faults, to
-//! test the checker itself). The work and its judges: `stamp` (blocks that record which write made
+//! (a device's content), `power_cut` (what may be left by one), `plan` (which of them to look at).
+//! The devices: `subject` (those under test), `target` (a user's disk), `faulty` (planted faults,
+//! to test the checker itself). The work and its judges: `stamp` (blocks that record which write made
 //! them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
 //! `file_system` (made, mounted, checked). A server killed under its users: `crash`. A check of
 //! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
-//! (cut after cut), `cut_check` (one of them), `report`. Tools: `nbd` (the client of
+//! (one power cut after another), `cut_check` (one of them), `report`. Tools: `nbd` (the client of
 //! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (third-party
 //! programs).
 //!
@@ -20,7 +20,6 @@
 pub mod bridge;
 pub mod campaign;
 pub mod crash;
-pub mod cut;
 pub mod cut_check;
 mod error;
 pub mod faulty;
@@ -29,6 +28,7 @@ pub mod files;
 pub mod image;
 pub mod load;
 pub mod plan;
+pub mod power_cut;
 pub mod program;
 pub mod recorder;
 pub mod recording;

@@ -5,13 +5,13 @@
 //! order of entries. The plan has the number of candidates, so that a report can state the share
 //! that was checked.
 //!
-//! Not here: the image of a cut (`cut`), and the check of it (`campaign`, `cut_check`).
+//! Not here: the image of a cut (`power_cut`), and the check of it (`campaign`, `cut_check`).
 
 use std::collections::HashSet;
 
 use sawmill_format::write_log::Flags;
 
-use crate::cut::{Cut, EntrySelection, loose};
+use crate::power_cut::{EntrySelection, PowerCut, loose};
 use crate::recording::Recording;
 use sawmill_testkit::Dice;
 
@@ -28,9 +28,9 @@ pub struct Budget {
 
 /// The cuts chosen.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct CutPlan {
     /// In the order of entries.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<PowerCut>,
     /// The number of different points between two entries in `cuts`.
     pub points: usize,
     /// The number of candidates: all legal cuts of the kinds that a plan can hold, but only some
@@ -46,7 +46,7 @@ const SINGLES_MAX: usize = 16;
 
 /// Chooses cuts of `recording`, from entry `first` on.
 #[must_use]
-pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
+pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> CutPlan {
     let mut dice = Dice::new(budget.seed);
     let entries = &recording.entries;
     let (mut telling, mut others) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         let before_flush = entries.get(entry).is_none_or(|next| next.entry.flags.has(Flags::FLUSH));
         // Just behind a flush, nothing before it may be missing: there an ignored flush shows.
         let after_flush = entry > 0 && entries[entry - 1].entry.flags.has(Flags::FLUSH);
-        let all = Cut { entry, selection: EntrySelection::All };
+        let all = PowerCut { entry, selection: EntrySelection::All };
         if before_flush || after_flush {
             telling.push(all)
         } else {
@@ -64,13 +64,13 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         if loose.is_empty() {
             continue;
         }
-        let none = Cut { entry, selection: EntrySelection::None };
+        let none = PowerCut { entry, selection: EntrySelection::None };
         if before_flush {
             telling.push(none)
         } else {
             others.push(none)
         }
-        others.extend(subsets(&loose, &mut dice).map(|kept| Cut { entry, selection: kept }));
+        others.extend(subsets(&loose, &mut dice).map(|kept| PowerCut { entry, selection: kept }));
         others.extend(tears(recording, entry, &loose, budget, &mut dice));
     }
     let legal = telling.len() + others.len();
@@ -86,7 +86,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
     cuts.retain(|cut| seen.insert(cut.clone()));
     cuts.sort_by_key(|cut| cut.entry);
     let points = cuts.iter().map(|cut| cut.entry).collect::<HashSet<_>>().len();
-    Plan { cuts, points, legal }
+    CutPlan { cuts, points, legal }
 }
 
 /// Each entry lost alone, each kept alone, and some random subsets.
@@ -116,7 +116,7 @@ fn tears(
     loose: &[usize],
     budget: &Budget,
     dice: &mut Dice,
-) -> Vec<Cut> {
+) -> Vec<PowerCut> {
     let Some(unit) = budget.tear_bytes else { return Vec::new() };
     let mut torn = |number: usize| {
         let recorded = recording.entries.get(number)?;
@@ -130,21 +130,21 @@ fn tears(
     let newest = loose[loose.len() - 1];
     let mut cuts = Vec::new();
     if let Some(bytes) = torn(newest) {
-        cuts.push(Cut { entry, selection: EntrySelection::Torn { entry: newest, bytes } });
+        cuts.push(PowerCut { entry, selection: EntrySelection::Torn { entry: newest, bytes } });
     }
     if let Some(bytes) = torn(entry) {
-        cuts.push(Cut { entry, selection: EntrySelection::UnderWay { bytes } });
+        cuts.push(PowerCut { entry, selection: EntrySelection::UnderWay { bytes } });
     }
     cuts
 }
 
 /// Keeps a random choice of `most` of them, but prefers points that are not in `seen` yet, so that
 /// many points are checked.
-fn spread(cuts: &mut Vec<Cut>, seen: &mut HashSet<usize>, most: usize, dice: &mut Dice) {
+fn spread(cuts: &mut Vec<PowerCut>, seen: &mut HashSet<usize>, most: usize, dice: &mut Dice) {
     for last in (1..cuts.len()).rev() {
         cuts.swap(last, dice.below(last as u64 + 1) as usize);
     }
-    let (mut fresh, again): (Vec<Cut>, Vec<Cut>) =
+    let (mut fresh, again): (Vec<PowerCut>, Vec<PowerCut>) =
         cuts.drain(..).partition(|cut| seen.insert(cut.entry));
     fresh.extend(again);
     fresh.truncate(most);

@@ -5,7 +5,7 @@
 //! a foreign log is bounded by its length: it has at most as many entries as sectors. No entry
 //! reaches past [`DISK_BYTES_MAX`].
 //!
-//! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format
+//! Not here: who records (`recorder`), what may be cut (`power_cut`), the bytes of the format
 //! (`crates/format`).
 
 use std::fs::File;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use sawmill_format::write_log::Flags;
 
-use crate::cut::Cut;
-use crate::plan::Plan;
+use crate::plan::CutPlan;
+use crate::power_cut::PowerCut;
 use crate::recording::Recording;
 use crate::subject::RecoveryMode;
 
@@ -14,7 +14,7 @@ use crate::subject::RecoveryMode;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Where power failed, and what was left of the disk.
-    pub cut: Cut,
+    pub cut: PowerCut,
     /// How the device came back.
     pub mode: RecoveryMode,
     /// Of a stale disk: the entry before which it was kept, whole.
@@ -51,7 +51,7 @@ pub struct Report {
 impl Report {
     /// A report about a recording of which nothing is checked yet.
     #[must_use]
-    pub fn new(recording: &Recording, plan: &Plan) -> Self {
+    pub fn new(recording: &Recording, plan: &CutPlan) -> Self {
         let count = |flag: Flags| {
             recording.entries.iter().filter(|recorded| recorded.entry.flags.has(flag)).count()
         };

@@ -13,10 +13,10 @@
 use std::path::Path;
 
 use crate::campaign::Campaign;
-use crate::cut::{Cut, Replay};
 use crate::files::Files;
 use crate::image::Image;
 use crate::plan::Budget;
+use crate::power_cut::{PowerCut, Replay};
 use crate::recording::Recording;
 use crate::stamp::{CutTime, Log};
 use crate::subject::RecoveryMode;
@@ -132,7 +132,7 @@ impl RecordedSession {
 
     /// The time at which a cut strikes.
     #[must_use]
-    pub fn cut_time(&self, cut: &Cut) -> CutTime {
+    pub fn cut_time(&self, cut: &PowerCut) -> CutTime {
         self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.cut_time)
     }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use sawmill_format::layout::Table;
 use sawmill_format::write_log::{Entry, Flags, Superblock, entry_at, superblock_at};
 use sawmill_testkit::vectors::{dump_head, dump_row, hex};
-use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
+use sawmill_verify::power_cut::{PowerCut, Replay};
 use sawmill_verify::recording::{LogWriter, Recording};
 use sawmill_verify::stamp::CutTime;
 
@@ -100,7 +100,7 @@ fn cuts_of_the_vector_hold_what_the_definition_says() {
     let recording = Recording::open(&vector()).unwrap();
     let mut replay = Replay::new(&recording, Image::new(DISK_BYTES));
     let mut sectors = |cut: &str| {
-        let image = replay.image(&cut.parse::<Cut>().unwrap()).unwrap();
+        let image = replay.image(&cut.parse::<PowerCut>().unwrap()).unwrap();
         (0..6).map(|sector| image.read(sector * 512, 1)[0]).collect::<Vec<u8>>()
     };
     let (a, b) = (0xa1, 0xb2);
@@ -170,7 +170,7 @@ fn a_mark_changes_nothing_even_if_it_claims_a_range() {
     assert_eq!(recording.end_bytes(), 4096);
     let mut replay = Replay::new(&recording, Image::new(DISK_BYTES));
     for cut in ["2:all", "3:all"] {
-        let image = replay.image(&cut.parse::<Cut>().unwrap()).unwrap();
+        let image = replay.image(&cut.parse::<PowerCut>().unwrap()).unwrap();
         assert_eq!(image.read(0, 1), [7], "{cut}");
     }
 }

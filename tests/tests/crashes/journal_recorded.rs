@@ -19,9 +19,9 @@ use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::stamp::{Log, check_flushed_kept};
 use sawmill_tests::store;
-use sawmill_verify::cut::Cut;
 use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
+use sawmill_verify::power_cut::PowerCut;
 use sawmill_verify::program::Process;
 use sawmill_verify::recording::Recording;
 use sawmill_verify::session::{Knowledge, RecordedSession};
@@ -98,7 +98,7 @@ fn make(client: Client, log: &Path) -> RecordedLog {
 }
 
 /// The client's log as it must hold at a cut: a flush that was answered later demands nothing.
-fn as_of(recorded_log: &RecordedLog, cut: &Cut) -> Log {
+fn as_of(recorded_log: &RecordedLog, cut: &PowerCut) -> Log {
     let mut log = recorded_log.log.clone();
     for (flush, entries) in log.flushes.iter_mut().zip(&recorded_log.flushed_at) {
         if *entries > cut.entry {
@@ -160,7 +160,7 @@ fn check_nothing_new(live: &Path, copied: &Path) {
 }
 
 /// How many writes were found again after a cut. Fails when one that was flushed was not.
-fn kept_after(cut: &Cut, recorded_log: &RecordedLog, found: Result<Vec<u8>, String>) -> usize {
+fn kept_after(cut: &PowerCut, recorded_log: &RecordedLog, found: Result<Vec<u8>, String>) -> usize {
     let found = found.unwrap_or_else(|why| panic!("after the cut {cut}: {why}"));
     let verdict = check_flushed_kept(&as_of(recorded_log, cut), &found)
         .unwrap_or_else(|violation| panic!("after the cut {cut}: {violation}"));

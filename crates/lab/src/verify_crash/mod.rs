@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use sawmill_device::BlockDevice;
-use sawmill_verify::cut::Cut;
 use sawmill_verify::cut_check::CutCheck;
+use sawmill_verify::power_cut::PowerCut;
 use sawmill_verify::recording::SECTOR_BYTES;
 use sawmill_verify::run;
 use sawmill_verify::session::RecordedSession;
@@ -78,7 +78,7 @@ pub struct Arguments {
 
     /// With --write-log: check only this cut, as a finding names it.
     #[arg(long, value_name = "CUT", requires = "write_log")]
-    cut: Option<Cut>,
+    cut: Option<PowerCut>,
 
     /// With --cut: how the journal comes back: kept, lost, stale or elsewhere.
     #[arg(long = "way", value_name = "WAY", requires = "cut", default_value = "kept")]
@@ -300,7 +300,7 @@ fn is_uri(target: &str) -> bool {
 fn check_again(
     console: &Console,
     cut_check: &CutCheck<'_>,
-    cut: &Cut,
+    cut: &PowerCut,
     arguments: &Arguments,
 ) -> Result<Exit> {
     let verdict = cut_check.at(cut, arguments.mode, arguments.stale_of)?;

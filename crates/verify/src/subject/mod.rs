@@ -7,8 +7,8 @@
 //! Invariant: a device ends at the latest when its [`RunningDevice`] is dropped, before the disk
 //! that it uses.
 //!
-//! Not here: the points at which power fails (`plan`, `cut`), the judging of a device that came
-//! back (`cut_check`).
+//! Not here: the points at which power fails (`plan`, `power_cut`), the judging of a device that
+//! came back (`cut_check`).
 
 mod command_line;
 mod in_process;
@@ -20,9 +20,9 @@ use std::sync::Arc;
 use sawmill_device::MemoryDevice;
 
 use crate::Result;
-use crate::cut::Cut;
 use crate::image::Image;
 use crate::nbd::Client;
+use crate::power_cut::PowerCut;
 use crate::recorder::Recorder;
 
 pub use command_line::CommandLine;
@@ -77,7 +77,7 @@ impl std::str::FromStr for RecoveryMode {
 #[derive(Clone, Copy, Debug)]
 pub struct Remains<'a> {
     /// The cut.
-    pub cut: &'a Cut,
+    pub cut: &'a PowerCut,
     /// The disk; for [`RecoveryMode::DiskStale`] the older one.
     pub disk: &'a Image,
     /// How the device comes back.

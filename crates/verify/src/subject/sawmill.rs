@@ -10,7 +10,7 @@
 //! files of its folder store, and on nothing inside.
 //!
 //! Not here: the server's process and the recorded disk (`command_line`), where power fails
-//! (`plan`, `cut`), the judging (`cut_check`).
+//! (`plan`, `power_cut`), the judging (`cut_check`).
 
 use std::collections::BTreeSet;
 use std::fs;

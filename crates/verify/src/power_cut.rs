@@ -1,4 +1,4 @@
-//! A cut: what a device may hold when power fails between two entries of its recording.
+//! A power cut: what a device may hold when power fails between two entries of its recording.
 //!
 //! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush
 //! among them is there, and so is each later entry with FUA. Each of the rest, the *loose* entries,
@@ -49,18 +49,18 @@ pub enum EntrySelection {
 
 /// A place between two entries, and what is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Cut {
+pub struct PowerCut {
     /// How many entries have happened.
     pub entry: usize,
     /// Which of the loose ones are there.
     pub selection: EntrySelection,
 }
 
-impl Cut {
+impl PowerCut {
     /// The cut before `entry` with all there is.
     #[must_use]
     pub fn whole(entry: usize) -> Self {
-        Cut { entry, selection: EntrySelection::All }
+        PowerCut { entry, selection: EntrySelection::All }
     }
 }
 
@@ -68,7 +68,7 @@ fn list(entries: &[usize]) -> String {
     entries.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-impl fmt::Display for Cut {
+impl fmt::Display for PowerCut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.entry)?;
         match &self.selection {
@@ -83,7 +83,7 @@ impl fmt::Display for Cut {
     }
 }
 
-impl FromStr for Cut {
+impl FromStr for PowerCut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -114,7 +114,7 @@ impl FromStr for Cut {
             "seed" => EntrySelection::Seed(value.parse().map_err(|_| wrong())?),
             _ => return Err(wrong()),
         };
-        Ok(Cut { entry, selection: kept })
+        Ok(PowerCut { entry, selection: kept })
     }
 }
 
@@ -159,7 +159,7 @@ impl<'a> Replay<'a> {
     }
 
     /// The image of a cut.
-    pub fn image(&mut self, cut: &Cut) -> Result<Image> {
+    pub fn image(&mut self, cut: &PowerCut) -> Result<Image> {
         let entries = &self.recording.entries;
         let entry = cut.entry.min(entries.len());
         let from = flushed_before(entries, entry);
@@ -236,11 +236,11 @@ mod tests {
             EntrySelection::Seed(77),
         ];
         for kept in kinds {
-            let cut = Cut { entry: 10, selection: kept };
+            let cut = PowerCut { entry: 10, selection: kept };
             assert_eq!(cut.to_string().parse(), Ok(cut));
         }
         for wrong in ["", "x:all", "3:some", "3:torn=1", "3:without=", "3:seed=x"] {
-            assert!(wrong.parse::<Cut>().is_err(), "{wrong}");
+            assert!(wrong.parse::<PowerCut>().is_err(), "{wrong}");
         }
     }
 }
