@@ -3,8 +3,8 @@
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
 //! handshake, sealed packets), `path` (one link: what is in flight, what was received),
-//! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a place has to send),
-//! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
+//! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a place has to
+//! send), [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed_device` (many ranges as
 //! one request).
 //!

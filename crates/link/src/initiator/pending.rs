@@ -318,7 +318,8 @@ impl PendingRequests {
     }
 
     /// Removes all requests, to be failed because no answer can arrive. Later requests fail with
-    /// `why`. No place may be live any more: it would send bytes of a request that no longer exists.
+    /// `why`. No place may be live any more: it would send bytes of a request that no longer
+    /// exists.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
         lists.close_error.get_or_insert_with(|| why.clone());
