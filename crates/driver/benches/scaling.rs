@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Operations, Outcome, Request};
 use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Driver, Options, connect};
 use sawmill_driver::host::{Event, Host};
-use sawmill_driver::protocol::Facts;
+use sawmill_driver::protocol::ControlFacts;
 
 const SIZE_BYTES: u64 = 1 << 30;
 /// Requests of a loader in flight.
@@ -175,8 +175,10 @@ fn main() {
     let path = folder.path().join("sock");
     let (sender, receiver) = mpsc::channel();
     let sender = Box::new(move |event| drop(sender.send(event)));
-    let facts =
-        Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
+    let facts = ControlFacts::default()
+        .with("mode", mode)
+        .with("hw_queues", queues)
+        .with("blocksize", 4096);
     let chunk = (memory.parse::<u64>().expect("bytes") / 8).min(2 << 20);
     let facts = facts
         .with("tie_queues", tied)
@@ -192,7 +194,7 @@ fn main() {
     while !matches!(receiver.recv().expect("a driver"), Event::Declared) {}
     let device = host.device().expect("declared");
     // Until the doors are known, a driver has one thread for everything.
-    host.show_doors(Facts::default());
+    host.show_doors(ControlFacts::default());
     measure(&device, operation, bytes, queues, seconds);
     host.finish().expect("it ends");
     driver.join().expect("no panic").expect("it serves");

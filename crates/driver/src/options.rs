@@ -14,7 +14,7 @@ use sawmill_device::{Error, ErrorKind, Geometry, Operations, Result};
 
 use crate::batch::BatchOptions;
 use crate::batch::options::{number, truth};
-use crate::protocol::Facts;
+use crate::protocol::ControlFacts;
 
 /// How requests reach the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +130,11 @@ impl DeviceOptions {
 
     /// All options in effect, as text.
     #[must_use]
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> ControlFacts {
         let batch = &self.batch;
         let truth = u8::from;
         let mode = if self.mode == Mode::Batch { "batch" } else { "plain" };
-        let facts = Facts::default()
+        let facts = ControlFacts::default()
             .with("mode", mode)
             .with("size", batch.size)
             .with("blocksize", batch.blocksize)
@@ -173,7 +173,7 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// `Invalid`: which option.
-    pub fn agrees(&self, driver_facts: &Facts, host_facts: &Facts) -> Result<()> {
+    pub fn agrees(&self, driver_facts: &ControlFacts, host_facts: &ControlFacts) -> Result<()> {
         let mut other = self.clone();
         // A restarted driver repeats what it said at first, also where the host's options overrode
         // it.
@@ -195,7 +195,7 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// `NotFound`, `Invalid`: which option, and its valid values.
-    pub fn declared(driver_facts: &Facts, host_facts: &Facts) -> Result<Self> {
+    pub fn declared(driver_facts: &ControlFacts, host_facts: &ControlFacts) -> Result<Self> {
         let mut options = DeviceOptions::default();
         let driver_facts = driver_facts.iter().filter(|(name, _)| !IS_NO_OPTION.contains(name));
         // The host's options come last and win.
@@ -294,8 +294,8 @@ fn bad(text: String) -> Error {
 mod tests {
     use super::*;
 
-    fn facts(text: &str) -> Facts {
-        text.split_whitespace().fold(Facts::default(), |facts, word| {
+    fn facts(text: &str) -> ControlFacts {
+        text.split_whitespace().fold(ControlFacts::default(), |facts, word| {
             let (name, value) = word.split_once('=').unwrap();
             facts.with(name, value)
         })
@@ -324,19 +324,23 @@ mod tests {
         let driver_facts = facts(
             "mode=batch size=1048576 death_timeout_s=1.5 on_death=fail weak_flush=1 io_opt=8192",
         );
-        let options = DeviceOptions::declared(&driver_facts, &Facts::default()).unwrap();
+        let options = DeviceOptions::declared(&driver_facts, &ControlFacts::default()).unwrap();
         let plain = facts("byte_granular=1 can_flush=0");
-        options.agrees(&plain, &Facts::default()).expect("says nothing in batch mode");
+        options.agrees(&plain, &ControlFacts::default()).expect("says nothing in batch mode");
         let mut effective_facts = options.facts();
         assert_eq!(effective_facts.get("metadata_bytes"), Some("131072"));
         effective_facts = effective_facts
             .iter()
             .filter(|(name, _)| !["metadata_bytes", "request_bytes_max"].contains(name))
-            .fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
-        assert_eq!(DeviceOptions::declared(&effective_facts, &Facts::default()).unwrap(), options);
-        options.agrees(&effective_facts, &Facts::default()).unwrap();
+            .fold(ControlFacts::default(), |facts, (name, value)| facts.with(name, value));
+        assert_eq!(
+            DeviceOptions::declared(&effective_facts, &ControlFacts::default()).unwrap(),
+            options
+        );
+        options.agrees(&effective_facts, &ControlFacts::default()).unwrap();
         let driver_facts = facts("weak_flush=1 size=4096");
-        let message = options.agrees(&driver_facts, &Facts::default()).unwrap_err().to_string();
+        let message =
+            options.agrees(&driver_facts, &ControlFacts::default()).unwrap_err().to_string();
         assert!(message.contains("size=4096") && message.contains("1048576"), "{message}");
         // A restarted driver repeats what it said at first, even if the host's options overrode it.
         options.agrees(&driver_facts, &facts("size=1048576")).unwrap();

@@ -7,7 +7,9 @@ use std::sync::mpsc::channel;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sawmill_driver::host::{Event, Host};
-use sawmill_driver::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket};
+use sawmill_driver::protocol::{
+    Control, ControlFacts, ControlKind, PACKET_BYTES_MAX, PacketSocket,
+};
 
 /// Set in the process that has the limit.
 const INNER: &str = "SAWMILL_TEST_NO_THREADS";
@@ -34,7 +36,7 @@ fn a_driver_without_threads_gets_an_error_and_the_next_one_serves() {
 }
 
 /// The packets until the host has decided, the last of which is its decision.
-fn connect(path: &Path, hello: Facts) -> (PacketSocket, Vec<Control>) {
+fn connect(path: &Path, hello: ControlFacts) -> (PacketSocket, Vec<Control>) {
     let control = PacketSocket::connect(path).expect("it listens");
     let hello = Control::new(ControlKind::Hello, hello.with("protocol", 1));
     control.send(&hello.encode(), &[]).expect("it is there");
@@ -54,14 +56,14 @@ fn refuse_the_first_and_serve_the_second() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
     let (sender, receiver) = channel();
-    let facts = Facts::default().with("hw_queues", 16).with("request_bytes_max", 4096);
+    let facts = ControlFacts::default().with("hw_queues", 16).with("request_bytes_max", 4096);
     let host = Host::start("disk", &path, facts, Box::new(move |event| drop(sender.send(event))))
         .expect("it listens");
 
     let unlimited = getrlimit(Resource::As);
     let limit = Rlimit { current: Some(ADDRESS_SPACE_BYTES), ..unlimited };
     setrlimit(Resource::As, limit).expect("a limit");
-    let (control, messages) = connect(&path, Facts::default().with("size", 1 << 20));
+    let (control, messages) = connect(&path, ControlFacts::default().with("size", 1 << 20));
     setrlimit(Resource::As, unlimited).expect("no limit");
     let refusal = messages.last().expect("a decision");
     assert_eq!(refusal.kind, ControlKind::Refused);
@@ -73,7 +75,7 @@ fn refuse_the_first_and_serve_the_second() {
     assert!(matches!(end_event, Event::Gone { in_order: false, .. }), "{end_event:?}");
     assert_eq!(host.driver(), None);
 
-    let (_control, messages) = connect(&path, Facts::default());
+    let (_control, messages) = connect(&path, ControlFacts::default());
     assert_eq!(messages[0].facts.get("generation"), Some("1"), "the other one never served");
     assert_eq!(messages.last().map(|message| message.kind), Some(ControlKind::Attached));
     let next_event = receiver.recv().expect("it is reported");

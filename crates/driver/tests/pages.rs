@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES};
 use sawmill_driver::protocol::{
-    ANSWER_BYTES, COMMAND_BYTES, CommandKind, Control, ControlKind, Facts,
+    ANSWER_BYTES, COMMAND_BYTES, CommandKind, Control, ControlFacts, ControlKind,
 };
 
 fn page(name: &str) -> String {
@@ -23,7 +23,7 @@ fn every_kind_has_its_number_on_the_page() {
     for kind in [Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave, Ask, Answer] {
         let row = format!("| {} | {} |", kind as u32, format!("{kind:?}").to_uppercase());
         assert!(page.contains(&row), "no row {row}");
-        let bytes = Control::new(kind, Facts::default().with("a", 1)).encode();
+        let bytes = Control::new(kind, ControlFacts::default().with("a", 1)).encode();
         assert_eq!(bytes, [&(kind as u32).to_le_bytes()[..], b"a=1\n"].concat());
     }
     use CommandKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
@@ -56,10 +56,10 @@ fn every_option_is_on_the_page_with_its_default() {
                 .insert(name.to_owned(), (*defaults.get(at).unwrap_or(&defaults[0])).to_owned());
         }
     }
-    let batch = Facts::default().with("mode", "batch");
+    let batch = ControlFacts::default().with("mode", "batch");
     let modes = [
         DeviceOptions::default(),
-        DeviceOptions::declared(&batch, &Facts::default()).expect("sound"),
+        DeviceOptions::declared(&batch, &ControlFacts::default()).expect("sound"),
     ];
     for facts in modes.iter().map(DeviceOptions::facts) {
         for (name, value) in facts.iter() {

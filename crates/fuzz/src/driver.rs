@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES, FLAG_WRITE, SECTOR_BYTES, entries};
-use sawmill_driver::protocol::{Answer, Command, Control, Facts};
+use sawmill_driver::protocol::{Answer, Command, Control, ControlFacts};
 
 /// The same bytes as each kind of packet.
 pub(crate) fn packet(bytes: &[u8]) {
@@ -34,8 +34,8 @@ pub(crate) fn packet(bytes: &[u8]) {
     }
 }
 
-fn options(facts: &Facts) {
-    let none = Facts::default();
+fn options(facts: &ControlFacts) {
+    let none = ControlFacts::default();
     let Ok(declared) = DeviceOptions::declared(facts, &none) else { return };
     assert!(declared.geometry().size_bytes > 0, "a device has a size");
     // Of a name that comes twice, the last value counts, and the first disagrees with it.

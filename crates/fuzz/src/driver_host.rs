@@ -16,7 +16,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Flags, Operation, Request};
 use sawmill_driver::host::Host;
 use sawmill_driver::protocol::{
-    Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
+    Answer, Command, CommandKind, Control, ControlFacts, ControlKind, PACKET_BYTES_MAX,
+    PacketSocket,
 };
 
 use crate::nbd::no_thread_panicked;
@@ -36,7 +37,7 @@ struct RawDriver {
 
 impl RawDriver {
     /// Attaches to a host. Panics if the host refuses.
-    fn attach(path: &Path, hello: Facts) -> Self {
+    fn attach(path: &Path, hello: ControlFacts) -> Self {
         let control = PacketSocket::connect_within(path, Some(HANG)).expect("the host listens");
         let hello = Control::new(ControlKind::Hello, hello.with("protocol", 1));
         control.send(&hello.encode(), &[]).expect("the host listens");
@@ -160,15 +161,15 @@ pub(crate) fn run(bytes: &[u8]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("driver.sock");
     let mode = if choice & 1 == 0 { "plain" } else { "batch" };
-    let options = Facts::default().with("mode", mode).with("size", DEVICE_BYTES);
+    let options = ControlFacts::default().with("mode", mode).with("size", DEVICE_BYTES);
     let host = Host::start("disk", &path, options, Box::new(|_| ())).expect("it listens");
-    let first = RawDriver::attach(&path, Facts::default());
+    let first = RawDriver::attach(&path, ControlFacts::default());
     let device = host.device().expect("a driver has declared it");
     let (count, answered) = submit(&*device);
     let connections = send_pieces(&path, &first, input);
     drop((first, connections));
     // The next driver answers what the first has not.
-    let next = RawDriver::attach(&path, Facts::default().with("replace", 1));
+    let next = RawDriver::attach(&path, ControlFacts::default().with("replace", 1));
     let lanes = next.serve();
     let mut is_answered = vec![false; count];
     for _ in 0..count {

@@ -17,7 +17,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::batch::chunk::{ChunkEntry, entries};
 use crate::options::Mode;
-use crate::protocol::{Command, Control, ControlKind, Facts, PacketSocket};
+use crate::protocol::{Command, Control, ControlFacts, ControlKind, PacketSocket};
 
 /// The abilities of a driver, besides reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Default for Abilities {
 impl Abilities {
     /// As options of the protocol: those that differ from the defaults. The host may set the
     /// others.
-    pub(super) fn declare(self, facts: &mut Facts, mode: Mode) {
+    pub(super) fn declare(self, facts: &mut ControlFacts, mode: Mode) {
         let is_plain = mode == Mode::Plain;
         // Only differences are declared, because a later driver must agree with the device in all
         // that it says.
@@ -66,7 +66,7 @@ impl Abilities {
     }
 
     /// Checks that a driver can do everything that the device may ask for.
-    pub(super) fn suffice(self, options: &Facts) -> Result<()> {
+    pub(super) fn suffice(self, options: &ControlFacts) -> Result<()> {
         let missing = [
             ("read_only=0", options.get("read_only") == Some("0") && !self.write),
             ("can_discard=1", options.is_true("can_discard") && !self.discard),
@@ -230,7 +230,7 @@ pub struct Door {
 #[derive(Clone)]
 pub struct Device {
     pub(super) control: Arc<PacketSocket>,
-    pub(super) welcome: Arc<Facts>,
+    pub(super) welcome: Arc<ControlFacts>,
     pub(super) socket: PathBuf,
 }
 
@@ -261,15 +261,15 @@ impl Device {
 
     /// Asks the host to end the device when everything is answered.
     pub fn end(&self) {
-        self.leave(Facts::default().with("outcome", "ended"));
+        self.leave(ControlFacts::default().with("outcome", "ended"));
     }
 
     /// Asks the host to end the device immediately; requests fail.
     pub fn fail(&self, message: &str) {
-        self.leave(Facts::default().with("outcome", "failed").with("message", message));
+        self.leave(ControlFacts::default().with("outcome", "failed").with("message", message));
     }
 
-    fn leave(&self, facts: Facts) {
+    fn leave(&self, facts: ControlFacts) {
         // A host that is gone has ended the device already.
         let _ = self.control.send(&Control::new(ControlKind::Leave, facts).encode(), &[]);
     }

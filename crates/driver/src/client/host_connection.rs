@@ -13,7 +13,9 @@ use sawmill_sys::AttachedMemory;
 use super::driver::{Abilities, Device, Door};
 use super::lane::Lane;
 use super::options::Options;
-use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
+use crate::protocol::{
+    Control, ControlFacts, ControlKind, PACKET_BYTES_MAX, PROTOCOL, PacketSocket,
+};
 
 /// The control connection and the lanes of a driver that its host has accepted.
 pub(super) struct HostConnection {
@@ -42,7 +44,7 @@ impl HostConnection {
         options: &Options,
     ) -> Result<Self> {
         let program = std::env::args().next().unwrap_or_default();
-        let mut hello = Facts::default().with("protocol", PROTOCOL).with("program", program);
+        let mut hello = ControlFacts::default().with("protocol", PROTOCOL).with("program", program);
         if options.replaces {
             hello.add("replace", 1);
         }
@@ -88,7 +90,7 @@ impl HostConnection {
         }
     }
 
-    fn add_queue(&mut self, facts: &Facts, files: Vec<OwnedFd>) -> Result<()> {
+    fn add_queue(&mut self, facts: &ControlFacts, files: Vec<OwnedFd>) -> Result<()> {
         let queue: usize = facts.parsed("queue")?;
         let is_batch = self.device.option("mode") == Some("batch");
         let names: &[&str] =
@@ -140,7 +142,7 @@ impl HostConnection {
     }
 }
 
-fn doors(facts: &Facts) -> Vec<Door> {
+fn doors(facts: &ControlFacts) -> Vec<Door> {
     let doors = facts.iter().filter(|(name, _)| *name == "door");
     let split = doors.filter_map(|(_, value)| value.split_once(' '));
     split
@@ -152,13 +154,13 @@ fn doors(facts: &Facts) -> Vec<Door> {
 ///
 /// # Errors
 /// `NotFound` if there is no host; the error of the host.
-pub fn query(socket: &Path, what: &str) -> Result<Facts> {
+pub fn query(socket: &Path, what: &str) -> Result<ControlFacts> {
     query_on(&PacketSocket::connect(socket)?, what)
 }
 
 /// As [`query`], on a connection that carried no message yet.
-pub(super) fn query_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
-    let question = Control::new(ControlKind::Ask, Facts::default().with("ask", what));
+pub(super) fn query_on(connection: &PacketSocket, what: &str) -> Result<ControlFacts> {
+    let question = Control::new(ControlKind::Ask, ControlFacts::default().with("ask", what));
     connection.send(&question.encode(), &[])?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let packet = connection.receive(&mut buffer)?.ok_or_else(gone)?;
@@ -185,7 +187,7 @@ pub fn kind_of_refusal(errno: i32) -> ErrorKind {
     }
 }
 
-fn refusal(facts: &Facts) -> Error {
+fn refusal(facts: &ControlFacts) -> Error {
     Error::new(
         kind_of_refusal(facts.parsed("errno").unwrap_or(5)),
         format!("the host refused: {}", facts.get("message").unwrap_or("it gave no reason")),

@@ -8,14 +8,14 @@
 use std::path::PathBuf;
 
 use crate::options::Mode;
-use crate::protocol::Facts;
+use crate::protocol::ControlFacts;
 
 /// How a driver is served. Options that are not set have the protocol's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub(super) name: Option<String>,
     pub(super) threads: usize,
-    pub(super) facts: Facts,
+    pub(super) facts: ControlFacts,
     pub(super) socket: Option<PathBuf>,
     pub(super) replaces: bool,
     pub(super) is_quiet: bool,

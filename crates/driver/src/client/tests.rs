@@ -19,7 +19,8 @@ use super::{
 };
 use crate::batch::chunk::ChunkEntry;
 use crate::protocol::{
-    Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
+    Answer, Command, CommandKind, Control, ControlFacts, ControlKind, PACKET_BYTES_MAX,
+    PacketSocket,
 };
 
 const CHUNK: usize = 64 << 10;
@@ -90,7 +91,7 @@ struct Host {
     control: PacketSocket,
     /// Sockets and memory, as they were sent.
     lanes: Vec<(PacketSocket, Arc<Arena>, Lease)>,
-    hello: Facts,
+    hello: ControlFacts,
 }
 
 impl Host {
@@ -115,12 +116,12 @@ impl Host {
         answers[0].errno
     }
 
-    fn send(&self, kind: ControlKind, facts: Facts) {
+    fn send(&self, kind: ControlKind, facts: ControlFacts) {
         self.control.send(&Control::new(kind, facts).encode(), &[]).unwrap();
     }
 
     fn finish(&self, reason: &str) {
-        self.send(ControlKind::Finish, Facts::default().with("reason", reason));
+        self.send(ControlKind::Finish, ControlFacts::default().with("reason", reason));
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         for (socket, ..) in &self.lanes {
             socket.send(&Command::new(CommandKind::End, 0).encode(), &[]).unwrap();
@@ -137,7 +138,7 @@ impl Host {
 /// Listens for one driver, and welcomes it with `facts`.
 fn host(
     folder: &Path,
-    facts: Facts,
+    facts: ControlFacts,
     queues: usize,
     script: impl FnOnce(&mut Host) + Send + 'static,
 ) -> (PathBuf, JoinHandle<()>) {
@@ -157,7 +158,7 @@ fn host(
         host.send(ControlKind::Welcome, facts);
         for queue in 0..queues {
             let mut files = Vec::new();
-            let mut facts = Facts::default().with("queue", queue);
+            let mut facts = ControlFacts::default().with("queue", queue);
             for name in if is_batch {
                 &["memory_bytes", "read_memory_bytes"][..]
             } else {
@@ -174,22 +175,23 @@ fn host(
                 files.iter().flat_map(|(socket, file)| [socket.as_fd(), file.as_fd()]).collect();
             host.control.send(&Control::new(ControlKind::Queue, facts).encode(), &fds).unwrap();
         }
-        host.send(ControlKind::Attached, Facts::default());
+        host.send(ControlKind::Attached, ControlFacts::default());
         script(&mut host);
     };
     (path, thread::spawn(work))
 }
 
-fn plain() -> Facts {
-    Facts::default()
+fn plain() -> ControlFacts {
+    ControlFacts::default()
         .with("protocol", 1)
         .with("name", "disk")
         .with("generation", 1)
         .with("mode", "plain")
 }
 
-fn batch() -> Facts {
-    let facts = Facts::default().with("protocol", 1).with("name", "disk").with("mode", "batch");
+fn batch() -> ControlFacts {
+    let facts =
+        ControlFacts::default().with("protocol", 1).with("name", "disk").with("mode", "batch");
     facts.with("metadata_bytes", METADATA).with("collision_area_size", 4096)
 }
 
@@ -200,7 +202,7 @@ fn command(kind: CommandKind, number: u64, address: u64, length: u64) -> Command
 /// Runs a driver against a host. Returns how the driver ended.
 fn run(
     driver: &dyn Driver,
-    facts: Facts,
+    facts: ControlFacts,
     (queues, threads): (usize, usize),
     script: impl FnOnce(&mut Host) + Send + 'static,
 ) -> Result<Outcome> {
@@ -234,7 +236,8 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
                     assert_eq!(host.errno(lane, zeroes), 0);
                 }
                 if round == 0 {
-                    let doors = Facts::default().with("door", "nbd nbd+unix:///?socket=/a b");
+                    let doors =
+                        ControlFacts::default().with("door", "nbd nbd+unix:///?socket=/a b");
                     host.send(ControlKind::Doors, doors);
                 }
             }
@@ -257,7 +260,7 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
 fn many_commands_of_one_packet_are_all_answered() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 4), |host| {
-        host.send(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, ControlFacts::default());
         let commands = (0..200)
             .map(|n| Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) });
         let packet: Vec<u8> = commands.flat_map(|command| command.encode()).collect();
@@ -293,7 +296,7 @@ impl Driver for BarrierDriver {
 fn as_many_commands_as_threads_are_in_work_at_once() {
     let driver = BarrierDriver(std::sync::Barrier::new(4));
     let outcome = run(&driver, plain(), (1, 4), |host| {
-        host.send(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, ControlFacts::default());
         let read = |n: u64| {
             Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) }.encode()
         };
@@ -354,7 +357,7 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
         for threads in [1, 2] {
             let driver = Ram::new();
             let outcome = run(&driver, plain(), (1, threads), move |host| {
-                host.send(ControlKind::Doors, Facts::default());
+                host.send(ControlKind::Doors, ControlFacts::default());
                 host.command(0, Command { offset, ..command(CommandKind::Write, 1, 0, length) });
                 assert!(host.lanes[0].0.receive(&mut [0; 100]).unwrap().is_none(), "no answer");
             });
@@ -376,7 +379,7 @@ fn a_host_that_goes_or_breaks_the_protocol_ends_the_driver() {
         });
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Invalid);
         let outcome = run(&driver, plain(), (1, threads), |host| {
-            host.send(ControlKind::Hello, Facts::default());
+            host.send(ControlKind::Hello, ControlFacts::default());
             assert!(host.control.receive(&mut [0; 100]).unwrap().is_none());
         });
         assert!(outcome.unwrap_err().to_string().contains("Hello"));
@@ -387,7 +390,8 @@ fn a_host_that_goes_or_breaks_the_protocol_ends_the_driver() {
 fn a_refusal_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (path, host) = host(folder.path(), plain(), 0, |host| {
-        let facts = Facts::default().with("errno", 16).with("message", "the device has a driver");
+        let facts =
+            ControlFacts::default().with("errno", 16).with("message", "the device has a driver");
         // The driver may have ended already.
         let _ = host.control.send(&Control::new(ControlKind::Refused, facts).encode(), &[]);
     });
@@ -472,7 +476,7 @@ fn a_flush_of_chunks_waits_for_those_before_it_and_reads_do_not() {
     let (began, receiver) = channel();
     let (sender, go_on) = channel();
     let (path, host) = host(folder.path(), batch(), 1, move |host| {
-        host.send(ControlKind::Doors, Facts::default());
+        host.send(ControlKind::Doors, ControlFacts::default());
         let command_of_chunk = chunk(host, 0, (0, 512, 1), 5);
         host.command(0, command_of_chunk);
         host.command(0, Command::new(CommandKind::Flush, 2));

@@ -16,7 +16,9 @@ use super::{DeclaredDevice, Event, Host, LOOK_EVERY, Policy, refuse};
 use crate::batch::Batch;
 use crate::options::{DeathPolicy, DeviceOptions, Mode};
 use crate::plain::Plain;
-use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
+use crate::protocol::{
+    Control, ControlFacts, ControlKind, PACKET_BYTES_MAX, PROTOCOL, PacketSocket,
+};
 use crate::request_holder::{CommandLanes, RequestHolder, State};
 
 /// The first packet of a connection; `None` if it ends without one.
@@ -30,7 +32,7 @@ pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
 
 impl Host {
     /// A driver has sent HELLO: serves until it is gone.
-    pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &Facts, pid: u32) {
+    pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &ControlFacts, pid: u32) {
         // Held until the driver has its commands: of two that connect at once, the second waits and
         // is judged by what the first has changed.
         let attaching = self.attaching.lock();
@@ -69,7 +71,7 @@ impl Host {
     fn welcome(
         &self,
         control: &PacketSocket,
-        hello: &Facts,
+        hello: &ControlFacts,
         pid: u32,
     ) -> Result<Vec<PacketSocket>> {
         let protocol: u32 = hello.parsed("protocol")?;
@@ -86,7 +88,7 @@ impl Host {
         // there may be new memory now.
         declared_device.holder.recover()?;
         let generation = self.generation.load(Ordering::SeqCst) + 1;
-        let mut facts = Facts::default()
+        let mut facts = ControlFacts::default()
             .with("protocol", PROTOCOL)
             .with("name", &self.name)
             .with("generation", generation)
@@ -104,7 +106,7 @@ impl Host {
     }
 
     /// Returns the device as it exists, or as this first driver declares it.
-    fn declare(&self, hello: &Facts) -> Result<&DeclaredDevice> {
+    fn declare(&self, hello: &ControlFacts) -> Result<&DeclaredDevice> {
         if let Some(declared_device) = self.device.get() {
             declared_device.options.agrees(hello, &self.host_facts)?;
             return Ok(declared_device);
@@ -128,7 +130,11 @@ impl Host {
         Ok(self.device.get_or_init(|| DeclaredDevice { options, holder, lanes, policy, device }))
     }
 
-    fn finish_predecessor(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
+    fn finish_predecessor(
+        &self,
+        declared_device: &DeclaredDevice,
+        hello: &ControlFacts,
+    ) -> Result<()> {
         let Some(last) = self.state.lock().driver.clone() else { return Ok(()) };
         let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
         // A driver that died a moment ago does not count: its requests are being recovered.
@@ -141,7 +147,7 @@ impl Host {
                 return Err(Error::new(ErrorKind::InUse, text));
             }
             last.is_finishing.store(true, Ordering::SeqCst);
-            last.send(ControlKind::Finish, Facts::default().with("reason", "replaced"));
+            last.send(ControlKind::Finish, ControlFacts::default().with("reason", "replaced"));
             declared_device.holder.pause();
         }
         let mut done_since = None;
@@ -188,7 +194,7 @@ impl Host {
             return Err(error);
         }
         self.generation.store(generation, Ordering::SeqCst);
-        driver.send(ControlKind::Attached, Facts::default());
+        driver.send(ControlKind::Attached, ControlFacts::default());
         if let Some(doors) = self.doors.get() {
             driver.send_doors(doors);
         }

@@ -19,8 +19,8 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use super::{LEAVE_TIME_MAX, refuse, thread};
 use crate::protocol::{
-    ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX,
-    PacketSocket,
+    ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlFacts, ControlKind,
+    PACKET_BYTES_MAX, PacketSocket,
 };
 use crate::request_holder::{CommandLanes, FetchState};
 
@@ -115,13 +115,13 @@ impl AttachedDriver {
     }
 
     /// Sends a message on the control connection.
-    pub(super) fn send(&self, kind: ControlKind, facts: Facts) {
+    pub(super) fn send(&self, kind: ControlKind, facts: ControlFacts) {
         // If the driver is gone, the next read detects it.
         let _ = self.control.send(&Control::new(kind, facts).encode(), &[]);
     }
 
     /// Sends the doors of the device once.
-    pub(super) fn send_doors(&self, doors: &Facts) {
+    pub(super) fn send_doors(&self, doors: &ControlFacts) {
         if !self.knows_doors.swap(true, Ordering::SeqCst) {
             self.send(ControlKind::Doors, doors.clone());
         }
@@ -266,8 +266,9 @@ pub(super) fn hand_queues(
     for (queue, sockets) in theirs.chunks(per_queue).enumerate() {
         let memory: Vec<_> =
             (0..per_queue).map(|lane| lanes.memory(queue * per_queue + lane)).collect();
-        let mut facts =
-            Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
+        let mut facts = ControlFacts::default()
+            .with("queue", queue)
+            .with("memory_bytes", memory[0].length_bytes());
         if let Some(reads) = memory.get(1) {
             facts.add("read_memory_bytes", reads.length_bytes());
         }

@@ -43,7 +43,7 @@ use self::attached_driver::AttachedDriver;
 use self::greeting::{Greeting, SilentConnection};
 use self::policy::Policy;
 use crate::options::DeviceOptions;
-use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
+use crate::protocol::{Control, ControlFacts, ControlKind, PacketSocket};
 use crate::request_holder::{CommandLanes, RequestHolder};
 
 /// What happens to a device and its drivers, reported to the creator of the host.
@@ -94,7 +94,7 @@ pub struct Host {
     name: String,
     path: PathBuf,
     /// Options that override what a driver says.
-    host_facts: Facts,
+    host_facts: ControlFacts,
     on_event: Listener,
     socket: OwnedFd,
     _claim: FileLock,
@@ -105,7 +105,7 @@ pub struct Host {
     state: Mutex<DriverState>,
     changed: Condvar,
     generation: AtomicU64,
-    doors: OnceLock<Facts>,
+    doors: OnceLock<ControlFacts>,
     /// Whether the next driver replaces the current one, even if it does not request that.
     replacement_expected: AtomicBool,
     is_closed: AtomicBool,
@@ -140,7 +140,7 @@ impl Host {
     pub fn start(
         name: &str,
         path: &Path,
-        host_facts: Facts,
+        host_facts: ControlFacts,
         on_event: Listener,
     ) -> Result<Arc<Self>> {
         // Tried now: a wrong option of the host would otherwise be blamed on the first driver that
@@ -207,7 +207,7 @@ impl Host {
     }
 
     /// Tells drivers where the device is available: `door=KIND ADDRESS`.
-    pub fn show_doors(&self, doors: Facts) {
+    pub fn show_doors(&self, doors: ControlFacts) {
         let doors = self.doors.get_or_init(|| doors);
         let driver = self.state.lock().driver.clone();
         if let Some(driver) = driver {
@@ -374,7 +374,7 @@ impl Host {
 }
 
 fn refuse(control: &PacketSocket, errno: i32, message: &str) {
-    let facts = Facts::default().with("errno", errno).with("message", message);
+    let facts = ControlFacts::default().with("errno", errno).with("message", message);
     // If the other side does not listen, it needs no answer.
     let _ = control.send(&Control::new(ControlKind::Refused, facts).encode(), &[]);
 }

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use sawmill_device::BlockDeviceExt;
 
 use super::{Event, Host};
-use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
+use crate::protocol::{Control, ControlFacts, ControlKind, PacketSocket};
 use crate::request_holder::State;
 
 const EIO: i32 = Errno::IO.raw_os_error();
@@ -16,7 +16,7 @@ const EINVAL: i32 = Errno::INVAL.raw_os_error();
 
 impl Host {
     /// Answers one question.
-    pub(super) fn answer(&self, control: &PacketSocket, question: &Facts) {
+    pub(super) fn answer(&self, control: &PacketSocket, question: &ControlFacts) {
         // Counted, because the host does not exit before the answers are sent (`wait_for_askers`).
         self.state.lock().open_questions += 1;
         self.answer_it(control, question);
@@ -24,31 +24,33 @@ impl Host {
         self.changed.notify_all();
     }
 
-    fn answer_it(&self, control: &PacketSocket, question: &Facts) {
+    fn answer_it(&self, control: &PacketSocket, question: &ControlFacts) {
         let ask = question.get("ask").unwrap_or_default();
         let answer = match ask {
             "status" => Ok(self.status()),
             "flush" => match self.device() {
                 Some(device) => device
                     .flush()
-                    .map(|()| Facts::default())
+                    .map(|()| ControlFacts::default())
                     .map_err(|error| (error.kind().errno(), error.to_string())),
                 None => Err((ENODEV, "no driver has declared the device yet".to_owned())),
             },
             "end" => {
                 (self.on_event)(Event::EndAsked(None));
-                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (EIO, why.to_string()))
+                self.wait_for_end()
+                    .map(|()| ControlFacts::default())
+                    .map_err(|why| (EIO, why.to_string()))
             }
             "fail" => {
                 (self.on_event)(Event::EndAsked(Some("it was requested".to_owned())));
                 // Whoever asks for a failure expects one; the answer only says that the device has
                 // ended.
                 let _ = self.wait_for_end();
-                Ok(Facts::default())
+                Ok(ControlFacts::default())
             }
             "replace" => {
                 (self.on_event)(Event::ReplaceAsked);
-                Ok(Facts::default())
+                Ok(ControlFacts::default())
             }
             _ => Err((
                 EINVAL,
@@ -56,14 +58,16 @@ impl Host {
             )),
         };
         let facts = match answer {
-            Ok(facts) => Facts::default().with("errno", 0).with("message", "").and(&facts),
-            Err((errno, message)) => Facts::default().with("errno", errno).with("message", message),
+            Ok(facts) => ControlFacts::default().with("errno", 0).with("message", "").and(&facts),
+            Err((errno, message)) => {
+                ControlFacts::default().with("errno", errno).with("message", message)
+            }
         };
         // If the other side is gone, it needs no answer.
         let _ = control.send(&Control::new(ControlKind::Answer, facts).encode(), &[]);
     }
 
-    fn status(&self) -> Facts {
+    fn status(&self) -> ControlFacts {
         let driver = self.state.lock().driver.clone();
         let state = match self.device.get().map(|device| device.holder.status().state) {
             None => "declared",
@@ -72,7 +76,7 @@ impl Host {
             Some(State::Ending) => "ending",
             Some(State::Ended) => "ended",
         };
-        let mut facts = Facts::default().with("name", &self.name).with("state", state);
+        let mut facts = ControlFacts::default().with("name", &self.name).with("state", state);
         facts.add("host_pid", std::process::id());
         if let Some(driver) = driver {
             facts.add("driver_pid", driver.pid);

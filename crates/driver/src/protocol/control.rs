@@ -38,9 +38,9 @@ impl ControlKind {
 
 /// Lines `name=value`, in order. A name may occur more than once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts(Vec<(String, String)>);
+pub struct ControlFacts(Vec<(String, String)>);
 
-impl Facts {
+impl ControlFacts {
     /// Adds a fact.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Display) -> Self {
@@ -56,7 +56,7 @@ impl Facts {
 
     /// These facts, followed by others.
     #[must_use]
-    pub fn and(mut self, others: &Facts) -> Self {
+    pub fn and(mut self, others: &ControlFacts) -> Self {
         self.0.extend_from_slice(&others.0);
         self
     }
@@ -94,13 +94,13 @@ pub struct Control {
     /// The kind of the packet.
     pub kind: ControlKind,
     /// The content of the packet.
-    pub facts: Facts,
+    pub facts: ControlFacts,
 }
 
 impl Control {
     /// Makes a packet.
     #[must_use]
-    pub fn new(kind: ControlKind, facts: Facts) -> Self {
+    pub fn new(kind: ControlKind, facts: ControlFacts) -> Self {
         Control { kind, facts }
     }
 
@@ -130,7 +130,7 @@ impl Control {
             .ok_or_else(|| bad(format!("a control packet of unknown kind {number}")))?;
         let text = std::str::from_utf8(text)
             .map_err(|_| bad("a control packet that is not UTF-8".into()))?;
-        let mut facts = Facts::default();
+        let mut facts = ControlFacts::default();
         // Not `lines`, which takes a carriage return as a part of the line end.
         for line in text.split_terminator('\n') {
             // Only the first: the URIs of doors have more of them in the value.
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_packet_is_read_as_it_was_written() {
-        let facts = Facts::default()
+        let facts = ControlFacts::default()
             .with("protocol", 1)
             .with("door", "nbd nbd+unix:///?socket=/a=b")
             .with("door", "")
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_value_with_lines_stays_one_line() {
-        let facts = Facts::default().with("message", "one\ntwo=2\n");
+        let facts = ControlFacts::default().with("message", "one\ntwo=2\n");
         let read = Control::decode(&Control::new(ControlKind::Refused, facts).encode()).unwrap();
         assert_eq!(read.facts.iter().collect::<Vec<_>>(), [("message", "one two=2 ")]);
     }

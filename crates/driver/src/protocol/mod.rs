@@ -9,7 +9,7 @@ mod control;
 mod packet;
 
 pub use command::{ANSWER_BYTES, Answer, COMMAND_BYTES, Command, CommandKind};
-pub use control::{Control, ControlKind, Facts};
+pub use control::{Control, ControlFacts, ControlKind};
 pub use packet::{PACKET_BYTES_MAX, Packet, PacketSocket};
 
 /// The version of the protocol in this code.

@@ -9,7 +9,7 @@ use puppet::{Puppet, Stage, submit, submit_with};
 use sawmill_device::{Error, ErrorKind, Flags, Operation};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{
-    CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
+    CommandKind, Control, ControlFacts, ControlKind, PACKET_BYTES_MAX, PacketSocket,
 };
 
 const SIZE: &str = "size=1048576";
@@ -85,7 +85,7 @@ fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     assert!(refused(SIZE).contains("has a driver already"));
     assert!(refused("replace=1 size=4096").contains("size=4096"));
     let control = PacketSocket::connect(path).unwrap();
-    let hello = Control::new(ControlKind::Hello, Facts::default().with("protocol", 2));
+    let hello = Control::new(ControlKind::Hello, ControlFacts::default().with("protocol", 2));
     control.send(&hello.encode(), &[]).unwrap();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let reply = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
@@ -510,7 +510,7 @@ fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
 #[test]
 fn a_name_has_one_host() {
     let stage = Stage::new("");
-    let other = Host::start("disk", stage.host.path(), Facts::default(), Box::new(|_| ()));
+    let other = Host::start("disk", stage.host.path(), ControlFacts::default(), Box::new(|_| ()));
     assert_eq!(other.err().unwrap().kind(), ErrorKind::InUse);
     Puppet::connect(stage.host.path(), SIZE).expect("the first one is unharmed");
 }

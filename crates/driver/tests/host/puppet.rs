@@ -13,14 +13,15 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sawmill_device::{BlockDevice, Flags, Operation, Outcome, Request};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{
-    Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
+    Answer, Command, CommandKind, Control, ControlFacts, ControlKind, PACKET_BYTES_MAX,
+    PacketSocket,
 };
 
 /// Nothing here takes so long; a test that waits longer has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-pub fn facts(text: &str) -> Facts {
-    text.split_whitespace().fold(Facts::default(), |facts, word| {
+pub fn facts(text: &str) -> ControlFacts {
+    text.split_whitespace().fold(ControlFacts::default(), |facts, word| {
         let (name, value) = word.split_once('=').expect("name=value");
         facts.with(name, value)
     })
@@ -80,7 +81,7 @@ struct Lane {
 
 pub struct Puppet {
     pub control: PacketSocket,
-    pub welcome: Facts,
+    pub welcome: ControlFacts,
     lanes: Vec<Lane>,
 }
 

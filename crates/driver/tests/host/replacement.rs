@@ -3,7 +3,7 @@
 //! Not here: what a host promises whoever serves (`main`).
 
 use sawmill_device::Operation;
-use sawmill_driver::protocol::{CommandKind, Control, ControlKind, Facts, PacketSocket};
+use sawmill_driver::protocol::{CommandKind, Control, ControlFacts, ControlKind, PacketSocket};
 
 use crate::SIZE;
 use crate::puppet::{Puppet, Stage, submit};
@@ -110,7 +110,7 @@ fn a_driver_that_went_before_its_turn_displaces_no_other() {
     old.expect(0, CommandKind::End);
     for _ in 0..DEAD_DRIVERS {
         let dead = PacketSocket::connect(stage.host.path()).unwrap();
-        let hello = Facts::default().with("protocol", 1).with("replace", 1);
+        let hello = ControlFacts::default().with("protocol", 1).with("replace", 1);
         dead.send(&Control::new(ControlKind::Hello, hello).encode(), &[]).unwrap();
     }
     old.answer(0, command.number, 0);

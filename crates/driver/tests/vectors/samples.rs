@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES, entries};
 use sawmill_driver::protocol::{
-    ANSWER_BYTES, Answer, COMMAND_BYTES, Command, CommandKind, Control, ControlKind, Facts,
+    ANSWER_BYTES, Answer, COMMAND_BYTES, Command, CommandKind, Control, ControlFacts, ControlKind,
 };
 
 /// A field: its bytes in the layout, and its name on the page.
@@ -58,7 +58,7 @@ pub(crate) fn all() -> Vec<Case> {
 
 fn control(name: &'static str, kind: ControlKind, lines: &[(&str, &str)]) -> Case {
     let facts =
-        lines.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, *value));
+        lines.iter().fold(ControlFacts::default(), |facts, (name, value)| facts.with(name, *value));
     let value = Control::new(kind, facts);
     let bytes = value.encode();
     let mut rows = vec![(0..4, "kind")];

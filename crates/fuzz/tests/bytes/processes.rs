@@ -1,7 +1,7 @@
 //! Inputs from other processes of a machine: pieces of doors, packets of mount holders and drivers.
 
 use sawmill_driver::batch::chunk::ChunkEntry;
-use sawmill_driver::protocol::{Answer, Command, CommandKind, Control, ControlKind, Facts};
+use sawmill_driver::protocol::{Answer, Command, CommandKind, Control, ControlFacts, ControlKind};
 use sawmill_frontend::{DoorPiece, pack};
 
 use super::corpus::write;
@@ -64,9 +64,10 @@ fn mount_holders() {
 }
 
 fn packets() {
-    let facts = Facts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
+    let facts =
+        ControlFacts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
     write("driver_packet", "doors", &Control::new(ControlKind::Doors, facts).encode());
-    let options = Facts::default().with("mode", "batch").with("size", 1 << 20);
+    let options = ControlFacts::default().with("mode", "batch").with("size", 1 << 20);
     let options = options.with("weak_flush", 1).with("death_timeout_s", 1.5);
     write("driver_packet", "options", &Control::new(ControlKind::Hello, options).encode());
     let command = Command { fua: true, length: 4096, ..Command::new(CommandKind::Write, 3) };

@@ -18,7 +18,7 @@ use std::time::Duration;
 use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
-use sawmill_driver::protocol::Facts;
+use sawmill_driver::protocol::ControlFacts;
 use sawmill_frontend::nbd::Budget;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -43,7 +43,7 @@ pub(crate) struct RunPlan {
     /// Its state folder, which has the driver socket and the default door.
     pub(crate) folder: PathBuf,
     /// Options that override what drivers declare.
-    pub(crate) overrides: Facts,
+    pub(crate) overrides: ControlFacts,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
     /// The command that starts a driver; empty: drivers start on their own.
@@ -267,10 +267,10 @@ impl Driving<'_> {
         };
         self.doors.open_all(&self.plan.doors, &[volume])?;
         let addresses = self.doors.addresses(&self.plan.name);
-        let add_door = |facts: Facts, (kind, address): &(&str, String)| {
+        let add_door = |facts: ControlFacts, (kind, address): &(&str, String)| {
             facts.with("door", format!("{kind} {address}"))
         };
-        self.host.show_doors(addresses.iter().fold(Facts::default(), add_door));
+        self.host.show_doors(addresses.iter().fold(ControlFacts::default(), add_door));
         let doors =
             addresses.into_iter().map(|(kind, address)| DoorDocument { kind, address }).collect();
         (self.on_event)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })

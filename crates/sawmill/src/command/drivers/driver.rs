@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use sawmill_device::ErrorKind;
-use sawmill_driver::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket};
+use sawmill_driver::protocol::{
+    Control, ControlFacts, ControlKind, PACKET_BYTES_MAX, PacketSocket,
+};
 use serde::Serialize;
 
 use crate::command::Context;
@@ -110,7 +112,7 @@ fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
 }
 
 /// Sends a question to a host and returns the answer.
-fn query_host(socket: &Path, name: &str, what: &str) -> Result<Facts> {
+fn query_host(socket: &Path, name: &str, what: &str) -> Result<ControlFacts> {
     let patience = match what {
         "status" => Some(STATUS_TIME_MAX),
         "fail" => Some(END_NOW_TIME_MAX),
@@ -126,7 +128,7 @@ fn query_within(
     name: &str,
     what: &str,
     patience: Option<Duration>,
-) -> Result<Facts> {
+) -> Result<ControlFacts> {
     let host =
         PacketSocket::connect_within(socket, patience).map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
@@ -136,7 +138,10 @@ fn query_within(
             }
             _ => error.into(),
         })?;
-    host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;
+    host.send(
+        &Control::new(ControlKind::Ask, ControlFacts::default().with("ask", what)).encode(),
+        &[],
+    )?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let unanswered = |error: sawmill_device::Error| {
         Failure::caused(
@@ -194,7 +199,7 @@ fn list(context: &Context) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn row(name: String, socket: String, facts: &Facts) -> Row {
+fn row(name: String, socket: String, facts: &ControlFacts) -> Row {
     let doors = facts
         .iter()
         .filter(|(name, _)| *name == "door")

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Args;
-use sawmill_driver::protocol::Facts;
+use sawmill_driver::protocol::ControlFacts;
 
 use crate::command::Context;
 use crate::daemon;
@@ -103,7 +103,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let plan = RunPlan {
         name,
         folder,
-        overrides: options.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
+        overrides: options
+            .fold(ControlFacts::default(), |facts, (name, value)| facts.with(name, value)),
         doors,
         nbd_budget: arguments.nbd_memory.budget(),
         command: arguments.command.clone(),

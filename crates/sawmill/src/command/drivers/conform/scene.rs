@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind};
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::host::{Event, Host};
-use sawmill_driver::protocol::Facts;
+use sawmill_driver::protocol::ControlFacts;
 
 use super::{DeviceKind, TestDoor};
 use crate::doors::plan::DoorPlan;
@@ -33,7 +33,7 @@ const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 pub(super) struct TestPlan {
     pub(super) through: TestDoor,
     pub(super) kind: DeviceKind,
-    overrides: Facts,
+    overrides: ControlFacts,
     command: Vec<OsString>,
     /// Time for a driver to connect and to disconnect. Its process must exit within a third of this
     /// after the last request.
@@ -75,8 +75,9 @@ impl TestPlan {
         command: &[OsString],
         within: Duration,
     ) -> Self {
-        let mut overrides =
-            options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
+        let mut overrides = options
+            .iter()
+            .fold(ControlFacts::default(), |facts, (name, value)| facts.with(name, value));
         if overrides.get("request_timeout_s").is_none() {
             overrides.add("request_timeout_s", ANSWER_TIME_S_MAX);
         }
