@@ -215,9 +215,14 @@ impl Host {
         }
     }
 
-    /// Sets whether the next driver replaces the current one.
-    pub fn expect_replacement(&self, is_expected: bool) {
-        self.replacement_expected.store(is_expected, Ordering::SeqCst);
+    /// From now on, the next driver replaces the current one.
+    pub fn expect_replacement(&self) {
+        self.replacement_expected.store(true, Ordering::SeqCst);
+    }
+
+    /// No driver will come that was expected to replace the current one.
+    pub fn cancel_replacement(&self) {
+        self.replacement_expected.store(false, Ordering::SeqCst);
     }
 
     /// Whether the device has ended.

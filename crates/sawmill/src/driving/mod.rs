@@ -313,9 +313,9 @@ impl Driving<'_> {
             return;
         }
         // First, because the new driver may connect before its start returns.
-        self.host.expect_replacement(true);
+        self.host.expect_replacement();
         if let Err(failure) = self.start_driver() {
-            self.host.expect_replacement(false);
+            self.host.cancel_replacement();
             tracing::warn!("cannot start a new driver, so the old one stays: {failure}");
         }
     }
@@ -342,7 +342,7 @@ impl Driving<'_> {
         if self.host.driver().is_some() {
             // If there are two drivers, the one that serves is still there.
             if !has_served {
-                self.host.expect_replacement(false);
+                self.host.cancel_replacement();
                 tracing::warn!(
                     pid,
                     "the new driver exited before it connected ({status}); the old one stays"

@@ -272,7 +272,7 @@ impl Scene {
     /// Starts a driver that replaces the current one, which must then exit by itself.
     pub(super) fn replace(&mut self) -> Result<()> {
         let old = self.pid;
-        self.host.expect_replacement(true);
+        self.host.expect_replacement();
         self.start_driver()?;
         self.replaced(old)
     }
