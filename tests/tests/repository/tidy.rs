@@ -22,11 +22,12 @@ const FORBIDDEN_MODULES: [&str; 10] =
 /// The only places of the tests that sleep: for a moment between two looks at a condition, or
 /// because the time itself is the fault or the chance. Nobody sleeps and then takes something for
 /// done.
-const SLEEPERS: [&str; 8] = [
+const SLEEPERS: [&str; 9] = [
     "tests/src/machine.rs",
     "tests/src/server.rs",
     "tests/src/bad_disk.rs",
     "tests/src/proxy/relay.rs",
+    "tests/tests/drivers/run.rs",
     "tests/tests/idle.rs",
     "crates/store/src/client/tests.rs",
     "crates/store/src/cloud/tests/slow.rs",
