@@ -71,7 +71,7 @@ impl NbdFile {
         Ok(NbdFile { path: path.to_owned(), process })
     }
 
-    /// The file.
+    /// The file through which programs use the export.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -111,7 +111,7 @@ impl LoopDevice {
         Ok(LoopDevice(PathBuf::from(device.trim())))
     }
 
-    /// The block device.
+    /// The node of the block device, `/dev/loopN`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -145,7 +145,7 @@ impl FileSystemMount {
         Ok(FileSystemMount { root: root.to_owned(), mounted: true })
     }
 
-    /// The root folder.
+    /// The root folder of the mounted file system.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root

@@ -13,7 +13,7 @@ use sawmill_testkit::Dice;
 
 /// What is cut, and how.
 pub struct Campaign<'a> {
-    /// The recording.
+    /// The recording in which power fails.
     pub recording: &'a Recording,
     /// What the device held before it.
     pub before: Image,

@@ -34,7 +34,7 @@ pub enum Guarantee {
 pub struct Crashes<'a> {
     /// A command line that crashes the server and returns when it serves again.
     pub command: &'a str,
-    /// How often.
+    /// How often the server is killed and started again.
     pub rounds: u64,
     /// Requests answered before each crash.
     pub requests: u64,
@@ -53,12 +53,12 @@ pub struct Crashes<'a> {
     pub may_go: bool,
 }
 
-/// The result.
+/// The sums over all rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Crashes that were checked.
     pub rounds: u64,
-    /// Requests that succeeded.
+    /// Requests that were answered without an error, in all rounds.
     pub answered: u64,
     /// Requests that ended with their connection.
     pub unanswered: u64,

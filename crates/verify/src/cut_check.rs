@@ -31,7 +31,7 @@ pub enum Rule {
 /// The judge of the content.
 #[derive(Clone, Debug)]
 pub enum Judge {
-    /// The workload's knowledge.
+    /// What the workload noted of its own requests.
     Workload,
     /// A file system's own tools.
     FileSystem(FileSystem),
@@ -41,11 +41,11 @@ pub enum Judge {
 
 /// The parameters of a check.
 pub struct CutCheck<'a> {
-    /// The run.
+    /// The run whose remains are checked.
     pub recorded: &'a RecordedSession,
     /// The device to start again; with `None`, the images themselves are judged.
     pub subject: Option<&'a dyn Subject>,
-    /// Its promise.
+    /// What the device promises of writes between two flushes.
     pub rule: Rule,
     /// The judge of the content.
     pub judge: &'a Judge,

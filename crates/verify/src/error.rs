@@ -24,19 +24,19 @@ pub enum Error {
     /// A device of the kernel cannot be opened.
     #[error("{what}: {source}; {advice}")]
     Unopened {
-        /// Which.
+        /// What failed, and at which device.
         what: String,
         /// What the system said.
         source: io::Error,
-        /// What to do.
+        /// What to do, as the end of the message.
         advice: &'static str,
     },
     /// A write log holds what its format does not allow.
     #[error("{what}: {source}")]
     Format {
-        /// Which log.
+        /// The path of the log.
         what: String,
-        /// What is wrong.
+        /// What the decoder of the format refused.
         source: FormatError,
     },
     /// A write log is not what it should be.

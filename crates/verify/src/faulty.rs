@@ -24,7 +24,7 @@ const HIT_ONCE_IN: u64 = 8;
 /// What is wrong with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault: the control of the self-test.
     None,
     /// Flushes are answered and not carried out.
     FlushIgnored,

@@ -17,11 +17,11 @@ use crate::{Error, Result};
 /// A file system that this module can make and check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// ext4.
+    /// ext4, judged by `e2fsck`.
     Ext4,
-    /// XFS.
+    /// XFS, judged by `xfs_repair`.
     Xfs,
-    /// btrfs.
+    /// btrfs, judged by `btrfs check`.
     Btrfs,
 }
 

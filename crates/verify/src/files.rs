@@ -22,11 +22,11 @@ const FILE_BYTES_MAX: u64 = 48 << 10;
 /// One file, or one content of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRecord {
-    /// Its name.
+    /// Its name in the root folder.
     pub name: String,
     /// The seed from which its content is computed.
     pub seed: u64,
-    /// Its length.
+    /// Its length in bytes.
     pub length: u64,
     /// A time after its name was synced.
     pub durable: u64,
@@ -44,7 +44,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// No files yet.
+    /// The history of an empty file system.
     #[must_use]
     pub fn new(kind: FileSystem) -> Self {
         Files { kind, records: Vec::new() }

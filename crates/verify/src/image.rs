@@ -17,7 +17,7 @@ const PAGE_BYTES: u64 = 4096;
 
 type Page = [u8; PAGE_BYTES as usize];
 
-/// A device's content.
+/// A device's content. Clones share what neither has changed.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
     size_bytes: u64,
@@ -25,7 +25,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Zeroes.
+    /// An image of this many bytes, all zeroes.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         Image { size_bytes, pages: BTreeMap::new() }
@@ -48,7 +48,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Its size.
+    /// Its size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

@@ -4,8 +4,8 @@
 //! Modules. The recording: `recorder` (the recording device), `recording` (the write log), `image`
 //! (a device's content), `power_cut` (what may be left by one), `plan` (which of them to look at).
 //! The devices: `subject` (those under test), `target` (a user's disk), `faulty` (planted faults,
-//! to test the checker itself). The work and its judges: `stamp` (blocks that record which write made
-//! them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
+//! to test the checker itself). The work and its judges: `stamp` (blocks that record which write
+//! made them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
 //! `file_system` (made, mounted, checked). A server killed under its users: `crash`. A check of
 //! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
 //! (one power cut after another), `cut_check` (one of them), `report`. Tools: `nbd` (the client of

@@ -117,7 +117,7 @@ struct LoadCompletion {
 /// How a part of a load ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadCounts {
-    /// Requests that succeeded.
+    /// Requests that were answered without an error.
     pub completed: u64,
     /// Requests that the server answered with an error.
     pub refused: u64,

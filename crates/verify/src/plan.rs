@@ -26,7 +26,7 @@ pub struct Budget {
     pub seed: u64,
 }
 
-/// The cuts chosen.
+/// The power cuts that the budget allows, and how many there could be.
 #[derive(Clone, Debug)]
 pub struct CutPlan {
     /// In the order of entries.

@@ -23,17 +23,17 @@ use sawmill_testkit::Dice;
 /// Which of the loose entries are there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EntrySelection {
-    /// All.
+    /// All: what a disk leaves that writes at once.
     All,
-    /// None.
+    /// None: what a disk leaves that writes at a flush only.
     None,
-    /// All but these.
+    /// All but those with these numbers: a late write may be there without an early one.
     Without(Vec<usize>),
-    /// These alone.
+    /// Those with these numbers alone.
     Only(Vec<usize>),
     /// All, but of this one only the first bytes.
     Torn {
-        /// The entry.
+        /// The number of the torn entry.
         entry: usize,
         /// How many of its bytes are there.
         bytes: u64,

@@ -59,7 +59,7 @@ pub fn command(name: &str) -> Result<Command> {
 /// The output of a program and its exit status.
 #[derive(Clone, Debug)]
 pub struct ProgramOutput {
-    /// How it ended.
+    /// How it ended: by an exit code or by a signal.
     pub status: ExitStatus,
     /// Standard output, followed by standard error.
     pub output: String,

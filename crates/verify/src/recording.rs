@@ -46,7 +46,7 @@ pub struct Recording {
     file: File,
     path: PathBuf,
     sector_bytes: u64,
-    /// Its entries.
+    /// Its entries, in the order in which the device got them.
     pub entries: Vec<RecordedEntry>,
 }
 
@@ -96,7 +96,7 @@ impl Recording {
         Ok(Recording { file, path: path.to_owned(), sector_bytes, entries })
     }
 
-    /// The file.
+    /// The path of the log.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -28,13 +28,13 @@ pub struct Finding {
 pub struct Report {
     /// Entries of the recording.
     pub entries: usize,
-    /// Writes among them.
+    /// Entries that are writes with data.
     pub writes: usize,
-    /// Flushes among them.
+    /// Entries that flush, alone or with data.
     pub flushes: usize,
     /// Writes with FUA among them.
     pub fua: usize,
-    /// Discards among them.
+    /// Entries that are discards.
     pub discards: usize,
     /// Different points between two entries at which power failed.
     pub points: usize,

@@ -35,14 +35,14 @@ pub enum Work {
     Stamps {
         /// Bytes of the device that are written, from its beginning.
         area_bytes: u64,
-        /// Requests in all.
+        /// Requests of the whole load, over all connections.
         requests: u64,
         /// Whether trims are used, and must read as zeroes afterwards.
         trim: bool,
     },
     /// A file system is made and filled.
     Files {
-        /// Which one.
+        /// The kind to make.
         kind: FileSystem,
         /// Files made, replaced and removed.
         steps: u64,
@@ -195,7 +195,7 @@ fn on_block_device(
     }
 }
 
-/// The stamped workload.
+/// The stamped workload, at the target and in its log.
 struct StampLoad {
     area_bytes: u64,
     requests: u64,

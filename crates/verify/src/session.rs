@@ -27,7 +27,7 @@ use crate::{Error, Result};
 pub enum Knowledge {
     /// The stamped workload's log.
     Stamps {
-        /// Its requests.
+        /// Its requests, with the times of their answers.
         log: Log,
         /// Pairs of times: from the second on, everything that completed before the first
         /// survives the loss of the disk.
@@ -48,7 +48,7 @@ pub struct RecordedSession {
     pub before: Image,
     /// The first entry before which power may fail; the entries before it made the device.
     pub first: usize,
-    /// The user's knowledge.
+    /// What the workload knows of its own requests.
     pub knowledge: Knowledge,
 }
 

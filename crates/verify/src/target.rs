@@ -157,7 +157,7 @@ pub struct NbdTarget {
 }
 
 impl NbdTarget {
-    /// Connects to `uri`.
+    /// Connects to the export at `uri`, which can be written and flushed.
     pub fn connect(uri: &str) -> Result<Self> {
         let failed = |source| Error::Io { what: format!("cannot connect to {uri}"), source };
         let client = Arc::new(Client::connect(uri, Style::Structured).map_err(failed)?);

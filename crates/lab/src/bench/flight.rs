@@ -62,7 +62,7 @@ pub(super) struct Flights<'a> {
     shared: Arc<FlightState>,
 }
 
-/// One request.
+/// A request of a line, from before it is submitted until its answer is judged.
 pub(super) struct Flight {
     pub(super) operation: Operation,
     pub(super) address: u64,

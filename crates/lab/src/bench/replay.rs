@@ -85,7 +85,7 @@ struct Kind {
     max_us: u64,
 }
 
-/// What `--json` prints.
+/// What `--json` prints; its names are an interface, so they stay.
 #[derive(Serialize)]
 struct Document {
     trace: String,

@@ -41,7 +41,7 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 20) as f64
 }
 
-/// The whole picture.
+/// The document: a block of panels for each trace, one below the other.
 pub(super) fn draw(results: &[TraceResult]) -> String {
     let titled: Vec<(String, &[Sample])> = results
         .iter()

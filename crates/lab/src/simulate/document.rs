@@ -182,7 +182,7 @@ impl TraceDocument {
     }
 }
 
-/// What `--json` prints.
+/// What `--json` prints; its names are an interface, so they stay.
 #[derive(Serialize)]
 pub(super) struct Document {
     parameters: Parameters,

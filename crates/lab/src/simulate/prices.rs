@@ -184,7 +184,7 @@ fn without_comment(line: &str) -> &str {
     comment.map_or(line, |at| &line[..at])
 }
 
-/// Dollars per month.
+/// What the trace would cost, in dollars per month.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Costs {
     /// How many times the trace fits into a month: the factor for its requests.

@@ -19,7 +19,7 @@ use sawmill_console::exit::Result;
 
 const EXPECTED: &str = "'THREAD MICROSECONDS CALL ARGUMENTS'";
 
-/// One line.
+/// One call: where it stands in the trace, when it was made, and its words.
 struct Call {
     line: u64,
     at_ns: u64,

@@ -49,7 +49,7 @@ pub(crate) enum Operation {
     Write,
     Flush,
     Discard,
-    /// Write-zeroes.
+    /// Zeroes without a payload: write-zeroes.
     Zero,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Request {
     pub(crate) operation: Operation,
     /// The disk or file of the trace. Numbers only distinguish them.
     pub(crate) device: u64,
-    /// First byte.
+    /// The first byte, counted from the start of the device.
     pub(crate) address: u64,
     /// Bytes; zero for a flush alone.
     pub(crate) length: u64,
@@ -150,7 +150,7 @@ impl From<Failure> for TraceError {
     }
 }
 
-/// An open trace.
+/// An open trace: its format is known, its requests come one by one.
 pub(crate) struct Trace {
     path: PathBuf,
     source: Source,

@@ -4,7 +4,7 @@
 /// Bytes of a sector in every format that counts sectors.
 pub(super) const SECTOR_BYTES: u64 = 512;
 
-/// A whole number.
+/// A whole number: digits alone, perhaps between spaces.
 pub(super) fn whole(text: &str) -> Option<u64> {
     let text = text.trim();
     // `parse` would accept a plus sign.
@@ -13,7 +13,7 @@ pub(super) fn whole(text: &str) -> Option<u64> {
         .flatten()
 }
 
-/// Sectors as bytes.
+/// A number of 512-byte sectors as bytes; `None` where that exceeds 64 bits.
 pub(super) fn sectors(text: &str) -> Option<u64> {
     whole(text)?.checked_mul(SECTOR_BYTES)
 }

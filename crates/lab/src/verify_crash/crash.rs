@@ -22,7 +22,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::human_count;
 
-/// What `--json` prints.
+/// What `--json` prints; its names are an interface, so they stay.
 #[derive(Serialize)]
 struct Document {
     ok: bool,

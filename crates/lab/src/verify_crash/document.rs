@@ -18,7 +18,7 @@ use sawmill_console::units::human_count;
 /// Findings that are printed in full. The others are counted; the JSON has all.
 const FINDINGS_SHOWN_MAX: usize = 10;
 
-/// What `--json` prints.
+/// What `--json` prints; its names are an interface, so they stay.
 #[derive(Serialize)]
 pub(super) struct Document {
     ok: bool,

@@ -72,7 +72,7 @@ impl Arguments {
         Ok(Some(Box::new(Sawmill::new(&binary, volume_bytes, flush))))
     }
 
-    /// The workload.
+    /// The workload that the options choose.
     pub(super) fn work(&self) -> Result<Work> {
         let word = self.work.workload.as_str();
         if word == "stamps" {
@@ -116,7 +116,7 @@ impl Arguments {
         Err(Failure::new(Exit::Refused, text))
     }
 
-    /// The judge.
+    /// The judge that the options choose; without one, the workload judges.
     pub(super) fn judge(&self) -> Result<Judge> {
         match self.work.check.as_deref() {
             None => Ok(Judge::Workload),

@@ -31,7 +31,7 @@ pub struct Stamp {
 /// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sector {
-    /// All zeroes.
+    /// All zeroes: never written, or zeroed since.
     Empty,
     /// A whole stamp. The judge decides whether it belongs there.
     Stamped(Stamp),
@@ -82,7 +82,7 @@ impl Stamp {
 }
 
 impl Sector {
-    /// Reads one sector.
+    /// Reads the stamp of one sector, and checks it against the whole sector.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
         // First, because zeroes have no stamp and are legal content.

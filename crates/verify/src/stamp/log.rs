@@ -23,7 +23,7 @@ pub struct CutTime {
 }
 
 impl CutTime {
-    /// After everything.
+    /// The time after everything, when each answer was a promise.
     pub const END: CutTime = CutTime { promised: u64::MAX, visible: u64::MAX };
 }
 
@@ -43,7 +43,7 @@ impl Clock {
 /// The content that a write leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Stamped data.
+    /// Data of which each sector has a stamp.
     Data,
     /// Zeroes: a write-zeroes, or a discard.
     Zero,
@@ -56,7 +56,7 @@ pub struct Write {
     pub id: u64,
     /// The content that it leaves.
     pub kind: Kind,
-    /// Its first sector.
+    /// Its first sector, of 512 bytes.
     pub sector: u64,
     /// Its length in sectors.
     pub count: u32,

@@ -37,7 +37,7 @@ pub type RecordedDisk = Arc<Recorder<MemoryDevice>>;
 pub enum RecoveryMode {
     /// With its disk as the cut left it.
     DiskKept,
-    /// Without its disk.
+    /// Without its disk, as after the loss of the machine.
     DiskLost,
     /// With its disk as it was at an earlier cut.
     DiskStale,
@@ -76,7 +76,7 @@ impl std::str::FromStr for RecoveryMode {
 /// The remains of a crash.
 #[derive(Clone, Copy, Debug)]
 pub struct Remains<'a> {
-    /// The cut.
+    /// Where power failed.
     pub cut: &'a PowerCut,
     /// The disk; for [`RecoveryMode::DiskStale`] the older one.
     pub disk: &'a Image,
@@ -90,7 +90,7 @@ pub trait RunningDevice {
     fn uri(&self) -> &str;
     /// A connection to it; the first one may be the connection that was made at its start.
     fn client(&mut self) -> Result<Client>;
-    /// Stops it cleanly.
+    /// Stops it cleanly; what it has not stored by then is its own affair.
     fn stop(self: Box<Self>) -> Result<()>;
     /// Waits until everything that it has accepted survives the loss of its disk. Returns false if
     /// it makes no such promise.
@@ -99,7 +99,7 @@ pub trait RunningDevice {
 
 /// The result of starting a device after a crash.
 pub enum RestartResult {
-    /// It serves.
+    /// It serves, and can be read.
     Serving(Box<dyn RunningDevice>),
     /// It refused to serve, with the reason.
     Refused(String),

@@ -32,7 +32,7 @@ const VOLUME: &str = "disk";
 /// The binary's exit code for a refusal to continue.
 const REFUSED: i32 = 5;
 
-/// Sawmill's own binary.
+/// Sawmill's own binary, whose journal is the disk that loses power.
 pub struct Sawmill {
     binary: PathBuf,
     volume_bytes: u64,
