@@ -13,7 +13,7 @@
 //! (`super`).
 
 use super::number::{nanoseconds, sectors, whole};
-use super::source::Source;
+use super::source::TraceSource;
 use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
@@ -86,7 +86,7 @@ impl Columns {
 }
 
 impl Requests for Csv {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         while source.line(&mut self.line)? {
             let text = String::from_utf8_lossy(&self.line);
             if text.trim().is_empty() || text.starts_with('#') {
@@ -107,7 +107,7 @@ impl Requests for Csv {
         Ok(None)
     }
 
-    fn place(&self, source: &Source) -> String {
+    fn place(&self, source: &TraceSource) -> String {
         source.place()
     }
 }

@@ -8,7 +8,7 @@
 //! (`super`).
 
 use super::number::{nanoseconds, sectors, whole};
-use super::source::Source;
+use super::source::TraceSource;
 use super::{Format, Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
@@ -33,7 +33,7 @@ impl Lines {
 }
 
 impl Requests for Lines {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         while source.line(&mut self.line)? {
             let text = String::from_utf8_lossy(&self.line);
             match self.reader.read(&text) {
@@ -52,7 +52,7 @@ impl Requests for Lines {
         Ok(None)
     }
 
-    fn place(&self, source: &Source) -> String {
+    fn place(&self, source: &TraceSource) -> String {
         source.place()
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::number::whole;
-use super::source::Source;
+use super::source::TraceSource;
 use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
@@ -67,7 +67,7 @@ impl Mobigen {
         }
     }
 
-    fn load(&mut self, source: &mut Source) -> Result<VecDeque<Call>> {
+    fn load(&mut self, source: &mut TraceSource) -> Result<VecDeque<Call>> {
         let mut calls = Vec::new();
         let mut line = Vec::new();
         let mut number = 0;
@@ -160,7 +160,7 @@ fn bad(line: u64, found: String) -> TraceError {
 }
 
 impl Requests for Mobigen {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         if self.calls.is_none() {
             // The file is ordered by thread. Requests in the order of time need all of it.
             self.calls = Some(self.load(source)?);
@@ -179,7 +179,7 @@ impl Requests for Mobigen {
         Ok(None)
     }
 
-    fn place(&self, _source: &Source) -> String {
+    fn place(&self, _source: &TraceSource) -> String {
         format!("line {}", self.line)
     }
 }

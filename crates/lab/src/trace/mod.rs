@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use sawmill_console::exit::{Failure, Result};
-use source::Source;
+use source::TraceSource;
 
 /// The longest read or write of a disk. A longer one is damage, and would take memory for each of
 /// its parts.
@@ -129,11 +129,11 @@ pub(crate) struct ReadOptions {
 /// A source of requests with times as in the file.
 trait Requests {
     /// The next request. An error is about one line or record; the next call continues after it.
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError>;
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError>;
 
     /// Where the last request stands in the file. A reader that sorts knows it better than the
     /// source, which it has read to the end.
-    fn place(&self, source: &Source) -> String;
+    fn place(&self, source: &TraceSource) -> String;
 }
 
 /// Why there is no request.
@@ -153,7 +153,7 @@ impl From<Failure> for TraceError {
 /// An open trace: its format is known, its requests come one by one.
 pub(crate) struct Trace {
     path: PathBuf,
-    source: Source,
+    source: TraceSource,
     requests: Box<dyn Requests>,
     format: Format,
     skip_bad_lines: bool,
@@ -166,7 +166,7 @@ pub(crate) struct Trace {
 impl Trace {
     /// Opens a file and detects its format.
     pub(crate) fn open(path: &Path, options: ReadOptions) -> Result<Trace> {
-        let mut source = Source::open(path)?;
+        let mut source = TraceSource::open(path)?;
         let format = match options.format {
             Some(format) => format,
             None => detect::format_of(path, source.sample()?)?,

@@ -10,7 +10,7 @@
 //! Not here: other binary formats (`records`), decompression (`source`).
 
 use super::number::SECTOR_BYTES;
-use super::source::Source;
+use super::source::TraceSource;
 use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
@@ -26,7 +26,7 @@ pub(super) struct Octf {
 }
 
 impl Requests for Octf {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         if self.sorted.is_none() {
             let mut requests = Vec::new();
             self.read_tar(&source.rest()?, &mut requests);
@@ -42,7 +42,7 @@ impl Requests for Octf {
     }
 
     /// Requests are sorted by time; their places in the file are not kept.
-    fn place(&self, _source: &Source) -> String {
+    fn place(&self, _source: &TraceSource) -> String {
         "a record".to_owned()
     }
 }

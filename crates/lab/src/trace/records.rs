@@ -3,7 +3,7 @@
 //! Invariant: a record that the end of the file cuts off is an error, never left out. Not here:
 //! `octf`, which is binary too, and which must be sorted.
 
-use super::source::Source;
+use super::source::TraceSource;
 use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
@@ -16,7 +16,7 @@ fn bytes_at<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
     bytes
 }
 
-fn bad(source: &Source, expected: &str, found: String) -> TraceError {
+fn bad(source: &TraceSource, expected: &str, found: String) -> TraceError {
     TraceError::Line { place: source.place(), expected: expected.to_owned(), found }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn is_vscsi(record: &[u8]) -> bool {
 }
 
 impl Requests for Vscsi {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         loop {
             let mut record = [0; VSCSI_RECORD_BYTES];
             let length = source.record(&mut record)?;
@@ -89,7 +89,7 @@ impl Requests for Vscsi {
         }
     }
 
-    fn place(&self, source: &Source) -> String {
+    fn place(&self, source: &TraceSource) -> String {
         source.place()
     }
 }
@@ -110,7 +110,7 @@ const SRT_RECORD_BYTES_MAX: usize = 4096;
 const SRT_BLOCK_BYTES: u64 = 256;
 
 impl Requests for Srt {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
+    fn next(&mut self, source: &mut TraceSource) -> Result<Option<Request>, TraceError> {
         if !std::mem::replace(&mut self.past_header, true) && !source.skip_past(b'\x0c')? {
             return Err(bad(source, "a form feed at the end of a text header", "none".to_owned()));
         }
@@ -138,7 +138,7 @@ impl Requests for Srt {
         Ok(Some(Request { at_ns, operation, device, address, length: u64::from(word(6)) }))
     }
 
-    fn place(&self, source: &Source) -> String {
+    fn place(&self, source: &TraceSource) -> String {
         source.place()
     }
 }

@@ -29,7 +29,7 @@ const PACKERS: [(&[u8], &str); 4] = [
 ];
 
 /// The bytes of a trace, decompressed if need be, as lines or as records.
-pub(super) struct Source {
+pub(super) struct TraceSource {
     path: PathBuf,
     /// Shares its offset with the reader, so it shows the progress.
     file: File,
@@ -42,8 +42,8 @@ pub(super) struct Source {
     unit: &'static str,
 }
 
-impl Source {
-    pub(super) fn open(path: &Path) -> Result<Source> {
+impl TraceSource {
+    pub(super) fn open(path: &Path) -> Result<TraceSource> {
         let cannot =
             |error: io::Error| Failure::io(format!("cannot read {}", path.display()), &error);
         let mut file = File::open(path).map_err(cannot)?;
@@ -70,7 +70,7 @@ impl Source {
         };
         let reader = Some(BufReader::with_capacity(1 << 16, reader));
         let (path, file_bytes) = (path.to_owned(), metadata.len());
-        Ok(Source {
+        Ok(TraceSource {
             path,
             file,
             file_bytes,
@@ -205,7 +205,7 @@ impl Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for TraceSource {
     fn drop(&mut self) {
         self.reader = None;
         if let Some((child, _)) = &mut self.unpacker {
