@@ -76,9 +76,11 @@ fn parse_speed(text: &str) -> Result<f64, String> {
 /// Times of one kind of request.
 #[derive(Serialize)]
 struct Kind {
+    /// In small letters, as the trace formats have it.
     operation: String,
     requests: u64,
     bytes: u64,
+    /// Half of the requests were answered within this time.
     p50_us: u64,
     p99_us: u64,
     p999_us: u64,
@@ -89,11 +91,14 @@ struct Kind {
 #[derive(Serialize)]
 struct Document {
     trace: String,
+    /// Detected by content, so that a wrong guess can be seen.
     format: String,
     /// The trace has calls on files, above a page cache.
     of_files: bool,
     bad_lines: u64,
+    /// The size that the trace needs; the disk may be larger.
     disk_bytes: u64,
+    /// From the first request to the last answer, without the reading back.
     seconds: f64,
     requests: u64,
     requests_per_second: f64,
@@ -114,8 +119,10 @@ struct Document {
 
 /// The size of the disk that a trace needs, and the start of each of its disks.
 struct Layout {
+    /// By the trace's number of a disk, where it starts on the disk served.
     bases: BTreeMap<u64, u64>,
     size_bytes: u64,
+    /// Bytes of all requests, by which progress is shown.
     bytes: u64,
 }
 

@@ -20,11 +20,16 @@ use sawmill_console::units::{human_count, human_duration, human_size};
 /// A shorter trace is not representative of a month.
 const SHORT_S: f64 = 1800.0;
 
+/// What the forecast assumed: without it, two documents cannot be compared.
 #[derive(Serialize)]
 struct Parameters {
+    /// The size at which a batch becomes a segment.
     segment_bytes: u32,
+    /// The age at which it becomes one even if it is small.
     segment_age_ms: u64,
+    /// How often the trace was played, one round after the other.
     repeat: u32,
+    /// `null` if the forecast collects no garbage.
     gc: Option<GcParameters>,
 }
 
@@ -36,11 +41,13 @@ struct GcParameters {
     plugs: bool,
 }
 
+/// Requests to the store over all rounds, by what a store bills.
 #[derive(Serialize)]
 struct RequestCounts {
     put: u64,
     put_segments: u64,
     put_checkpoints: u64,
+    /// An upper bound, as if nothing were cached: how much a cache saves depends on its size.
     get_max: u64,
     get_moves_max: u64,
     get_reads_max: u64,
@@ -48,8 +55,10 @@ struct RequestCounts {
     delete: u64,
 }
 
+/// The state of the volume at one point of the trace; the chart draws these.
 #[derive(Serialize)]
 struct SampleDocument {
+    /// On the clock of the trace, from the first request on.
     at_s: f64,
     written_bytes: u64,
     write_amplification: f64,
@@ -83,43 +92,58 @@ impl From<&Sample> for SampleDocument {
     }
 }
 
+/// What one trace came to, all rounds together.
 #[derive(Serialize)]
 struct TraceDocument {
+    /// The path as the user gave it.
     trace: String,
     format: String,
     requests: u64,
+    /// Lines that were left out, with `--skip-bad-lines`.
     bad_lines: u64,
     disks: usize,
     size_bytes: u64,
+    /// The time from the first request of a round to the last.
     span_s: f64,
+    /// Of the busiest minute: what the disk must bear, where a mean hides it.
     busiest_requests_per_s: f64,
     busiest_bytes_per_s: f64,
     writes: u64,
     written_bytes: u64,
+    /// Reads change nothing in the store, but decide what is fetched.
     reads: u64,
     read_bytes: u64,
     discards: u64,
+    /// Data put, by the user and by garbage collection, to bytes written: below 1 where much is
+    /// coalesced.
     write_amplification: f64,
+    /// As LSVD counts it: 1, and what was copied for each byte written.
     gc_amplification: f64,
+    /// What garbage collection adds to each byte that a batch brought.
     batch_amplification: f64,
+    /// The part of what was written that coalescing kept from the store.
     merge_ratio: f64,
     batch_bytes: u64,
     batch_segments: u64,
     moved_bytes: u64,
     moved_segments: u64,
+    /// Bytes of holes that moved segments filled, so that the map has fewer extents.
     plugged_bytes: u64,
     collections: u64,
     checkpoints: u64,
     put_bytes: u64,
     extents: u64,
+    /// How scattered the disk is: the shorter, the larger is its map.
     extent_bytes_mean: u64,
     map_bytes: u64,
     segments: u64,
     live_bytes: u64,
     data_bytes: u64,
     store_bytes: u64,
+    /// The most that the store held at any time, which a quota must allow.
     store_bytes_max: u64,
     store_requests: RequestCounts,
+    /// The trace repeated for a month, in dollars.
     month: Costs,
     samples: Vec<SampleDocument>,
 }
