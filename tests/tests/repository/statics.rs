@@ -57,7 +57,7 @@ fn architecture_names_all_state_of_the_process() {
             let names = |row: &&str| {
                 row.contains(&format!("`{name}`")) && row.contains(&format!("`{path}`"))
             };
-            match rows.iter().position(|row| names(row)) {
+            match rows.iter().position(names) {
                 Some(row) => named[row] = true,
                 None => faults.push(format!("{path}:{line}: ARCHITECTURE.md has no {name}")),
             }
