@@ -46,7 +46,7 @@ pub use pages::Pages;
 pub use sandbox::{Bounds, is_no_network, restrict};
 pub use session::in_own_session;
 pub use shared::SharedMemory;
-pub use staging::{Consumer, FillProof, ReserveError, Ring, Slot, Span, StagingFile};
+pub use staging::{Consumer, FillProof, ReserveError, Ring, Span, StagingFile, StagingSlot};
 pub use waker::Waker;
 
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.

@@ -8,7 +8,8 @@
 //!
 //! Invariants (they make the safe interface sound):
 //! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
-//! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
+//! 2. A [`StagingSlot`] is the only access to its range until it is published; ranges are handed
+//!    out once.
 //! 3. A [`FillProof`] exists only for a range that is completely filled. Reading it takes
 //!    `low` shared and checks that the range has not been given up; giving up takes `low`
 //!    exclusively.
@@ -277,7 +278,7 @@ impl Ring {
         &self,
         bytes: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<(Slot<'_>, T), ReserveError> {
+    ) -> Result<(StagingSlot<'_>, T), ReserveError> {
         assert!(
             bytes > 0 && bytes <= self.staging.capacity_bytes,
             "a slot of {bytes} bytes does not fit"
@@ -297,7 +298,7 @@ impl Ring {
         &self,
         bytes_min: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<Option<(Slot<'_>, T)>, ReserveError> {
+    ) -> Result<Option<(StagingSlot<'_>, T)>, ReserveError> {
         let mut at = self.end.lock();
         if at.next.is_multiple_of(BLOCK_BYTES) {
             return Ok(None);
@@ -327,7 +328,7 @@ impl Ring {
         end: u64,
         position_max: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<(Slot<'_>, T), ReserveError> {
+    ) -> Result<(StagingSlot<'_>, T), ReserveError> {
         if end > position_max {
             return Err(ReserveError::Journal);
         }
@@ -336,7 +337,8 @@ impl Ring {
         }
         let position = *next;
         let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
-        let mut slot = Slot { ring: self, start, position, bytes: (end - position) as usize };
+        let mut slot =
+            StagingSlot { ring: self, start, position, bytes: (end - position) as usize };
         let result = head(position, &mut slot);
         *next = end;
         self.next_seen.store(end, Ordering::Release);
@@ -414,14 +416,14 @@ impl Ring {
 
 /// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is
 /// never reused.
-pub struct Slot<'a> {
+pub struct StagingSlot<'a> {
     ring: &'a Ring,
     start: *mut u8,
     position: u64,
     bytes: usize,
 }
 
-impl Slot<'_> {
+impl StagingSlot<'_> {
     /// Declares the slot filled.
     #[must_use]
     pub fn publish(self) -> FillProof {
@@ -429,7 +431,7 @@ impl Slot<'_> {
     }
 }
 
-impl Deref for Slot<'_> {
+impl Deref for StagingSlot<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -439,7 +441,7 @@ impl Deref for Slot<'_> {
     }
 }
 
-impl DerefMut for Slot<'_> {
+impl DerefMut for StagingSlot<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range is mapped for as long as the ring lives, belongs to this slot alone
         // (invariant 2), and `&mut self` excludes other borrows of the slot.
@@ -570,7 +572,7 @@ impl Consumer {
 
 // SAFETY: the pointer is to a range that is this slot's alone (invariant 2) until `publish` takes
 // the slot, so whichever thread has the slot is the only one to touch it.
-unsafe impl Send for Slot<'_> {}
+unsafe impl Send for StagingSlot<'_> {}
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
+use sawmill_sys::net::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
 
 use super::wait::{PacketWait, send_in_pieces, wait_for_packets};
 use super::{
@@ -128,7 +128,10 @@ impl UdpSender {
         let runs = std::iter::from_fn(|| {
             let start = (at < burst.len()).then_some(at)?;
             at = burst.run_end(start, run_packets, RUN_BYTES_MAX);
-            Some(Run { bytes: burst.span(start, at), datagram_bytes: burst.packet(start).len() })
+            Some(DatagramRun {
+                bytes: burst.span(start, at),
+                datagram_bytes: burst.packet(start).len(),
+            })
         });
         let sent_runs = self.shared.socket.send(to, runs)?;
         let mut end = from;

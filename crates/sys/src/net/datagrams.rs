@@ -43,7 +43,7 @@ pub struct DatagramOptions<'a> {
 
 /// Bytes that leave as datagrams of equal size; the last may be shorter.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct DatagramRun<'a> {
     /// All of them, back to back.
     pub bytes: &'a [u8],
     /// The size of each.
@@ -143,7 +143,7 @@ impl DatagramSocket {
     pub fn send<'a>(
         &self,
         to: &SocketAddr,
-        runs: impl Iterator<Item = Run<'a>>,
+        runs: impl Iterator<Item = DatagramRun<'a>>,
     ) -> io::Result<usize> {
         let (mut name, name_bytes) = Name::of(to, self.family)?;
         let mut vectors = [const { MaybeUninit::<iovec>::uninit() }; RUNS_MAX];

@@ -13,7 +13,7 @@ mod interface;
 mod name;
 mod xdp;
 
-pub use datagrams::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
+pub use datagrams::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
 pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket};
 pub use interface::Interface;
 pub use xdp::{XdpInbox, XdpOutbox, XdpSocket, open_xdp};
