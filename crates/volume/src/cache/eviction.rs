@@ -25,7 +25,7 @@ pub(super) enum Tier {
 }
 
 #[derive(Clone, Copy)]
-struct Link {
+struct Neighbors {
     older: u32,
     newer: u32,
 }
@@ -39,7 +39,7 @@ struct List {
 
 /// The lists of cells and the fingerprints of what was given up.
 pub(super) struct Eviction {
-    links: Box<[Link]>,
+    neighbors: Box<[Neighbors]>,
     tiers: Box<[Tier]>,
     lists: [List; 3],
     probation_cells: u32,
@@ -52,7 +52,7 @@ impl Eviction {
     /// All of `cells` are free.
     pub(super) fn new(cells: u32) -> Self {
         let mut eviction = Eviction {
-            links: vec![Link { older: NIL, newer: NIL }; cells as usize].into(),
+            neighbors: vec![Neighbors { older: NIL, newer: NIL }; cells as usize].into(),
             tiers: vec![Tier::Held; cells as usize].into(),
             lists: [List { oldest: NIL, newest: NIL, len: 0 }; 3],
             probation_cells: probation_cells(cells),
@@ -64,7 +64,7 @@ impl Eviction {
 
     /// Bytes of memory used.
     pub(super) fn memory_bytes(&self) -> usize {
-        size_of_val(&*self.links) + size_of_val(&*self.tiers) + size_of_val(&*self.ghosts)
+        size_of_val(&*self.neighbors) + size_of_val(&*self.tiers) + size_of_val(&*self.ghosts)
     }
 
     /// Takes a cell out of the lists: a free one, or the next to be given up. The flag is set if it
@@ -136,7 +136,7 @@ impl Eviction {
     pub(super) fn oldest_first(&self, tier: Tier) -> impl Iterator<Item = u32> {
         let first = Some(self.lists[tier as usize].oldest).filter(|cell| *cell != NIL);
         std::iter::successors(first, |cell| {
-            Some(self.links[*cell as usize].newer).filter(|cell| *cell != NIL)
+            Some(self.neighbors[*cell as usize].newer).filter(|cell| *cell != NIL)
         })
     }
 
@@ -146,10 +146,10 @@ impl Eviction {
 
     fn push(&mut self, tier: Tier, cell: u32) {
         let list = &mut self.lists[tier as usize];
-        self.links[cell as usize] = Link { older: list.newest, newer: NIL };
+        self.neighbors[cell as usize] = Neighbors { older: list.newest, newer: NIL };
         match list.newest {
             NIL => list.oldest = cell,
-            newest => self.links[newest as usize].newer = cell,
+            newest => self.neighbors[newest as usize].newer = cell,
         }
         list.newest = cell;
         list.len += 1;
@@ -167,15 +167,15 @@ impl Eviction {
         if tier == Tier::Held {
             return;
         }
-        let Link { older, newer } = self.links[cell as usize];
+        let Neighbors { older, newer } = self.neighbors[cell as usize];
         let list = &mut self.lists[tier as usize];
         match older {
             NIL => list.oldest = newer,
-            older => self.links[older as usize].newer = newer,
+            older => self.neighbors[older as usize].newer = newer,
         }
         match newer {
             NIL => list.newest = older,
-            newer => self.links[newer as usize].older = older,
+            newer => self.neighbors[newer as usize].older = older,
         }
         list.len -= 1;
     }
