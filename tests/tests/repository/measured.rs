@@ -1,9 +1,12 @@
 //! Figures have a date: each page of measurements states when, on what code, where and by which
-//! command it was measured, and a document that cites the page names that date.
+//! command it was measured, and a document that cites the page names that date. Each fuzz target
+//! has a run on the page of runs.
 //!
 //! Not here: the figures. `fuzz.md` and `nights.md` are lists of runs, each with its own date.
 
 use std::collections::BTreeMap;
+
+use sawmill_tests::machine::repository;
 
 use super::tidy::{files, none};
 
@@ -47,4 +50,18 @@ fn every_page_of_measurements_states_its_making_and_is_cited_with_its_date() {
         }
     }
     none(&faults);
+}
+
+#[test]
+fn every_fuzz_target_has_a_run_on_the_page_of_runs() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).expect(path);
+    let page = read("docs/measurements/fuzz.md");
+    let code = read("crates/fuzz/src/lib.rs");
+    let names =
+        code.split("FuzzTarget { name: \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() >= 32, "the list of targets is not where it was");
+    let has_run = |name: &&str| page.lines().any(|line| line.starts_with(&format!("| {name} | ")));
+    let missing = names.into_iter().filter(|name| !has_run(name));
+    none(&missing.map(|name| format!("{name} is on no run of the page")).collect::<Vec<_>>());
 }
