@@ -1,10 +1,11 @@
 //! Figures have a date: each page of measurements states when, on what code, where and by which
 //! command it was measured, and a document that cites the page names that date. Each fuzz target
-//! has a run on the page of runs.
+//! has a run on the page of runs, and a night's page says which part failed.
 //!
 //! Not here: the figures. `fuzz.md` and `nights.md` are lists of runs, each with its own date.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use sawmill_tests::machine::repository;
 
@@ -64,4 +65,24 @@ fn every_fuzz_target_has_a_run_on_the_page_of_runs() {
     let has_run = |name: &&str| page.lines().any(|line| line.starts_with(&format!("| {name} | ")));
     let missing = names.into_iter().filter(|name| !has_run(name));
     none(&missing.map(|name| format!("{name} is on no run of the page")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_part_of_a_night_that_fails_is_recorded_as_failed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| folder.path().join(path);
+    for path in [".ci", "docs/measurements"] {
+        std::fs::create_dir_all(at(path)).expect(path);
+    }
+    std::fs::copy(repository().join(".ci/nightly"), at(".ci/nightly")).expect("the script");
+    let parts = "good: ; @echo 3 of 3\nbad: ; @echo 2 of 3; exit 1\n";
+    std::fs::write(at("Makefile"), parts).expect("the parts");
+    let run = Command::new(at(".ci/nightly")).args(["good", "bad"]).output().expect("a run");
+    assert!(!run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+    let page = std::fs::read_to_string(at("docs/measurements/nights.md")).expect("the page");
+    // The part that failed has what make says of it last.
+    for row in ["| `make good` | passed | 0 | 3 of 3 |", "| `make bad` | **failed** | 0 | 2 of 3 |"]
+    {
+        assert!(page.contains(row), "{row} is not in:\n{page}");
+    }
 }
