@@ -1,5 +1,5 @@
-//! A segment: one batch of writes as one object. A header (what was written where), then a body of
-//! frames.
+//! A segment: writes that follow each other, as one object. A header (what was written where), then
+//! a body of frames.
 //!
 //! Invariants: the header verifies alone; each frame verifies alone, its place included, so that
 //! one ranged GET is enough to trust it. The bytes of a (volume, sequence, epoch) never change.

@@ -108,7 +108,7 @@ pub struct Initiator {
     /// Until then, the receiving threads must not wait long.
     lively_until_ns: AtomicU64,
     /// Threads that are taking packets: at the end of their burst they send what others made ready.
-    burstes: AtomicU64,
+    burst_threads: AtomicU64,
 }
 
 /// What requests see of the connection.
@@ -156,7 +156,7 @@ impl Initiator {
             view: RwLock::default(),
             control: Mutex::new(Control::new(links.clamp(1, LINKS_MAX), random, began_at_ns)),
             lively_until_ns: AtomicU64::new(0),
-            burstes: AtomicU64::new(0),
+            burst_threads: AtomicU64::new(0),
         })
     }
 
@@ -314,7 +314,7 @@ impl Initiator {
         let admit = |operation| is_open || matches!(operation, Operation::Open | Operation::List);
         let failed_requests =
             live.connection.end.dispatch(admit, |place| live.connection.ready.push(place));
-        if self.burstes.load(Ordering::SeqCst) == 0 {
+        if self.burst_threads.load(Ordering::SeqCst) == 0 {
             live.connection.pump(now);
         }
         drop(view);
@@ -324,12 +324,12 @@ impl Initiator {
     /// A thread starts to take packets: what they make ready is sent at the end of its burst, in
     /// full packets.
     pub fn begin_burst(&self) {
-        self.burstes.fetch_add(1, Ordering::SeqCst);
+        self.burst_threads.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The burst is complete; [`Initiator::tick`] follows.
     pub fn end_burst(&self) {
-        self.burstes.fetch_sub(1, Ordering::SeqCst);
+        self.burst_threads.fetch_sub(1, Ordering::SeqCst);
         self.tick();
     }
 

@@ -131,7 +131,7 @@ pub struct SendingCounts {
     pub bytes: u64,
     /// Packets that counted as lost.
     pub lost: u64,
-    /// SentPieces of lost packets that had to be sent again, by this link or another.
+    /// Pieces of lost packets that had to be sent again, by this link or another.
     pub pieces_resent: u64,
     /// Times that nothing was received for a probe timeout.
     pub timeouts: u64,

@@ -83,7 +83,7 @@ pub(super) struct RequestGuard {
 }
 
 impl RequestGuard {
-    /// The device answered: a failed sync is stored before its user learns of it.
+    /// The device answered: a failed sync is recorded before its user learns of it.
     pub(super) fn ended(self, outcome: &Outcome) {
         use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
         let is_refusal =
@@ -314,7 +314,7 @@ impl Export {
         Ok(())
     }
 
-    /// Stores that unflushed writes may be lost: the next sync, perhaps of another process, would
+    /// Records that unflushed writes may be lost: the next sync, perhaps of another process, would
     /// not report that.
     fn sync_failed(&self) {
         let _guard = self.changing.lock();

@@ -71,8 +71,7 @@ impl Default for TargetOptions {
     }
 }
 
-/// The shortest time that a connection without an open export is kept when there are too
-/// many.
+/// The shortest time that a connection without an open export is kept when there are too many.
 const UNOPENED_NS_MIN: u64 = SECOND;
 
 /// The header of a packet outside of connections.

@@ -56,7 +56,7 @@ pub(super) struct TargetConnection {
     working: AtomicUsize,
     has_ended: AtomicBool,
     /// Threads that are taking packets: see [`TargetConnection::begin_burst`].
-    burstes: AtomicU64,
+    burst_threads: AtomicU64,
 }
 
 /// The identity of a new connection.
@@ -88,7 +88,7 @@ impl PlaceOwner for TargetConnection {
             return;
         }
         self.connection.ready.push(place);
-        if self.burstes.load(Ordering::SeqCst) == 0 {
+        if self.burst_threads.load(Ordering::SeqCst) == 0 {
             self.connection.pump(self.clock.now_ns());
         }
     }
@@ -130,7 +130,7 @@ impl TargetConnection {
             clock,
             working: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
-            burstes: AtomicU64::new(0),
+            burst_threads: AtomicU64::new(0),
         });
         // Set only here, and once.
         let _ = served.connection.end.connection.set(Arc::downgrade(&served));
@@ -185,11 +185,11 @@ impl TargetConnection {
     /// A thread starts to take packets: answers are sent when its burst is complete, in full
     /// packets.
     pub(super) fn begin_burst(&self) {
-        self.burstes.fetch_add(1, Ordering::SeqCst);
+        self.burst_threads.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(super) fn end_burst(&self, now: u64) {
-        self.burstes.fetch_sub(1, Ordering::SeqCst);
+        self.burst_threads.fetch_sub(1, Ordering::SeqCst);
         self.connection.tick(now);
     }
 

@@ -381,7 +381,7 @@ impl ReadCache {
             self.counters.stale.fetch_add(1, Relaxed);
         } else {
             self.counters.damaged.fetch_add(1, Relaxed);
-            tracing::warn!(?key, slot = hit.cell, "read cache: damaged frame dropped");
+            tracing::warn!(?key, cell = hit.cell, "read cache: damaged frame dropped");
         }
     }
 

@@ -33,7 +33,7 @@ impl ReadCache {
         };
         self.tag = tag.or_else(|| self.write_tag());
         match &self.index_state {
-            IndexState::New => tracing::info!(slots = self.layout.cells, "read cache: new"),
+            IndexState::New => tracing::info!(cells = self.layout.cells, "read cache: new"),
             IndexState::Restored { frames } => tracing::info!(frames, "read cache: index restored"),
             IndexState::Discarded { reason } => {
                 tracing::warn!(%reason, "read cache: saved index not used, starting empty");

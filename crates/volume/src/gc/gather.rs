@@ -208,14 +208,14 @@ fn want_frames(
     let mut done = 0;
     while done < length {
         let at = from + done as u32;
-        let length = u64::from(frame_bytes - at % frame_bytes).min(length - done);
+        let part_bytes = u64::from(frame_bytes - at % frame_bytes).min(length - done);
         let part = FramePart {
             offset: at % frame_bytes,
-            length: length as u32,
+            length: part_bytes as u32,
             data_offset: data_offset + done,
         };
         absent.push((sequence, at / frame_bytes, part));
-        done += length;
+        done += part_bytes;
     }
 }
 

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_left_memory_is_read_back_in_one_piece_over_the_seam() {
+    fn records_that_left_memory_are_read_back_in_one_piece_over_the_seam() {
         const CAPACITY: u64 = 256 << 10;
         const RECORDS: u64 = 60;
         let folder = tempfile::tempdir().unwrap();

@@ -90,12 +90,12 @@ impl Groups {
         Groups { first, table, more: OnceLock::new() }
     }
 
-    fn place(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
+    fn entry(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
         let mut groups = self;
         loop {
             let index = usize::try_from(number - groups.first).ok()?;
             match groups.table.get(index) {
-                Some(place) => return Some(place),
+                Some(entry) => return Some(entry),
                 None => groups = groups.more.get()?,
             }
         }
@@ -354,8 +354,8 @@ impl ObjectMap {
     /// Makes these groups dirty, whether they hold anything or not.
     pub fn mark_dirty(&self, numbers: &[u64]) {
         for number in numbers {
-            if let Some(place) = self.groups.place(*number) {
-                place.get_or_init(Group::new).note_change();
+            if let Some(entry) = self.groups.entry(*number) {
+                entry.get_or_init(Group::new).note_change();
             }
         }
     }
@@ -476,22 +476,23 @@ impl ObjectMap {
     }
 
     fn group(&self, number: u64) -> Option<&Group> {
-        Some(self.groups.place(number)?.get()?)
+        Some(self.groups.entry(number)?.get()?)
     }
 
     fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
-        let places = self.groups.chain().flat_map(|groups| groups.table.iter().zip(groups.first..));
-        places.filter_map(|(place, number)| Some((number, &**place.get()?)))
+        let entries =
+            self.groups.chain().flat_map(|groups| groups.table.iter().zip(groups.first..));
+        entries.filter_map(|(entry, number)| Some((number, &**entry.get()?)))
     }
 
     /// The group of an area of the volume, made if need be, and the area's index in it.
     fn group_of(&self, area: u64) -> (&Group, usize) {
         let (number, index) = (area as usize / AREAS, area as usize % AREAS);
-        let place = self
+        let entry = self
             .groups
-            .place(number as u64)
+            .entry(number as u64)
             .expect("addresses are clamped to the size of the volume");
-        (place.get_or_init(Group::new), index)
+        (entry.get_or_init(Group::new), index)
     }
 
     fn clamped_end(&self, address: u64, length: u64) -> u64 {

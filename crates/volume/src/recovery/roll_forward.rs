@@ -83,7 +83,7 @@ pub(crate) fn roll_forward_until(
         let ahead: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
         for (sequence, header) in ahead.iter().zip(headers(store, volume_id, &ahead)) {
             if *sequence != end.next_sequence {
-                // A fence was met: the rest of them lies in its window and is ignored,
+                // A fence was met: what is left of `ahead` lies in its window and is ignored,
                 // whether it exists or not.
                 break;
             }

@@ -5,8 +5,8 @@
 //! header names the exact span of journal positions covered; the result depends only on the
 //! arguments.
 //!
-//! Not here: which record wins (`coalesce`), age and demand, which seal a segment before it is
-//! full, and the put (`engine::log_tail`), and the data of a moved segment (`gc::gather`).
+//! Not here: which record wins (`coalesce`); age and demand, which seal a segment before it is
+//! full, and the put (`engine::log_tail`); the data of a moved segment (`gc::gather`).
 
 use std::sync::Arc;
 
