@@ -115,7 +115,8 @@ impl InitiatorPlaces {
                 self.free.lock().push(index);
                 let (length, most) = (command.length, self.place_bytes);
                 let text = format!(
-                    "a request of {length} bytes is longer than the {most} that the target accepts"
+                    "a request of {length} bytes is longer than the {most} that the target \
+                     granted for one request"
                 );
                 failed_requests.extend(
                     self.pendings
