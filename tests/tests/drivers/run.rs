@@ -237,6 +237,36 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
     assert_eq!(read.expect_err("the mount is dead").raw_os_error(), Some(107), "ENOTCONN, at once");
 }
 
+/// The first driver goes on as a process after it was replaced. The second dies when it serves.
+/// Later ones are the example `file`.
+fn staying_predecessor(place: &Place) -> std::process::Command {
+    let text = "import os, sys, time
+from sawmill import host_connection, wire
+first, second, driver = *sys.argv[1:3], sys.argv[3:]
+address, options = os.environ['SAWMILL_DRIVER'], {'size': driver[-1]}
+class Device:
+    def read(self, offset, buffer): pass
+if not os.path.exists(first):
+    open(first, 'w').close()
+    attached = host_connection.attach(address, Device(), options, replace=False)
+    while wire.decode(wire.receive(attached.control)[0])[0] != wire.Control.FINISH:
+        pass
+    os.closerange(3, 256)
+    while True:
+        time.sleep(1)
+if not os.path.exists(second):
+    open(second, 'w').close()
+    host_connection.attach(address, Device(), options, replace=False)
+    os._exit(1)
+os.execvp('python3', ['python3', *driver])
+";
+    let mut driver = command("python3");
+    driver.env("PYTHONPATH", repository().join("sdk/python")).args(["-c", text]);
+    driver.args(["first", "second"].map(|name| place.path(name)));
+    driver.args(file(place).get_args());
+    driver
+}
+
 /// The first driver finishes when the second, which is to replace it, has died after its HELLO.
 /// Later ones are the example `file`.
 fn dying_successor(place: &Place) -> std::process::Command {
@@ -286,5 +316,16 @@ fn a_successor_that_dies_while_the_old_driver_finishes_is_started_again() {
     let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
     driven.wait_for_next_driver();
     driven.connect().write(0, &[7; 512]).expect("by the next one");
+    driven.end(&place, "disk");
+}
+
+#[test]
+fn a_driver_is_restarted_though_its_predecessor_goes_on_as_a_process() {
+    let place = Place::new(&store::folder());
+    let mut driven = DrivenDevice::start(&place, "disk", &[], &staying_predecessor(&place));
+    place.sawmill(&["driver", "replace", "disk"]).ok();
+    driven.wait_for_next_driver();
+    driven.wait_for_next_driver();
+    driven.connect().write(0, &[7; 512]).expect("by the third");
     driven.end(&place, "disk");
 }

@@ -20,7 +20,7 @@ use sawmill_driver::protocol::SOCKET_VARIABLE;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The wait before the first restart; each further wait is twice as long.
-const BACK_OFF_MIN: Duration = Duration::from_millis(50);
+pub(crate) const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 /// The longest wait before a restart, however often drivers have died.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// After a driver has lived this long, the next restart waits the minimum again.
@@ -127,6 +127,11 @@ impl Drivers {
     /// Whether all have ended.
     pub(crate) fn are_gone(&self) -> bool {
         self.alive.lock().is_empty()
+    }
+
+    /// Whether all that have not ended are among these.
+    pub(crate) fn are_all_among(&self, pids: &BTreeSet<u32>) -> bool {
+        self.alive.lock().is_subset(pids)
     }
 
     fn signal(&self, pid: u32, signal: Signal) {

@@ -23,7 +23,7 @@ use sawmill_frontend::nbd::Budget;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::child::Drivers;
+use self::child::{BACK_OFF_MIN, Drivers};
 use crate::daemon::{self, DoorDocument};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{DoorVolume, Doors};
@@ -92,7 +92,10 @@ enum MainEvent {
     Signal(i32),
     /// A driver that this process started has ended.
     Child(u32, ExitStatus, Duration),
+    /// A driver died, and the device needs one.
     StartAgain,
+    /// A driver that was replaced has ended: its successor may have died before.
+    StartIfAlone,
     /// A driver left some time ago.
     Lingers(u32),
     Ended(sawmill_device::Result<()>),
@@ -202,8 +205,10 @@ impl Driving<'_> {
                 }
                 MainEvent::Signal(_) => self.end(None),
                 MainEvent::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
-                MainEvent::StartAgain if !self.is_alone() => {}
-                MainEvent::StartAgain => self.start_driver()?,
+                // Another driver has come during the wait, or none is needed any more.
+                MainEvent::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
+                MainEvent::StartIfAlone if !self.is_alone() => {}
+                MainEvent::StartAgain | MainEvent::StartIfAlone => self.start_driver()?,
                 MainEvent::Lingers(pid) => self.kill_lingering(pid),
                 MainEvent::Ended(outcome) => return self.over(outcome),
             }
@@ -330,9 +335,12 @@ impl Driving<'_> {
         let has_served = self.attached.remove(&pid);
         if self.seen_off.remove(&pid) {
             // Its successor may have died while this one finished: its end was no reason then to
-            // start another.
+            // start another. Or one from elsewhere is coming: nothing is said before it is known.
             let is_needed = self.plan.restarts && !self.is_ending && self.is_alone();
-            return if is_needed { self.start_again_after(pid, status, lived) } else { Ok(()) };
+            return match is_needed {
+                true => self.send_after(BACK_OFF_MIN, MainEvent::StartIfAlone),
+                false => Ok(()),
+            };
         }
         // A driver that served and left before the work was done is needed again, whatever its exit
         // status is.
@@ -361,16 +369,6 @@ impl Driving<'_> {
             self.end(Some(format!("the driver exited ({status}) and is not restarted")));
             return Ok(());
         }
-        self.start_again_after(pid, status, lived)
-    }
-
-    /// Whether the device exists, has no driver, and none that this process started may come.
-    fn is_alone(&self) -> bool {
-        !self.host.has_ended() && self.host.driver().is_none() && self.drivers.are_gone()
-    }
-
-    /// Starts a driver in place of one that ended, after a wait.
-    fn start_again_after(&self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
         let wait = self.drivers.next_wait(lived);
         tracing::info!(
             pid,
@@ -378,6 +376,13 @@ impl Driving<'_> {
             wait.as_millis()
         );
         self.send_after(wait, MainEvent::StartAgain)
+    }
+
+    /// Whether the device exists, has no driver, and none that this process started may come: one
+    /// that was replaced does not, even if it goes on without the device.
+    fn is_alone(&self) -> bool {
+        let has_driver = self.host.driver().is_some();
+        !self.host.has_ended() && !has_driver && self.drivers.are_all_among(&self.seen_off)
     }
 
     /// Sends `event` after `wait`.
