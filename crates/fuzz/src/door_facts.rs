@@ -1,4 +1,4 @@
-//! DoorFacts about doors of other processes: vhost-user frontends, FUSE mounts, packets of a mount
+//! Facts about doors of other processes: vhost-user frontends, FUSE mounts, packets of a mount
 //! holder.
 //!
 //! Invariants: a door takes over from any facts, hands over the same facts again and serves, or

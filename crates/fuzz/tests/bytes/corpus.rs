@@ -441,7 +441,7 @@ fn frontends() {
     let message = |request: u32, payload: &[u64]| {
         let head = [request, 1, 8 * payload.len() as u32];
         let head = head.iter().flat_map(|field| field.to_ne_bytes());
-        head.chain(payload.iter().flat_map(|note| note.to_ne_bytes())).collect::<Vec<u8>>()
+        head.chain(payload.iter().flat_map(|word| word.to_ne_bytes())).collect::<Vec<u8>>()
     };
     let set_up = [
         message(3, &[]),
@@ -462,7 +462,7 @@ fn frontends() {
         message(34, &[]),
     ];
     write("vhost_messages", "set-up", &set_up.concat());
-    // Offset and size, then the flags, which are half a note.
+    // Offset and size, then the flags, which are half a word.
     let config = [24u32, 1, 20, 0, 8, 0, 0, 0].iter().flat_map(|field| field.to_ne_bytes());
     write("vhost_messages", "configuration", &config.collect::<Vec<u8>>());
 }
@@ -481,7 +481,7 @@ fn texts() {
         "file:///srv/a%20b/disk1",
         "/srv/disk-1.a_b",
         "memory:x/disk1",
-        "s3://user:note@bucket/?sig=1",
+        "s3://user:word@bucket/?sig=1",
         "volumes/disk1",
         id,
         &format!("{id}/checkpoint/00000000000000000042"),
