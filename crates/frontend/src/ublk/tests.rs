@@ -231,7 +231,9 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
 fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
     use registry::is_alive;
     let (locked, stale, none) = (Some(true), Some(false), None);
-    let (living, gone) = (Some(std::process::id()), None);
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let (living, gone, unnamed) = (Some(std::process::id()), Some(child.id()), None);
     // A server has the lock for as long as it serves, whatever the driver knows.
     for state in [DeviceState::Dead, DeviceState::Live, DeviceState::Quiesced] {
         assert!(is_alive(state, living, locked) && is_alive(state, gone, locked));
@@ -240,6 +242,7 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
     assert!(
         is_alive(DeviceState::Dead, living, stale) && is_alive(DeviceState::Dead, living, none)
     );
+    assert!(!is_alive(DeviceState::Live, unnamed, none));
     // The remains of a device whose server died before it began to serve.
     assert!(!is_alive(DeviceState::Dead, gone, stale) && !is_alive(DeviceState::Dead, gone, none));
     // A server that died; another process may have its process id by now.
