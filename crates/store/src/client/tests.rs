@@ -326,7 +326,7 @@ impl Backend for Arc<LimitedStore> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_sent_twice() {
+async fn every_body_arrives_over_a_network_that_starves_all_but_a_few_and_none_is_sent_twice() {
     const BODIES: usize = 24;
     const BODY_BYTES: usize = 8 << 20;
     for carries in [1, 2, 5] {

@@ -302,7 +302,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &lib(
             "sawmill-store",
-            "every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_sent_twice",
+            "every_body_arrives_over_a_network_that_starves_all_but_a_few_and_none_is_sent_twice",
         ),
         "what stalls is tried again as many at once",
         "store/src/limit.rs",
