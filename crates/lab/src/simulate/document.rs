@@ -23,7 +23,7 @@ const SHORT_S: f64 = 1800.0;
 /// What the forecast assumed: without it, two documents cannot be compared.
 #[derive(Serialize)]
 struct Parameters {
-    /// The size at which a batch becomes a segment.
+    /// The size at which writes become a segment.
     segment_bytes: u32,
     /// The age at which it becomes one even if it is small.
     segment_age_ms: u64,
@@ -119,7 +119,7 @@ struct TraceDocument {
     write_amplification: f64,
     /// As LSVD counts it: 1, and what was copied for each byte written.
     gc_amplification: f64,
-    /// What garbage collection adds to each byte that a batch brought.
+    /// What garbage collection adds to each byte of the segments that hold new writes.
     batch_amplification: f64,
     /// The part of what was written that coalescing kept from the store.
     merge_ratio: f64,

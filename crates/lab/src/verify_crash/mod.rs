@@ -1,5 +1,5 @@
 //! `sawmill verify-crash`: checks a block device, and what is on it, after a power failure at any
-//! moment or a crash of its server.
+//! time or a crash of its server.
 //!
 //! Invariant: a finding comes with the command that repeats it, and what that command needs is
 //! kept. Not here: recording, cutting, judging (`crates/verify`).
@@ -36,7 +36,7 @@ const FILES_DEFAULT: u64 = 60;
 /// Crashes of a server, unless the user chooses.
 const ROUNDS_DEFAULT: u64 = 20;
 
-/// Check what a block device holds after a power failure at any moment.
+/// Check what a block device holds after a power failure at any time.
 ///
 /// Records every write, flush, FUA and discard while a workload runs. Cuts the recording at every
 /// legal point (--images limits their number) and makes an image of what a disk may hold there.
@@ -98,7 +98,7 @@ struct SubjectArguments {
     device: Option<String>,
 
     /// Check this binary itself: record and cut its journal. The volume comes back with the journal
-    /// kept, lost, stale and elsewhere, each time with the store of that moment.
+    /// kept, lost, stale and elsewhere, each time with the store of that time.
     #[arg(long, conflicts_with_all = ["target", "self_test"])]
     sawmill: bool,
 
@@ -126,7 +126,7 @@ struct SubjectArguments {
     self_test: bool,
 
     /// What the device promises between two flushes. sector: each sector by itself is old or new,
-    /// as on a plain disk with a cache. prefix: the state after all writes up to some moment.
+    /// as on a plain disk with a cache. prefix: the state after all writes up to some point.
     /// Default: sector; with --sawmill prefix.
     #[arg(long, value_name = "RULE", value_enum)]
     rule: Option<Promise>,
