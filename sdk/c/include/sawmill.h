@@ -41,10 +41,10 @@ struct sawmill_chunk {
 
 /* One write of a chunk. */
 struct sawmill_chunk_entry {
-    uint64_t sector;   /* first byte on the device / 512 */
-    uint64_t sectors;  /* bytes / 512 */
+    uint64_t sector;       /* first byte on the device / 512 */
+    uint64_t sectors;      /* bytes / 512 */
     uint64_t write_number; /* of two that overlap, the higher is newer */
-    uint64_t flag;     /* 1: a write */
+    uint64_t flag;         /* 1: a write */
 };
 
 /* A driver.  Its functions must stay valid until sawmill_serve returns.  They may be NULL: without

@@ -383,8 +383,8 @@ impl Account {
     /// when others have freed enough; or it is at its limit, and must send its own replies first.
     pub(super) fn ensure(&mut self, bytes: u64) -> bool {
         let needed = self.memory_bytes() + bytes;
-        // A connection that waits already goes the long way: `request` also takes its
-        // place among the waiting away, which would otherwise be granted memory that nobody wants.
+        // A connection that waits already goes the long way: `request` also takes its place among
+        // the waiting away, which would otherwise be granted memory that nobody wants.
         if self.pending_order.is_none() && needed <= SURE_BYTES + self.granted() {
             return true;
         }
