@@ -57,7 +57,8 @@ step tests tests
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
 schedules() {
     local features=(--package sawmill-volume --lib --features shuttle)
-    timeout --kill-after=10 10m cargo test "${features[@]}" schedules 2>&1 | tee -a "$log/tests"
+    timeout --kill-after=10 10m \
+        cargo --config "$runner" test "${features[@]}" schedules 2>&1 | tee -a "$log/tests"
 }
 step schedules schedules
 # What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
@@ -102,6 +103,7 @@ if ((${#failed_steps[@]})); then
 fi
 echo "the ten test programs that took longest: seconds, and seconds of CPU:"
 awk '/^ +Running / {
+        s = 0
         name = $0; sub(/^ +Running (unittests )?/, "", name); sub(/ \(.*deps\//, " (", name)
     }
     /^test result:.* finished in / { s = $NF; sub(/s$/, "", s) }
