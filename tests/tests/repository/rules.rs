@@ -30,7 +30,7 @@ fn without_tests(text: &str) -> Vec<String> {
         lines.push(if is_test { String::new() } else { line.to_owned() });
         // An item ends with its declaration, or with the brace in the first column.
         is_body = is_body && !line.starts_with('}') || is_attribute && line.ends_with('{');
-        is_attribute = is_test && !is_body && !line.ends_with(';') && !line.starts_with('}');
+        is_attribute = is_test && !is_body && !line.ends_with([';', '}']) && !line.starts_with('}');
     }
     while lines.last().is_some_and(String::is_empty) {
         lines.pop();
@@ -51,12 +51,18 @@ fn what_stands_behind_a_test_module_is_product() {
         "}",
         "fn f() {}",
         "#[cfg(test)]",
+        "fn h() { i() }",
+        "fn j() {}",
+        "#[cfg(test)]",
         "mod tests {",
         "    fn g() {}",
         "}",
     ];
     let text = text.join("\n");
-    assert_eq!(without_tests(&text), ["use a;", "", "", "fn c() {}", "", "", "", "", "fn f() {}"]);
+    assert_eq!(
+        without_tests(&text),
+        ["use a;", "", "", "fn c() {}", "", "", "", "", "fn f() {}", "", "", "fn j() {}"]
+    );
 }
 
 /// The limits that ARCHITECTURE.md states in "How much is in flight": the file, the declaration,

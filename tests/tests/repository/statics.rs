@@ -35,8 +35,9 @@ fn sources() -> Vec<(String, Vec<String>)> {
         let path = path.display().to_string();
         let is_product =
             path.starts_with("crates/") && path.contains("/src/") || path.starts_with("sdk/c/src/");
-        let is_test =
-            ["test", "crates/sim/", "crates/fuzz/"].iter().any(|word| path.contains(word));
+        let is_test = ["/tests/", "tests.rs", "crates/sim/", "crates/fuzz/"]
+            .iter()
+            .any(|word| path.contains(word));
         if is_product && !is_test {
             found.push((path, text.lines().map(ToOwned::to_owned).collect()));
         }
