@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take: far longer than it does on the slowest machine.
+/// How long a condition may take, as `wait_for` says: far longer than it does on the slowest machine.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Calls `ask` repeatedly until it returns an answer.
 ///
 /// # Panics
-/// If it returns none within [`WAIT_TIME_MAX`]; the text names `what` was expected.
+/// If it returns none for 60 s; the text names `what` was expected.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIME_MAX;
