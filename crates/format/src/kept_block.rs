@@ -401,7 +401,7 @@ impl Order {
 }
 
 /// A clone's hold on a volume. Pin numbers are taken one after the other and never freed, so that a
-/// reader that gets the next one by name misses none; a clone that ends leaves a word at
+/// reader that gets the next one by name misses none; a clone that ends leaves a release at
 /// [`released_key`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
@@ -472,49 +472,50 @@ pub fn parse_pin_number(key: &str) -> Option<u64> {
     crate::layout::parse_number(key.rsplit_once('/')?.1)
 }
 
-/// The key of the word that a pin's clone is gone; the object is a copy of the pin.
+/// The key of a pin's release, which says that its clone is gone; the object is a copy of the pin.
 pub fn released_key(volume_id: VolumeId, pin_number: u64) -> String {
     format!("{}{pin_number:020}", released_prefix(volume_id))
 }
 
-/// The prefix of all release words, for listing.
+/// The prefix of all releases, for listing.
 pub fn released_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/released/")
 }
 
-/// The state that a word gives a volume: the `number` of a [`Pin`] at [`word_key`].
+/// The status that a status pin records of a volume: the `number` of a [`Pin`] at
+/// [`status_pin_key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
-pub enum Word {
+pub enum PinnedStatus {
     /// It is deleted; its data goes with its last pin.
     Deleted = 1,
     /// Its data is being deleted.
     Removed = 2,
-    /// It lives, whatever earlier words state.
+    /// It lives, whatever earlier status pins record.
     Lives = 3,
 }
 
-impl Word {
-    /// The word that a pin's number stands for; `None` when the number is not a word.
-    pub fn of(pin: &Pin) -> Option<Word> {
-        [Word::Deleted, Word::Removed, Word::Lives]
+impl PinnedStatus {
+    /// The status that a pin's number stands for; `None` when it stands for none.
+    pub fn of(pin: &Pin) -> Option<PinnedStatus> {
+        [PinnedStatus::Deleted, PinnedStatus::Removed, PinnedStatus::Lives]
             .into_iter()
-            .find(|word| *word as u64 == pin.number)
+            .find(|status| *status as u64 == pin.number)
     }
 }
 
-/// The key of a word about a volume. Numbers are taken one after the other from 1 and never freed;
-/// the newest counts.
-pub fn word_key(volume_id: VolumeId, number: u64) -> String {
-    format!("{}{number:020}", word_prefix(volume_id))
+/// The key of a status pin of a volume. Numbers are taken one after the other from 1 and never
+/// freed; the newest counts. The key says `word`, which status pins were called once.
+pub fn status_pin_key(volume_id: VolumeId, number: u64) -> String {
+    format!("{}{number:020}", status_pin_prefix(volume_id))
 }
 
-/// The prefix of all words about a volume, for listing.
-pub fn word_prefix(volume_id: VolumeId) -> String {
+/// The prefix of all status pins of a volume, for listing.
+pub fn status_pin_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/word/")
 }
 
-/// The key of the word that a volume is deleted, as used before words had numbers.
+/// The key of what says that a volume is deleted, as used before there were status pins.
 pub fn tombstone_key(volume_id: VolumeId) -> String {
     format!("{volume_id}/deleted")
 }

@@ -41,10 +41,11 @@ pub enum NameStep {
         /// The record there that decides.
         number: u64,
     },
-    /// It means the volume until the volume's word `word` deletes it; then the name is free.
+    /// It means the volume until status pin `status_pin` of the volume deletes it; then the name
+    /// is free.
     Ends {
-        /// The word that decides: see [`crate::kept_block::word_key`].
-        word: u64,
+        /// The number of the status pin that decides: see [`crate::kept_block::status_pin_key`].
+        status_pin: u64,
     },
     /// The name is free. This step prevents a move to this number from taking effect late.
     Void,
@@ -69,7 +70,7 @@ impl NameRecord {
         let (kind, to, target_number) = match &self.step {
             NameStep::Claims => (1, "", 0),
             NameStep::Moves { to, number } => (2, to.as_str(), *number),
-            NameStep::Ends { word } => (3, "", *word),
+            NameStep::Ends { status_pin } => (3, "", *status_pin),
             NameStep::Void => (4, "", 0),
         };
         let mut bytes = vec![0; at::SIZE];
@@ -111,7 +112,7 @@ impl NameRecord {
         let step = match at::KIND.u8(bytes) {
             1 => NameStep::Claims,
             2 => NameStep::Moves { to: to.to_owned(), number: target_number },
-            3 => NameStep::Ends { word: target_number },
+            3 => NameStep::Ends { status_pin: target_number },
             4 => NameStep::Void,
             _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such step" }),
         };
@@ -142,7 +143,7 @@ impl NameRecord {
                 )?;
                 check("target_number", "it is zero", *number > 0)?;
             }
-            NameStep::Ends { word } => check("target_number", "it is zero", *word > 0)?,
+            NameStep::Ends { status_pin } => check("target_number", "it is zero", *status_pin > 0)?,
             NameStep::Claims | NameStep::Void => {}
         }
         self.volume.check()

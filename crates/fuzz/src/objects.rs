@@ -12,7 +12,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
 };
-use sawmill_format::kept_block::{self, Order, Pin, Word};
+use sawmill_format::kept_block::{self, Order, Pin, PinnedStatus};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{
     MapExtent, PartIdentity, decode_part, encode_part, part_first_address,
@@ -259,7 +259,7 @@ fn pin(bytes: &[u8]) {
     let volume_id = volume_at(bytes, kept_block::pin_at::VOLUME_ID);
     let pin_number = u64_at(bytes, kept_block::pin_at::PIN_NUMBER).unwrap_or(0);
     let Ok(value) = Pin::decode(bytes, volume_id, pin_number) else { return };
-    assert!(Word::of(&value).is_none_or(|word| word as u64 == value.number));
+    assert!(PinnedStatus::of(&value).is_none_or(|status| status as u64 == value.number));
     assert_eq!(value.encode().as_deref(), Ok(bytes));
     assert!(Pin::decode(bytes, volume_id, pin_number ^ 1).is_err());
     assert!(Pin::decode(bytes, other(volume_id), pin_number).is_err());

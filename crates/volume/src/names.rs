@@ -3,8 +3,9 @@
 //! reused without meeting old data.
 //!
 //! Invariant: a volume has one name at any moment, from the put that creates the first to the put
-//! of the word that deletes it; a rename is a single put too. An older version, or a list that lags
-//! (`lost`), may have left two names: then nothing deletes the volume before one of them is gone.
+//! of the status pin that deletes it; a rename is a single put too. An older version, or a list
+//! that lags (`lost`), may have left two names: then nothing deletes the volume before one of them
+//! is gone.
 //!
 //! Not here: the records of a name (`ledger`), volumes without a name (`lost`), and the removal of
 //! a volume's objects (`cuts::removal`).
@@ -12,13 +13,13 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{KeptBlock, NAME_BYTES_MAX, Word};
+use sawmill_format::kept_block::{KeptBlock, NAME_BYTES_MAX, PinnedStatus};
 use sawmill_format::name_record::NameStep;
 use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::cuts::words::{self, WordContent};
+use crate::cuts::status_pins::{self, StatusPinContent};
 use crate::cuts::{DeleteReport, KeptFences, PinHolder, release_pins, remove_objects};
 use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::options::CreateOptions;
@@ -147,7 +148,7 @@ pub(crate) fn require_undeleted(
     volume_id: VolumeId,
 ) -> Result<()> {
     ledger::settle(world, store, name)?;
-    if words::newest(store, volume_id)?.is_gone() {
+    if status_pins::newest(store, volume_id)?.is_gone() {
         let text = format!("volume {name} was deleted while it was being attached");
         return Err(Error::new(ErrorKind::NotFound, text));
     }
@@ -210,9 +211,9 @@ pub fn rename_in(
     Err(busy(old))
 }
 
-/// Another name of the same volume, if the volume's words or a list show one.
+/// Another name of the same volume, if the volume's status pins or a list show one.
 fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
-    let last_name = words::newest(store, record.volume_id)?.name;
+    let last_name = status_pins::newest(store, record.volume_id)?.name;
     if check_name(&last_name).is_ok()
         && last_name != record.name
         && ledger::means(store, &last_name, record.volume_id)?
@@ -230,9 +231,9 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
 /// forever, so that the writer can never take its data for stored. What clones still need is
 /// deleted with the last of them.
 ///
-/// A record of the name announces the delete; the put of the word `Deleted` ends name and volume. A
-/// delete interrupted before that put leaves the volume; after one interrupted later, the same
-/// delete again removes what is left.
+/// A record of the name announces the delete; the put of the status pin `Deleted` ends name and
+/// volume. A delete interrupted before that put leaves the volume; after one interrupted later, the
+/// same delete again removes what is left.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<DeleteReport> {
     delete_in(&RealWorld::default(), store, name)
 }
@@ -249,16 +250,15 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
             return Err(two_names(name, &other));
         }
         let volume_id = record.volume_id;
-        let word = words::newest(store, volume_id)?.number + 1;
-        if ledger::append(world, store, name, was.number + 1, NameStep::Ends { word }, record)?
-            .is_none()
-        {
+        let status_pin = status_pins::newest(store, volume_id)?.number + 1;
+        let step = NameStep::Ends { status_pin };
+        if ledger::append(world, store, name, was.number + 1, step, record)?.is_none() {
             continue;
         }
         let fence = last_fence(world, store, record)?;
-        let is_created =
-            words::put(world, store, volume_id, word, Word::Deleted, WordContent { fence, name })?;
-        if !is_created && !words::newest(store, volume_id)?.is_gone() {
+        let (deleted, content) = (PinnedStatus::Deleted, StatusPinContent { fence, name });
+        let is_created = status_pins::put(world, store, volume_id, status_pin, deleted, content)?;
+        if !is_created && !status_pins::newest(store, volume_id)?.is_gone() {
             let text = format!(
                 "volume {name} was attached or renamed at the same time: nothing was deleted"
             );
@@ -298,14 +298,14 @@ fn delete_rest(
 ) -> Result<DeleteRemains> {
     if let Some(newest) = &was.newest
         && let NameStep::Ends { .. } = newest.step
-        && words::newest(store, newest.volume.volume_id)?.is_gone()
+        && status_pins::newest(store, newest.volume.volume_id)?.is_gone()
     {
         let volume_id = newest.volume.volume_id;
         let deleted = remove(world, store, volume_id)?;
         // The journal of a volume that is reported gone may be removed, so one revived meanwhile is
         // not reported.
         let has_report = deleted.objects > 0 || !deleted.pinned_by.is_empty();
-        if has_report && words::newest(store, volume_id)?.is_gone() {
+        if has_report && status_pins::newest(store, volume_id)?.is_gone() {
             return Ok(DeleteRemains { volume_id, report: deleted });
         }
     }

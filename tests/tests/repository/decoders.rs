@@ -39,7 +39,7 @@ const FED: [(&str, &str); 30] = [
     ("crates/link/src/target/machines.rs", "link_machines"),
     ("crates/nbd-proto/src/lib.rs", "nbd_transmission"),
     // The decoders of a pin and of a name record, with the identity of a word and of a ledger.
-    ("crates/volume/src/cuts/words.rs", "small_objects"),
+    ("crates/volume/src/cuts/status_pins.rs", "small_objects"),
     ("crates/volume/src/names/ledger.rs", "small_objects"),
 ];
 

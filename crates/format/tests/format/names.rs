@@ -8,7 +8,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         case("name_record/v1-claims", NameStep::Claims),
         case("name_record/v1-moves", NameStep::Moves { to: "disk2".to_owned(), number: 4 }),
-        case("name_record/v1-ends", NameStep::Ends { word: 2 }),
+        case("name_record/v1-ends", NameStep::Ends { status_pin: 2 }),
         case("name_record/v1-void", NameStep::Void),
     ]
 }

@@ -175,7 +175,7 @@ fn the_overview_shows_keys_as_the_code_makes_them() {
         checkpoint::kept_key(VOLUME, 8, PUT),
         kept_block::pin_key(VOLUME, 3),
         kept_block::released_key(VOLUME, 3),
-        kept_block::word_key(VOLUME, 1),
+        kept_block::status_pin_key(VOLUME, 1),
         kept_block::tombstone_key(VOLUME),
         role::role_key(VOLUME, 1),
         part_key(&PART),

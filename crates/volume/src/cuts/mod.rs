@@ -7,15 +7,15 @@
 //!
 //! Modules: `book` (what is kept, and which segments that needs), `cut` (which one is meant),
 //! `find` (where it begins and ends), `clones` (volumes that begin from a cut of another; pins),
-//! `removal` (the end of a volume that others may need), `words` (whether it is deleted). Not here:
-//! how the engine takes orders (`engine::orders`).
+//! `removal` (the end of a volume that others may need), `status_pins` (whether it is deleted). Not
+//! here: how the engine takes orders (`engine::orders`).
 
 mod book;
 mod clones;
 mod cut;
 mod find;
 mod removal;
-pub(crate) mod words;
+pub(crate) mod status_pins;
 
 pub(crate) use book::{CutBook, Lineage, LogPosition, NumberedPin, needs};
 pub use clones::{clone, clone_in};

@@ -1,28 +1,30 @@
 //! The removal of a volume that others may need: its name goes immediately, its data with the last
 //! pin.
 //!
-//! Order, and why: first the word that the volume is deleted, which removes its name (`names`),
-//! then pins are read. A clone puts its pin first and checks the name afterwards: so either it
-//! finds no name, or its pin is found. The clone that releases the last pin checks for that word
-//! and removes what is left; if two release at the same time, the later one sees both. Before the
-//! first object is removed, the word changes to *removed*, unless another process has already
-//! revived the volume: so a list alone never causes a delete.
+//! Order, and why: first the status pin that says deleted, which removes the name (`names`), then
+//! pins are read. A clone puts its pin first and checks the name afterwards: so either it finds no
+//! name, or its pin is found. The clone that releases the last pin checks for that status pin and
+//! removes what is left; if two release at the same time, the later one sees both. Before the first
+//! object is removed, the status changes to *removed*, unless another process has already revived
+//! the volume: so a list alone never causes a delete.
 //!
 //! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is
-//! fenced. So do the words, so that no old name ever means the volume again.
+//! fenced. So do the status pins, so that no old name ever means the volume again.
 //!
-//! Not here: the delete of a volume up to its word (`names`), the words (`words`), and how a clone
-//! puts its pins (`clones`).
+//! Not here: the delete of a volume up to its status pin (`names`), the status pins
+//! (`status_pins`), and how a clone puts its pins (`clones`).
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{LineageEntry, Pin, Word, pin_key, released_key, word_prefix};
+use sawmill_format::kept_block::{
+    LineageEntry, Pin, PinnedStatus, pin_key, released_key, status_pin_prefix,
+};
 use sawmill_format::segment::{encoded_bytes, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
-use super::words::{self, WordContent};
+use super::status_pins::{self, StatusPinContent};
 use crate::Result;
 use crate::store_calls::{self, cannot_encode, store_error};
 use crate::world::World;
@@ -83,7 +85,7 @@ pub(crate) enum KeptFences {
     All,
 }
 
-/// If nothing pins a deleted volume, removes its objects except its words and these fences.
+/// If nothing pins a deleted volume, removes its objects except its status pins and these fences.
 pub(crate) fn remove_objects(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -91,19 +93,20 @@ pub(crate) fn remove_objects(
     fences: KeptFences,
 ) -> Result<DeleteReport> {
     let mut deleted = DeleteReport { objects: 0, bytes: 0, pinned_by: Vec::new() };
-    let newest = words::newest(store, volume_id)?;
+    let newest = status_pins::newest(store, volume_id)?;
     if !newest.is_gone() {
         return Ok(deleted);
     }
-    // After the word: a clone that pins it from now on finds it gone.
+    // After the status pin: a clone that pins it from now on finds it gone.
     deleted.pinned_by = pinned_by(store, volume_id)?;
     if !deleted.pinned_by.is_empty() {
         return Ok(deleted);
     }
     let fence = newest.fence;
-    if newest.word == Word::Deleted {
-        let content = WordContent { fence, name: &newest.name };
-        if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? {
+    if newest.status == PinnedStatus::Deleted {
+        let content = StatusPinContent { fence, name: &newest.name };
+        let (number, removed) = (newest.number + 1, PinnedStatus::Removed);
+        if !status_pins::put(world, store, volume_id, number, removed, content)? {
             // Another process is removing it, or has revived it.
             return Ok(deleted);
         }
@@ -125,10 +128,10 @@ pub(crate) fn remove_objects(
         object.size_bytes == encoded_bytes(0, 0, 0) as u64
             && parse_segment_key(&object.key).is_some()
     };
-    let words = word_prefix(volume_id);
+    let status_pins = status_pin_prefix(volume_id);
     let stays = |object: &ObjectInfo| {
         kept.contains(&object.key)
-            || object.key.starts_with(&words)
+            || object.key.starts_with(&status_pins)
             || fences == KeptFences::All && is_fence(object)
     };
     let doomed: Vec<_> = objects.into_iter().filter(|object| !stays(object)).collect();

@@ -10,20 +10,20 @@
 //! a waiting step itself (`settle`), so that the step cannot take effect later. Older stores hold
 //! `volumes/<name>` instead: it counts until there is a record.
 //!
-//! Not here: create, rename and delete (`names`), a volume's words (`cuts::words`), and volumes
-//! without a name (`lost`).
+//! Not here: create, rename and delete (`names`), a volume's status pins (`cuts::status_pins`), and
+//! volumes without a name (`lost`).
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{Word, word_key};
+use sawmill_format::kept_block::{PinnedStatus, status_pin_key};
 use sawmill_format::name_record::{NAME_PREFIX, NameRecord, NameStep, name_key, parse_name_key};
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{TRIES_MAX, VolumeEntry, busy};
-use crate::cuts::words::{self, WordContent};
+use crate::cuts::status_pins::{self, StatusPinContent};
 use crate::store_calls::{self, store_error};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
@@ -87,7 +87,7 @@ fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
 fn target(record: &NameRecord) -> Option<String> {
     match &record.step {
         NameStep::Moves { to, number } => Some(name_key(to, *number)),
-        NameStep::Ends { word } => Some(word_key(record.volume.volume_id, *word)),
+        NameStep::Ends { status_pin } => Some(status_pin_key(record.volume.volume_id, *status_pin)),
         NameStep::Claims | NameStep::Void => None,
     }
 }
@@ -107,9 +107,9 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
                 false,
             )
         }
-        (NameStep::Ends { word }, Some(bytes)) => {
-            let (state, _) = words::decode(volume_id, *word, bytes)?;
-            (state == Word::Lives, false)
+        (NameStep::Ends { status_pin }, Some(bytes)) => {
+            let (status, _) = status_pins::decode(volume_id, *status_pin, bytes)?;
+            (status == PinnedStatus::Lives, false)
         }
     })
 }
@@ -127,15 +127,9 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
             NameStep::Moves { to, number } => {
                 append(world, store, to, *number, NameStep::Void, volume)?;
             }
-            NameStep::Ends { word } => {
-                words::put(
-                    world,
-                    store,
-                    volume.volume_id,
-                    *word,
-                    Word::Lives,
-                    WordContent { fence: 0, name },
-                )?;
+            NameStep::Ends { status_pin } => {
+                let (lives, content) = (PinnedStatus::Lives, StatusPinContent { fence: 0, name });
+                status_pins::put(world, store, volume.volume_id, *status_pin, lives, content)?;
             }
             NameStep::Claims | NameStep::Void => {}
         }
@@ -186,7 +180,7 @@ pub(crate) fn claim(
 }
 
 /// Gives a free name to a volume that may have been deleted here before, or whose name was lost. An
-/// earlier word that lands late no longer counts. `None`: the name is not free.
+/// earlier status pin that lands late no longer counts. `None`: the name is not free.
 pub(crate) fn name_again(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -194,10 +188,10 @@ pub(crate) fn name_again(
     volume: &VolumeRecord,
 ) -> Result<Option<VolumeRecord>> {
     let volume_id = volume.volume_id;
-    let word = words::newest(store, volume_id)?.number + 1;
-    let is_created =
-        words::put(world, store, volume_id, word, Word::Lives, WordContent { fence: 0, name })?;
-    if !is_created && words::newest(store, volume_id)?.is_gone() {
+    let number = status_pins::newest(store, volume_id)?.number + 1;
+    let (lives, content) = (PinnedStatus::Lives, StatusPinContent { fence: 0, name });
+    let is_created = status_pins::put(world, store, volume_id, number, lives, content)?;
+    if !is_created && status_pins::newest(store, volume_id)?.is_gone() {
         return Err(busy(name));
     }
     claim(world, store, name, volume)

@@ -16,7 +16,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::{check_name, exists, ledger, list, replica};
-use crate::cuts::words;
+use crate::cuts::status_pins;
 use crate::options::CreateOptions;
 use crate::recovery::checkpoint;
 use crate::store_calls::{self, store_error};
@@ -52,7 +52,7 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<UnnamedVolume>> {
         Ok(UnnamedVolume {
             volume_id,
             size_bytes,
-            is_deleted: words::newest(store, volume_id)?.is_gone(),
+            is_deleted: status_pins::newest(store, volume_id)?.is_gone(),
         })
     });
     described.collect()
@@ -88,7 +88,7 @@ fn name_unnamed_in(
     }
     // Refuses an id under which there is no volume to open.
     let newest = checkpoint::newest(store, volume_id)?;
-    if words::newest(store, volume_id)?.is_gone() {
+    if status_pins::newest(store, volume_id)?.is_gone() {
         return refused(format!(
             "volume {volume_id} was deleted: its remains are deleted with its clones"
         ));

@@ -11,14 +11,14 @@
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept_block::{Word, tombstone_key};
+use sawmill_format::kept_block::{PinnedStatus, tombstone_key};
 use sawmill_format::role::{PromotionPoint, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::options::CopyOptions;
 use super::{destination_objects, role};
-use crate::cuts::words;
+use crate::cuts::status_pins;
 use crate::fencing::{FenceAttempt, fence};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::stored::end_of_log;
@@ -78,10 +78,10 @@ pub(super) fn check_names(
     record: &VolumeRecord,
     name: &str,
 ) -> Result<bool> {
-    let newest = words::newest(destination, record.volume_id)?;
+    let newest = status_pins::newest(destination, record.volume_id)?;
     let is_old =
         |key| store_calls::get(destination, key, None, Class::Read).map(|found| found.is_some());
-    if newest.word == Word::Deleted
+    if newest.status == PinnedStatus::Deleted
         || newest.number == 0 && is_old(&tombstone_key(record.volume_id))?
     {
         let text = format!(
@@ -270,15 +270,15 @@ fn is_same_store(
     role: &Role,
 ) -> Result<bool> {
     let number = u64::from_le_bytes(world.random()?[..8].try_into().unwrap_or_default()) | 1 << 63;
-    let word = Role { number, ..role.clone() };
+    let probe = Role { number, ..role.clone() };
     let key = role_key(role.volume_id, number);
-    // A put that failed may have taken effect: the word is removed in any case.
-    let put = role::put(destination, &word);
-    let visible_word = put.and_then(|_| store_calls::get(source, &key, None, Class::Read));
+    // A put that failed may have taken effect: the role is removed in any case.
+    let put = role::put(destination, &probe);
+    let visible_role = put.and_then(|_| store_calls::get(source, &key, None, Class::Read));
     let removed = Blocking(destination).delete(vec![key], Class::Upload);
-    let visible_word = visible_word?;
+    let visible_role = visible_role?;
     removed.map_err(|error| store_error(&error))?;
-    Ok(visible_word.is_some())
+    Ok(visible_role.is_some())
 }
 
 /// Puts a fence that a writer attached to the destination meets; no new writer attaches. Once the

@@ -128,7 +128,7 @@ fn a_clone_of_a_clone_outlives_both() {
     assert!(left.len() == 3 && left.iter().all(|key| key.contains("/seg/")), "{left:?}");
 }
 
-/// All keys except words and name records, which are never deleted.
+/// All keys except status pins and name records, which are never deleted.
 fn data_left(machine: &Machine) -> Vec<String> {
     let mut left = keys(&*machine.plain, "");
     left.retain(|key| !key.contains("/word/") && !key.starts_with("names/"));

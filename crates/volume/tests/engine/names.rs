@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::faulty::{Machine, SEGMENT, segment_get, stored, tile_version, until, write_tile};
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept_block::{Pin, Word, tombstone_key, word_key};
+use sawmill_format::kept_block::{Pin, PinnedStatus, status_pin_key, tombstone_key};
 use sawmill_format::name_record::NAME_PREFIX;
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{
@@ -354,8 +354,8 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
     assert_ne!(machine.volume_id(), id);
 }
 
-/// What somebody else says of a volume, in its word of that number.
-fn word_pin(volume_id: VolumeId, pin_number: u64, number: u64) -> Pin {
+/// What somebody else says of a volume, in its status pin of that number.
+fn status_pin(volume_id: VolumeId, pin_number: u64, number: u64) -> Pin {
     let put_id = PutId([9; 16]);
     Pin {
         volume_id,
@@ -370,15 +370,15 @@ fn word_pin(volume_id: VolumeId, pin_number: u64, number: u64) -> Pin {
 
 #[test]
 fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
-    // As a version of before left it: the word that it is deleted, without a number, and then a new
+    // As a version of before left it: the pin that it is deleted, without a number, and then a new
     // name.
     let machine = machine_with(1);
     let record = as_before(&*machine.plain, "disk");
     let id = record.volume_id;
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
-    let word = word_pin(id, 0, 0);
+    let tombstone = status_pin(id, 0, 0);
     Blocking(&*machine.plain)
-        .put(&tombstone_key(id), word.encode().unwrap().into(), Class::Upload)
+        .put(&tombstone_key(id), tombstone.encode().unwrap().into(), Class::Upload)
         .unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
     // Whatever the list shows: here, no name at all.
@@ -428,16 +428,15 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
     let previous_keys = machine.keys(&format!("{id}/"));
     // The deletion has read that the volume is deleted, and is about to say that it removes the
     // objects.
-    let removed_word = word_key(id, 2);
-    machine.fault(Fault::Delay, move |call| {
-        call.kind == CallKind::Put && call.keys[0] == removed_word
-    });
+    let removed_key = status_pin_key(id, 2);
+    machine
+        .fault(Fault::Delay, move |call| call.kind == CallKind::Put && call.keys[0] == removed_key);
     let store = machine.faults.clone();
     let delete_thread = std::thread::spawn(move || delete(&*store, "copy"));
     until("it waits", || delete_thread.is_finished() || !machine.faults.held().is_empty());
-    let lives = word_pin(id, 2, Word::Lives as u64);
+    let lives = status_pin(id, 2, PinnedStatus::Lives as u64);
     Blocking(&*machine.plain)
-        .put(&word_key(id, 2), lives.encode().unwrap().into(), Class::Upload)
+        .put(&status_pin_key(id, 2), lives.encode().unwrap().into(), Class::Upload)
         .unwrap();
     machine.faults.release_all();
     machine.heal();

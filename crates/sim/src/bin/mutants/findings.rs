@@ -86,8 +86,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "a delete does not ask whether the volume was called back",
         "volume/src/cuts/removal.rs",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? {",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, content)? && \
+        "if !status_pins::put(world, store, volume_id, number, removed, content)? {",
+        "if !status_pins::put(world, store, volume_id, number, removed, content)? && \
         false {",
     ),
     caught_by(

@@ -100,7 +100,7 @@ fn a_promotion_that_dies_at_any_call_can_be_finished() {
 #[test]
 fn of_two_promotions_one_wins() {
     let (pair, volume) = pair_with_replica();
-    // The second sleeps between its read and its word.
+    // The second sleeps between its read and its put.
     let slow = watching(&pair.second);
     let second = pair.second.clone();
     slow.script(Box::new(|call| {
