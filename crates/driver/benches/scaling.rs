@@ -39,6 +39,10 @@ impl Driver for Null {
 }
 
 impl ChunkDriver for Null {
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
     fn write(&self, _chunk: &Chunk<'_>) -> std::io::Result<()> {
         Ok(())
     }

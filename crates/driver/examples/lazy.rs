@@ -5,11 +5,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use sawmill_driver::client::{Driver, Options, serve};
+use sawmill_driver::client::{Abilities, Driver, Options, serve};
 /// URL, size, FILE, and FILE.map: the thread that has locked it fetches.
 struct Lazy(String, u64, File, Mutex<File>);
 
 impl Driver for Lazy {
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let map = self.3.lock().unwrap_or_else(PoisonError::into_inner);
         for block in offset >> 16..(offset + into.len() as u64).div_ceil(1 << 16) {

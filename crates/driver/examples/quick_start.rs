@@ -2,11 +2,15 @@
 
 use std::{io, sync::Mutex};
 
-use sawmill_driver::client::{Driver, Options, serve};
+use sawmill_driver::client::{Abilities, Driver, Options, serve};
 
 struct Ram(Mutex<Vec<u8>>);
 
 impl Driver for Ram {
+    fn abilities(&self) -> Abilities {
+        Abilities::default() // writes and flushes; no discards, no zeroes
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         into.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..into.len()]);
         Ok(())

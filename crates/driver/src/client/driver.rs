@@ -38,6 +38,7 @@ pub struct Abilities {
 }
 
 impl Default for Abilities {
+    /// Writes and flushes, and nothing else.
     fn default() -> Self {
         let (fua, discard, write_zeroes, any_byte) = (false, false, false, false);
         Abilities { write: true, flush: true, fua, discard, write_zeroes, any_byte }
@@ -86,10 +87,9 @@ impl Abilities {
 /// A driver. It gets ranges in bytes, always inside the device, and several threads may call it at
 /// the same time.
 pub trait Driver: Send + Sync {
-    /// Its abilities. Constant.
-    fn abilities(&self) -> Abilities {
-        Abilities::default()
-    }
+    /// Its abilities. Constant. Every driver says which: the host never calls what they leave out,
+    /// and a default would leave out a `discard` that a driver has.
+    fn abilities(&self) -> Abilities;
 
     /// Fills `into` with the bytes at `offset`: completely, holes with zeroes.
     ///
@@ -97,7 +97,7 @@ pub trait Driver: Send + Sync {
     /// The error for the reader.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Stores `bytes` at `offset`; with `fua`, durably.
+    /// Stores `bytes` at `offset`; with `fua`, durably. Called only with [`Abilities::write`].
     ///
     /// # Errors
     /// The error for the writer. Some, all or none of the bytes may be stored then.
@@ -113,7 +113,7 @@ pub trait Driver: Send + Sync {
     /// It is unknown then what is durable.
     fn flush(&self) -> io::Result<()>;
 
-    /// Releases the range; its content may be lost.
+    /// Releases the range; its content may be lost. Called only with [`Abilities::discard`].
     ///
     /// # Errors
     /// The error for the user.
@@ -122,7 +122,8 @@ pub trait Driver: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes the range read as zeroes; with `keep_space` it stays allocated.
+    /// Makes the range read as zeroes; with `keep_space` it stays allocated. Called only with
+    /// [`Abilities::write_zeroes`].
     ///
     /// # Errors
     /// The error for the user.
@@ -144,10 +145,8 @@ pub trait Driver: Send + Sync {
 
 /// A driver that receives writes in chunks (`mode=batch`, `docs/format/write_chunk.md`).
 pub trait ChunkDriver: Send + Sync {
-    /// Its abilities; only `discard` and `write_zeroes` apply here.
-    fn abilities(&self) -> Abilities {
-        Abilities::default()
-    }
+    /// As [`Driver::abilities`]; only `discard` and `write_zeroes` apply here.
+    fn abilities(&self) -> Abilities;
 
     /// Stores all entries of a chunk. Several threads get chunks at the same time: of two entries
     /// that overlap, the one with the higher write number is newer, whichever is stored first.

@@ -278,6 +278,10 @@ fn many_commands_of_one_packet_are_all_answered() {
 struct BarrierDriver(std::sync::Barrier);
 
 impl Driver for BarrierDriver {
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
     fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
         self.0.wait();
         Ok(())
@@ -448,6 +452,10 @@ struct SlowDriver {
 }
 
 impl ChunkDriver for SlowDriver {
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
     fn write(&self, chunk: &super::Chunk<'_>) -> io::Result<()> {
         let (entry, data) = chunk.entries().next().unwrap().unwrap();
         assert_eq!((entry.length, data[0]), (512, 5));
