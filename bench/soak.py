@@ -4,14 +4,14 @@
 Two network namespaces with two veth pairs between them, removed at the end. In one a target with
 four disks in memory; in the other a process with two connections, one over two UDP links and one by
 TCP, both sealed. Each uses two of the disks: sixteen threads read, write, write packed, discard,
-zero and flush their own regions and know every byte of them; a connection has 8 credits, so that
+zero and flush their own regions and know every byte of them; a connection has 8 places, so that
 requests wait for them.
 
 A cycle is a dozen seconds of load, with trouble in most of them (a pair of interfaces pulled, all
 of them, for longer than the target waits for silent peers; one made so narrow that it loses frames;
 all of the target but its disks made anew; the connections made anew), and a rest: no requests, all
 links joined again. At rest both processes are looked at: resident memory, bytes that are allocated,
-open descriptors, threads, credits. Medians of the second tenth of the rests are compared with those
+open descriptors, threads, places. Medians of the second tenth of the rests are compared with those
 of the last tenth. Any answer that is not what was written, any error, and any rest that does not
 come within a minute fails the soak, as does growth beyond the tolerances at the head of this file.
 
@@ -122,7 +122,7 @@ def cycles(flags, trouble, target, load):
             ask(load, "verify")
         load_status, target_status = ask(load, "rest"), ask(target, "rest")
         if (load_status["mismatches"] or load_status["errors"] or load_status["pending"]
-                or load_status["slots"] != load_status["slots_free"]):
+                or load_status["places"] != load_status["places_free"]):
             raise Unfit(f"after {lasted_s:.0f} s: {load_status}")
         samples.append({"at_s": round(lasted_s, 1), "load": {**load_status, **look(load)},
                         "target": {**target_status, **look(target)}})
@@ -154,7 +154,7 @@ PAGE = """\
 see the head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
 
 {requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was \
-written, {last[errors]} errors, {missing} credits missing at any rest. Trouble: {troubles}. The \
+written, {last[errors]} errors, {missing} places missing at any rest. Trouble: {troubles}. The \
 longest request of a cycle took {middle_ms:,.0f} ms in the median, {longest_ms:,.0f} ms at most.
 
 {table}
@@ -171,7 +171,7 @@ def page_of(flags, samples, trouble, rows):
     return PAGE.format(
         before=before, after=after, flags=flags, at_s=samples[-1]["at_s"], rests=len(samples),
         last=last, busy=os.getloadavg()[0], requests=sum(last[kind] for kind in KINDS),
-        gb=last["bytes"] / 1e9, missing=last["slots"] - last["slots_free"],
+        gb=last["bytes"] / 1e9, missing=last["places"] - last["places_free"],
         middle_ms=median(longest_ms), longest_ms=max(longest_ms),
         kinds=", ".join(f"{last[kind]:,} {kind}" for kind in KINDS),
         troubles=", ".join(f"{what} {count}" for what, count in trouble.items()),

@@ -99,13 +99,13 @@ pub struct ConnectionStatus {
     pub peer: String,
     /// Time since the last packet of the peer.
     pub heard_ms: u64,
-    /// Credits granted.
+    /// Places that the target granted.
     pub places: usize,
-    /// Free credits.
+    /// Places without a command.
     pub places_free: usize,
     /// Requests in flight, including waiting ones.
     pub pending: usize,
-    /// Requests that wait for a credit.
+    /// Requests that wait for a place.
     pub waiting: usize,
     /// Each link.
     pub links: Vec<LinkStatus>,

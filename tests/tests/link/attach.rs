@@ -115,11 +115,14 @@ fn exports_are_listed_a_target_is_found_and_links_report_their_state() {
     let end = |kind: &str| ends.iter().find(|end| end["kind"] == kind).expect("it runs");
     assert_eq!(end("target")["connections"].as_array().map(Vec::len), Some(1), "{status}");
     let connection = &end("attach")["connections"][0];
-    assert!(connection["connected"] == true && connection["slots"].as_u64() > Some(0), "{status}");
+    assert!(connection["connected"] == true && connection["places"].as_u64() > Some(0), "{status}");
     assert_eq!(connection["links"].as_array().map(Vec::len), Some(2), "{status}");
     assert_eq!(end("attach")["cache"]["partial_writes"].as_u64(), Some(1), "{status}");
     let table = scene.place.sawmill(&["link", "status", "--over", "50ms"]).ok();
-    assert!(table.contains("credits") && table.contains("saved by 1 partial writes"), "{table}");
+    assert!(
+        table.contains("places in use") && table.contains("saved by 1 partial writes"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -324,7 +327,7 @@ fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
     target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp:, eth: or xdp:"]);
     target(&["memory:1M", "--listen", &scene.listen], 11, &["another port"]);
     target(&["memory:1M", "memory:2M", "--listen", &free], 2, &["EXPORT="]);
-    target(&["memory:1M", "--listen", &free, "--slot-bytes", "5000"], 2, &["whole pages"]);
+    target(&["memory:1M", "--listen", &free, "--place-bytes-max", "5000"], 2, &["whole pages"]);
     target(&["device:/no/such/disk", "--listen", &free], 3, &["/no/such/disk"]);
     target(&["absent", "--listen", &free], 3, &["absent"]);
     target(&["device:/", "--listen", &free], 2, &["EXPORT="]);
@@ -334,7 +337,7 @@ fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
         target(&[&format!("memory:{size}"), "--listen", &free], 2, &[&format!("'memory:{size}'")]);
     }
     for (option, wrong) in [
-        ("--slots", "0"),
+        ("--places-max", "0"),
         ("--slots", "4097"),
         ("--slot-bytes", "8M"),
         ("--connections", "0"),

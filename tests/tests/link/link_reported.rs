@@ -142,11 +142,11 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
         );
     }
     assert!(bytes(&target_metrics, "received") >= f64::from(4 << 20), "{target_metrics:?}");
-    let credit = format!("{{{},", connection_of(&initiator_metrics));
+    let labels = format!("{{{},", connection_of(&initiator_metrics));
     let granted = initiator_metrics
         .iter()
-        .find(|(name, _)| name.starts_with(&format!("sawmill_link_credits{credit}")));
-    assert!(granted.is_some_and(|(_, credits)| *credits >= 64.0), "{initiator_metrics:?}");
+        .find(|(name, _)| name.starts_with(&format!("sawmill_link_places{labels}")));
+    assert!(granted.is_some_and(|(_, places)| *places >= 64.0), "{initiator_metrics:?}");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn bytes_that_partial_writes_saved_are_counted_as_whole_pages_less_what_was_sent
     assert_eq!(of("saved_bytes_total") + of("sent_bytes_total"), 64.0 * 4096.0, "{after:?}");
     assert!(of("sent_bytes_total") < 64.0 * 16.0, "positions take little: {after:?}");
     let table = scene.place.sawmill(&["link", "status", "--over", "0"]).ok();
-    assert!(table.contains("by 64 partial writes") && table.contains("credits in use"), "{table}");
+    assert!(table.contains("by 64 partial writes") && table.contains("places in use"), "{table}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::{Options, Result, key, print_line};
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 /// Workers of one device.
 const WORKERS: u64 = 4;
-/// Few and small, so that requests wait for credits.
+/// Few and small, so that requests wait for places.
 const PLACES: u16 = 8;
 const PLACE_BYTES: u32 = 32 << 10;
 
@@ -58,7 +58,7 @@ impl LinkAttachment {
         Ok(LinkAttachment { devices, attached })
     }
 
-    /// Waits until all links and credits are back after a fault.
+    /// Waits until all links and places are back after a fault.
     fn wait_for_links(&self) -> Result<()> {
         let most = Instant::now() + ANSWER_TIME_MAX;
         loop {
@@ -69,7 +69,7 @@ impl LinkAttachment {
                 return Ok(());
             }
             if Instant::now() > most {
-                return Err(format!("links or credits do not come back: {status:?}").into());
+                return Err(format!("links or places do not come back: {status:?}").into());
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -178,8 +178,8 @@ impl Load {
         let pending: usize = status.iter().map(|each| each.pending).sum();
         let numbers = [
             ("bytes_in_use", CountingAllocator::bytes_in_use()),
-            ("slots", places as u64),
-            ("slots_free", free as u64),
+            ("places", places as u64),
+            ("places_free", free as u64),
             ("pending", pending as u64),
             ("reads", sum.reads),
             ("writes", sum.writes),

@@ -411,7 +411,7 @@ impl Initiator {
         self.fail(Error::new(ErrorKind::Closed, "the link was closed"));
     }
 
-    /// The status of each link, and the credits.
+    /// The status of each link, and the places.
     #[must_use]
     pub fn status(&self) -> crate::ConnectionStatus {
         let now = self.clock.now_ns();

@@ -1,6 +1,6 @@
 //! The initiator's places: each carries one chunk of a request to the target, until it is answered.
 //!
-//! Invariants: a place is the credit for a buffer of the target, granted at the handshake; a chunk
+//! Invariants: a place stands for a buffer of the target, granted at the handshake; a chunk
 //! without a place waits. The use number of a place grows with each use, so that late packets of an
 //! earlier use are recognized and dropped. A place is free again only when its whole answer has
 //! arrived.

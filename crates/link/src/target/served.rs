@@ -155,7 +155,7 @@ impl TargetConnection {
         }
     }
 
-    /// The status. A credit is in use while a command arrives or is at a device; nothing waits for
+    /// The status. A place is in use while a command arrives or is at a device; nothing waits for
     /// one here.
     pub(super) fn status(&self, now: u64) -> crate::ConnectionStatus {
         let (places, busy) = self.connection.end.places.counts();

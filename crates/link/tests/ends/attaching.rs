@@ -169,7 +169,7 @@ fn threads_write_and_read_while_the_target_restarts_again_and_again() {
     });
     let status = attached.initiator().status();
     assert!(rounds >= 40);
-    assert_eq!((status.pending, status.places_free), (0, status.places), "credits leaked");
+    assert_eq!((status.pending, status.places_free), (0, status.places), "places leaked");
 }
 
 #[test]

@@ -43,7 +43,7 @@ const USER_MIXES: [UserMix; 4] =
     [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
 
 #[test]
-fn an_hour_of_load_and_faults_leaves_no_bytes_and_no_credits_behind() {
+fn an_hour_of_load_and_faults_leaves_no_bytes_and_no_places_behind() {
     for (seed, user_mix) in USER_MIXES.into_iter().enumerate() {
         let (outcome, rests, most) = live(seed as u64 + 1, user_mix, 900);
         println!("{user_mix:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
@@ -54,7 +54,7 @@ fn an_hour_of_load_and_faults_leaves_no_bytes_and_no_credits_behind() {
 #[test]
 #[ignore = "minutes: cargo test --release -p sawmill-link --test simulation -- --ignored \
     --nocapture day"]
-fn a_day_of_load_and_faults_leaves_no_bytes_and_no_credits_behind() {
+fn a_day_of_load_and_faults_leaves_no_bytes_and_no_places_behind() {
     for (seed, user_mix) in USER_MIXES.into_iter().enumerate() {
         let (outcome, rests, most) = live(seed as u64 + 11, user_mix, DAY_S / 4);
         println!("{user_mix:?}: {rests} rests, {most} bytes more at most: {outcome:?}");

@@ -1,7 +1,7 @@
 //! A story: a load on a link in a faulty world, from a seed, then peace, and a final check.
 //!
 //! Invariants: a request waits for a bounded time of the world, not counting when nothing got
-//! through any of its links; a user that was cut off is served no more; at rest all credits are
+//! through any of its links; a user that was cut off is served no more; at rest all places are
 //! back. Not here: the judge (`oracle`), the network, the disk, the faults (`faults`).
 
 use std::cmp::Reverse;
@@ -32,7 +32,7 @@ const LEFT_NS_MAX: u64 = 150_000 * MS;
 /// Everything must be answered within this time after the last fault.
 const SETTLE_NS_MAX: u64 = 60_000 * MS;
 /// And always within this time after its submission, not counting when all of its user's links were
-/// cut. With one credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
+/// cut. With one place of 4 KiB, slow links and a slow disk, forty requests take a third of it.
 const WAIT_NS_MAX: u64 = 60_000 * MS;
 
 /// What happened in stories.
@@ -444,7 +444,7 @@ impl Story {
         }
     }
 
-    /// Every user reads everything: what each sees is legal, and all credits are back then.
+    /// Every user reads everything: what each sees is legal, and all places are back then.
     pub(crate) fn check_content(&mut self) {
         for who in 0..self.users.len() {
             for device in 0..self.disks.len() {
@@ -468,7 +468,7 @@ impl Story {
         for user in &self.users {
             let status = user.initiator.status();
             if status.places_free != status.places || status.pending != 0 || status.waiting != 0 {
-                self.fail("credits leaked");
+                self.fail("places leaked");
             }
         }
     }

@@ -433,8 +433,8 @@ mod tests {
         let connection = ConnectionReport {
             id: "ab12".into(),
             peer: "client".into(),
-            slots: 64,
-            slots_free: 60,
+            places: 64,
+            places_free: 60,
             links: vec![
                 link,
                 LinkReport { link: 2, state: "silent".into(), ..LinkReport::default() },
@@ -501,7 +501,7 @@ mod tests {
         let text = exposition(&sample_process());
         let connection = "connection=\"ab12\",peer=\"client\"";
         assert!(
-            text.contains(&format!("sawmill_link_credits_in_use{{{connection}}} 4\n")),
+            text.contains(&format!("sawmill_link_places_in_use{{{connection}}} 4\n")),
             "{text}"
         );
         let link = |number| format!("{{{connection},link=\"{number}\",address=\"\"}}");

@@ -52,11 +52,11 @@ pub(crate) struct ConnectionReport {
     pub(crate) connected: bool,
     /// Time since the last packet of the other end.
     pub(crate) heard_ms: u64,
-    /// Credits granted, and how many are free. An initiator frees a credit when it has the whole
-    /// answer; a target frees it as soon as it has answered.
-    pub(crate) slots: usize,
-    pub(crate) slots_free: usize,
-    /// Requests in flight, and how many of them wait for a credit.
+    /// Places at the target, and how many are free. An initiator frees a place when it has the
+    /// whole answer; a target frees it as soon as it has answered.
+    pub(crate) places: usize,
+    pub(crate) places_free: usize,
+    /// Requests in flight, and how many of them wait for a place.
     pub(crate) pending: usize,
     pub(crate) waiting: usize,
     pub(crate) links: Vec<LinkReport>,
@@ -135,8 +135,8 @@ impl ConnectionReport {
             peer: status.peer.clone(),
             connected: status.connected,
             heard_ms: status.heard_ms,
-            slots: status.places,
-            slots_free: status.places_free,
+            places: status.places,
+            places_free: status.places_free,
             pending: status.pending,
             waiting: status.waiting,
             links,

@@ -328,13 +328,13 @@ function links(e, old, seconds) {
       count(l.lost_packets),
       count(l.sent_again),
       micros(l.rtt_us),
-      `${j.slots - j.slots_free} of ${j.slots}`,
+      `${j.places - j.places_free} of ${j.places}`,
     );
   };
   const lines = e.connections.flatMap(j => j.links.map(l => line(j, l)));
   if (!lines.length) lines.push(row('nobody is connected'));
   const head = heads('peer', 'state', 'sends', 'receives', 'lost', 'sent again', 'round trip',
-    'credits in use');
+    'places in use');
   return `<section><div class="top"><h2>links</h2><span class="note">${escape(e.kind)}</span>
     <code>${escape(e.name)}</code></div>
     ${table(head, ...lines)}${e.cache ? pages(e.cache) : ''}</section>`;

@@ -26,13 +26,13 @@ pub(super) const CONNECTION: &[Metric<ConnectionReport>] = &[
         "Seconds since the last packet of the other end.",
         |connection| connection.heard_ms / 1000,
     ),
-    gauge("sawmill_link_credits", "Requests that the target accepts at a time.", |connection| {
-        connection.slots as u64
+    gauge("sawmill_link_places", "Requests that the target accepts at a time.", |connection| {
+        connection.places as u64
     }),
     gauge(
-        "sawmill_link_credits_in_use",
-        "Credits in use: their requests are not done.",
-        |connection| connection.slots.saturating_sub(connection.slots_free) as u64,
+        "sawmill_link_places_in_use",
+        "Requests that the target has and has not answered.",
+        |connection| connection.places.saturating_sub(connection.places_free) as u64,
     ),
     gauge(
         "sawmill_link_requests_in_flight",
@@ -41,7 +41,7 @@ pub(super) const CONNECTION: &[Metric<ConnectionReport>] = &[
     ),
     gauge(
         "sawmill_link_requests_waiting",
-        "Requests that wait for a credit, or for the target.",
+        "Requests that wait for a place, or for the target.",
         |connection| connection.waiting as u64,
     ),
 ];

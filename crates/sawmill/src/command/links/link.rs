@@ -392,7 +392,7 @@ fn status(context: &Context, arguments: &Status) -> Result<Exit> {
         "lost",
         "again",
         "rtt",
-        "credits in use",
+        "places in use",
         "waiting",
         "packet",
     ];
@@ -436,15 +436,15 @@ fn rows_of(end: &EndReport) -> Vec<Vec<String>> {
         let export = end.name.rsplit_once('/').filter(|_| end.kind == "attach");
         let peer = export
             .map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
-        let credits = match connection.slots {
+        let places = match connection.places {
             0 => "-".to_owned(),
-            slots => format!("{}/{slots}", slots - connection.slots_free.min(slots)),
+            places => format!("{}/{places}", places - connection.places_free.min(places)),
         };
         for link in &connection.links {
             let mut row = first(&peer);
             row.extend(cells_of(link));
             row.extend([
-                credits.clone(),
+                places.clone(),
                 human_count(connection.waiting as u64),
                 link.packet_bytes.to_string(),
             ]);

@@ -80,14 +80,16 @@ pub(in crate::command) struct Arguments {
     name: Option<String>,
 
     /// Requests in flight per connection, at most.
-    #[arg(long, value_name = "N", default_value_t = TargetOptions::default().places_max,
+    #[arg(long, alias = "slots", value_name = "N",
+          default_value_t = TargetOptions::default().places_max,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
-    slots: u16,
+    places_max: u16,
 
-    /// Bytes per request: a connection takes --slots times this much memory. Whole pages, 4K to 4M.
-    #[arg(long, value_name = "SIZE", value_parser = parse_place_bytes,
+    /// Bytes per request, at most: a connection takes --places-max times this much memory. Whole
+    /// pages, 4K to 4M.
+    #[arg(long, alias = "slot-bytes", value_name = "SIZE", value_parser = parse_place_bytes,
           default_value = exact_size(TargetOptions::default().place_bytes_max.into()))]
-    slot_bytes: u32,
+    place_bytes_max: u32,
 
     /// Concurrent connections, at most.
     #[arg(long, value_name = "N",
@@ -453,8 +455,8 @@ fn target(
     }
     let options = TargetOptions {
         name: name.to_owned(),
-        places_max: arguments.slots,
-        place_bytes_max: arguments.slot_bytes,
+        places_max: arguments.places_max,
+        place_bytes_max: arguments.place_bytes_max,
         connections_max: arguments.connections as usize,
         ..TargetOptions::default()
     };

@@ -36,7 +36,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "(use_number == place.use_number && place.phase == Phase::Working)",
     ),
     mutant(
-        "a credit is not given back",
+        "a place is not given back",
         "link/src/initiator/places.rs",
         concat!(
             "        let (entry, failure) = (place.chunk.entry, place.failure.take());\n",
