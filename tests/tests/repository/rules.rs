@@ -161,6 +161,9 @@ fn every_sentence_of_a_comment_begins_with_a_capital() {
     );
 }
 
+/// What the kernel keeps, and `top -H` shows, of a thread's name.
+const THREAD_NAME_BYTES_MAX: usize = 15;
+
 #[test]
 fn every_thread_has_a_name_that_the_architecture_knows() {
     let architecture =
@@ -173,6 +176,9 @@ fn every_thread_has_a_name_that_the_architecture_knows() {
             }
             let Some((_, rest)) = line.split_once(".name(\"") else { continue };
             let name = rest.split('"').next().unwrap_or_default();
+            if name.len() > THREAD_NAME_BYTES_MAX {
+                faults.push(format!("{path}:{}: the kernel cuts the name {name:?}", n + 1));
+            }
             if !line.contains("Command") && !architecture.contains(&format!("`{name}")) {
                 faults.push(format!("{path}:{}: ARCHITECTURE.md has no thread {name:?}", n + 1));
             }

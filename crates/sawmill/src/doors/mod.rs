@@ -341,7 +341,9 @@ impl Doors {
         std::thread::scope(|scope| {
             for _ in 1..all.len().min(QUIESCE_THREADS_MAX) {
                 // Without another thread it takes longer.
-                let _ = std::thread::Builder::new().name("quiet".into()).spawn_scoped(scope, work);
+                let _ = std::thread::Builder::new()
+                    .name("door-quiesce".into())
+                    .spawn_scoped(scope, work);
             }
             work();
         });
@@ -435,8 +437,9 @@ impl Doors {
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // Without another thread it takes longer.
-                let _ =
-                    std::thread::Builder::new().name("take-over".into()).spawn_scoped(scope, work);
+                let _ = std::thread::Builder::new()
+                    .name("door-take-over".into())
+                    .spawn_scoped(scope, work);
             }
             work();
         });

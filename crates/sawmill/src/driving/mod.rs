@@ -301,7 +301,7 @@ impl Driving<'_> {
             }
             let _ = sender.send(MainEvent::Ended(host.wait_for_end()));
         };
-        if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
+        if std::thread::Builder::new().name("driver-end".into()).spawn(finish).is_err() {
             self.host.fail(&Error::new(
                 ErrorKind::Unavailable,
                 "cannot start a thread for a clean shutdown",
@@ -393,7 +393,7 @@ impl Driving<'_> {
             let _ = sender.send(event);
         };
         std::thread::Builder::new()
-            .name("later".into())
+            .name("driver-restart".into())
             .spawn(later)
             .map(drop)
             .map_err(|error| Failure::io("cannot start a thread to watch the driver", &error))

@@ -65,7 +65,8 @@ impl ReopenQueue {
                 again.try_one(index, cache.as_ref());
                 again.arrive(index);
             };
-            if let Err(error) = std::thread::Builder::new().name("open-again".into()).spawn(open) {
+            if let Err(error) = std::thread::Builder::new().name("volume-reopen".into()).spawn(open)
+            {
                 served.keep_away(&Failure::io("cannot start a thread", &error));
                 self.arrive(index);
             }

@@ -102,7 +102,7 @@ impl Predecessor<'_> {
         // is here.
         self.reopen_queue.wait_for_reopens(begun + hand_off.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
-        self.lighten();
+        self.store_beforehand();
         // From here on no door comes or goes: the parcel must have all of them.
         let guard = self.serving.doors.hold(hand_off.timeout).map_err(refuse)?;
         let quiet_since = Instant::now();
@@ -142,7 +142,7 @@ impl Predecessor<'_> {
 
     /// Stores everything with a checkpoint and saves the cache's index while users continue, so
     /// that little is left to do during the switch.
-    fn lighten(&self) {
+    fn store_beforehand(&self) {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
                 let store = move || {
@@ -152,7 +152,11 @@ impl Predecessor<'_> {
                 };
                 // Best effort, also if no thread can be started: what is not stored by then is
                 // replayed.
-                drop(std::thread::Builder::new().name("lighten".into()).spawn_scoped(scope, store));
+                drop(
+                    std::thread::Builder::new()
+                        .name("handoff-upload".into())
+                        .spawn_scoped(scope, store),
+                );
             }
             self.serving.save_cache();
         });

@@ -292,7 +292,7 @@ fn serve_on(
             Err(RecvTimeoutError::Timeout) => {}
             _ => return ServeEnd::Signal,
         }
-        serving.note_seen();
+        serving.remember_seen();
         for (served, known) in serving.volumes.iter().zip(&mut known) {
             let now = served.health();
             if now.state == known.state {
@@ -407,7 +407,7 @@ fn close_served(served_volume: &ServedVolume) -> Result<()> {
         .map_err(|failure| Failure::new(Exit::Negative, failure.to_string()).caused_by(failure));
     let closed = volume.and_then(|volume| {
         volume.close().map_err(Failure::from)?;
-        seen::note(&served_volume.folder, &volume);
+        seen::remember(&served_volume.folder, &volume);
         Ok(())
     });
     closed.map_err(|failure| failure.of_volume(served_volume.name()))
@@ -438,7 +438,7 @@ fn start_closing(serving: &Arc<ServeProcess>, sender: &SyncSender<ServeEvent>) -
             }
         });
     };
-    let started = std::thread::Builder::new().name("close".into()).spawn(all);
+    let started = std::thread::Builder::new().name("volume-close".into()).spawn(all);
     started
         .map(drop)
         .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))

@@ -460,7 +460,7 @@ impl Attachment {
             let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
             let _ = sender.send(AttachEvent::Closed(flushed.map_err(Failure::from)));
         };
-        let started = std::thread::Builder::new().name("close".into()).spawn(close);
+        let started = std::thread::Builder::new().name("attach-close".into()).spawn(close);
         started.map_err(|error| {
             Failure::io("cannot start the thread that closes the doors", &error)
         })?;

@@ -330,7 +330,7 @@ impl Scene {
         // nothing.
         let finish = move || drop(sender.send(host.finish()));
         std::thread::Builder::new()
-            .name("ending".into())
+            .name("driver-end".into())
             .spawn(finish)
             .map_err(|error| Failure::io("cannot start a thread for the end", &error))?;
         match receiver.recv_timeout(self.within) {
