@@ -24,7 +24,8 @@ enum {
 /* How sawmill_serve ends when nothing went wrong. */
 enum { SAWMILL_ENDED = 0, SAWMILL_REPLACED = 1 };
 
-/* The device that a driver serves; valid until sawmill_serve returns. */
+/* The device that a driver serves.  The library owns it: attached() gets it, it is valid until
+ * sawmill_serve returns, and nothing frees it. */
 struct sawmill_device;
 
 /* A write chunk: docs/format/write_chunk.md. */
@@ -77,6 +78,9 @@ struct sawmill_driver {
  * device.  `user` is yours; it is passed on as it is, and must stay valid until the call returns.
  * `into`, `bytes`, `chunk` and `chunk->bytes` are the library's, valid only during the function
  * that gets them.  The library frees nothing of yours.
+ *
+ * A panic, which is a bug in the library, aborts your process with a message on stderr at the
+ * call that it happened in; it does not unwind into your frames.
  *
  * C++: no exception may leave a function of the table.  The library's frames below it cannot be
  * unwound: catch it there, and return an errno. */

@@ -38,7 +38,7 @@ pub unsafe extern "C" fn sawmill_serve(
     user: UserPointer,
     options: *const *const c_char,
 ) -> c_int {
-    // SAFETY: the caller's promise is ours.
+    // SAFETY: `driver` and `options` are tables of the header, valid during this call.
     ended(unsafe { serve(None, driver, user, options) })
 }
 
@@ -53,9 +53,9 @@ pub unsafe extern "C" fn sawmill_rerun(
     user: UserPointer,
     options: *const *const c_char,
 ) -> c_int {
-    // SAFETY: a string, by the caller's promise.
+    // SAFETY: `name` is null or a string that lives during this call.
     let name = unsafe { borrowed(name) };
-    // SAFETY: the caller's promise is ours.
+    // SAFETY: `driver` and `options` are tables of the header, valid during this call.
     ended(name.and_then(|name| unsafe { serve(Some(name), driver, user, options) }))
 }
 
@@ -67,7 +67,7 @@ unsafe fn serve(
     user: UserPointer,
     options: *const *const c_char,
 ) -> Result<Outcome> {
-    // SAFETY: the caller's promise is ours.
+    // SAFETY: `driver` and `options` are tables of the header, valid during this call.
     let (driver, mut options) = unsafe { (CDriver::new(driver, user)?, options::read(options)?) };
     if let Some(name) = name {
         options.options = options.options.socket(client::find(name)?).replace();
@@ -93,7 +93,7 @@ fn ended(outcome: Result<Outcome>) -> c_int {
 /// Both are strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -> c_int {
-    // SAFETY: strings, by the caller's promise.
+    // SAFETY: `name` and `what` are null or strings that live during this call.
     let (name, what) = unsafe { (borrowed(name), borrowed(what)) };
     let outcome = name.and_then(|name| client::query(&client::find(name)?, what?));
     outcome.map_or_else(|error| fail(&error), |_| 0)
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn sawmill_device_end(device: Option<&Device>) {
 /// As `sawmill_device_end`; `message` is a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_device_fail(device: Option<&Device>, message: *const c_char) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `message` is null or a string that lives during this call.
     let message = unsafe { borrowed(message) };
     if let Some(device) = device {
         device.fail(message.unwrap_or("the driver does not say why"));
@@ -134,14 +134,14 @@ pub unsafe extern "C" fn sawmill_device_option(
     into: *mut c_char,
     length: usize,
 ) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is null or a string that lives during this call.
     let name = unsafe { borrowed(name) };
     let value =
         device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
         let copied_bytes = value.len().min(length - 1);
-        // SAFETY: `copied_bytes` + 1 <= `length` bytes can be written there, by the caller's
-        // promise, and they do not overlap our string.
+        // SAFETY: `copied_bytes` + 1 <= `length` bytes can be written at `into`, which is the
+        // caller's, so that they do not overlap our string.
         unsafe {
             std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), copied_bytes);
             into.add(copied_bytes).write(0);
@@ -162,7 +162,7 @@ pub extern "C" fn sawmill_error() -> *const c_char {
 /// `text` is a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_parse_size(text: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` is null or a string that lives during this call.
     let text = unsafe { borrowed(text) };
     let size = text.ok().and_then(client::parse_size);
     size.unwrap_or_else(|| {
