@@ -40,7 +40,7 @@ unsafe fn tables(
     let (Some(ops), Some(attrs)) = (ops, attrs) else {
         return Err(Fault::invalid("NULL where callbacks or attributes are wanted"));
     };
-    // SAFETY: the caller's promise. (A C program's `bool` is 0 or 1, as ours.)
+    // SAFETY: both point to structures of `bdus.h`. (A C program's `bool` is 0 or 1, as ours.)
     Ok(unsafe { (ops.read(), attrs.read()) })
 }
 
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn bdus_run_0_1_1_(
     attrs: Option<NonNull<Attrs>>,
     private_data: UserPointer,
 ) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: `ops` and `attrs` are null or structures of `bdus.h`, valid during this call.
     let tables = unsafe { tables(ops, attrs) };
     Fault::report(tables.and_then(|(ops, attrs)| run::run(&ops, &attrs, private_data)))
 }
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn bdus_run_0_1_0_(
     attrs: Option<NonNull<Attrs>>,
     private_data: UserPointer,
 ) -> bool {
-    // SAFETY: the caller's promise is ours.
+    // SAFETY: `ops` and `attrs` are null or structures of `bdus.h`, valid during this call.
     unsafe { bdus_run_0_1_1_(ops, attrs, private_data) }
 }
 
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn bdus_rerun_0_1_1_(
     attrs: Option<NonNull<Attrs>>,
     private_data: UserPointer,
 ) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: `ops` and `attrs` are null or structures of `bdus.h`, valid during this call.
     let tables = unsafe { tables(ops, attrs) };
     Fault::report(tables.and_then(|(ops, attrs)| run::rerun(dev_id, &ops, &attrs, private_data)))
 }
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn bdus_rerun_0_1_0_(
     attrs: Option<NonNull<Attrs>>,
     private_data: UserPointer,
 ) -> bool {
-    // SAFETY: the caller's promise is ours.
+    // SAFETY: `ops` and `attrs` are null or structures of `bdus.h`, valid during this call.
     unsafe { bdus_rerun_0_1_1_(dev_id, ops, attrs, private_data) }
 }
 
@@ -113,12 +113,12 @@ pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
     out_dev_id: Option<NonNull<u64>>,
     dev_path: *const c_char,
 ) -> bool {
-    // SAFETY: a string, by the caller's promise.
+    // SAFETY: `dev_path` is null or a string that lives during this call.
     let path = unsafe { borrowed(dev_path) };
     let number = path.map_err(Fault::from).and_then(device_file::find_by_path);
     Fault::report(number.map(|number| {
         if let Some(out) = out_dev_id {
-            // SAFETY: the caller's promise.
+            // SAFETY: a number can be written at `out_dev_id`, unless it is null.
             unsafe { out.write(number) }
         }
     }))
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn bdus_get_kbdus_version_0_1_0_(
     out_kbdus_version: Option<NonNull<Version>>,
 ) -> bool {
     if let Some(out) = out_kbdus_version {
-        // SAFETY: the caller's promise.
+        // SAFETY: a version can be written at `out_kbdus_version`, unless it is null.
         unsafe { out.write(VERSION) }
     }
     true
