@@ -321,10 +321,10 @@ impl Volume {
             // The waiter may have given up.
             let _ = sender.send(outcome);
         });
-        let target = journal.ring.next();
+        let through = journal.ring.next();
         match safety {
-            Safety::Logged => journal.when_logged(target, callback),
-            Safety::Stored => self.write.mailbox.when_stored(target, callback),
+            Safety::Logged => journal.when_logged(through, callback),
+            Safety::Stored => self.write.mailbox.when_stored(through, callback),
         }
         let closed = || Error::new(ErrorKind::Closed, "the volume was closed before this was done");
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));

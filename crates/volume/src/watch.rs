@@ -33,7 +33,7 @@ pub(crate) const STORE_ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A flush that waits for a check.
 struct CheckWaiter {
-    target: u64,
+    through: u64,
     request: Request,
     until: Duration,
 }
@@ -92,9 +92,9 @@ impl Watch {
             || now.saturating_sub(self.confirmed_at()) <= CONFIRMED_TIME_MAX
     }
 
-    pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {
+    pub(crate) fn hold(&self, through: u64, request: Request, now: Duration) {
         let mut waiting = self.waiters.lock();
-        waiting.push(CheckWaiter { target, request, until: now + STORE_ANSWER_TIME_MAX });
+        waiting.push(CheckWaiter { through, request, until: now + STORE_ANSWER_TIME_MAX });
         self.count.store(waiting.len(), Ordering::Release);
     }
 
@@ -118,7 +118,7 @@ impl Watch {
             self.count.store(0, Ordering::Release);
             std::mem::take(&mut *waiting)
         };
-        waiters.into_iter().map(|waiting| (waiting.target, waiting.request)).collect()
+        waiters.into_iter().map(|waiting| (waiting.through, waiting.request)).collect()
     }
 }
 

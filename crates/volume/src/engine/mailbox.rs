@@ -27,7 +27,7 @@ use crate::threads::wake::Wake;
 use crate::{Error, ErrorKind, Result, limits};
 
 struct StoredWaiter {
-    target: u64,
+    through: u64,
     callback: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
@@ -164,13 +164,13 @@ impl Mailbox {
         self.orders.take()
     }
 
-    /// Calls `callback` once everything before `target` is in the store.
-    pub(crate) fn when_stored(&self, target: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
-        if target <= self.stored() {
+    /// Calls `callback` once everything before `through` is in the store.
+    pub(crate) fn when_stored(&self, through: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
+        if through <= self.stored() {
             return callback(Ok(()));
         }
-        self.waiters.lock().push(StoredWaiter { target, callback });
-        self.intake.seal_through(target);
+        self.waiters.lock().push(StoredWaiter { through, callback });
+        self.intake.seal_through(through);
         if let Some(journal) = &self.journal {
             journal.wake.notify();
         }
@@ -258,7 +258,7 @@ impl Mailbox {
         self.gc_left.store(bytes, Ordering::Relaxed);
     }
 
-    /// Answers the waiters whose target is stored.
+    /// Answers the waiters whose end is stored.
     pub(crate) fn notify_stored(&self) {
         let stored = self.stored();
         let reached: Vec<_> = {
@@ -266,7 +266,7 @@ impl Mailbox {
             if waiters.is_empty() {
                 return;
             }
-            let (reached, waiting) = waiters.drain(..).partition(|waiter| waiter.target <= stored);
+            let (reached, waiting) = waiters.drain(..).partition(|waiter| waiter.through <= stored);
             *waiters = waiting;
             reached
         };

@@ -47,9 +47,9 @@ pub(crate) mod writer;
 
 pub(crate) use read::{JournalRead, Reach};
 
-/// A waiter for everything before `target` to be logged.
+/// A waiter for everything before `through` to be logged.
 pub(crate) struct FlushWaiter {
-    pub(crate) target: u64,
+    pub(crate) through: u64,
     pub(crate) callback: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
@@ -225,17 +225,17 @@ impl Journal {
         }
     }
 
-    /// Calls `callback` once everything before `target` is logged, or with the failure.
-    pub(crate) fn when_logged(&self, target: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
+    /// Calls `callback` once everything before `through` is logged, or with the failure.
+    pub(crate) fn when_logged(&self, through: u64, callback: Box<dyn FnOnce(Result<()>) + Send>) {
         if let Some(error) = self.failed.get() {
             return callback(Err(error.clone()));
         }
-        if target <= self.logged() {
+        if through <= self.logged() {
             return callback(Ok(()));
         }
         {
             let mut waiters = self.waiters.lock();
-            waiters.push(FlushWaiter { target, callback });
+            waiters.push(FlushWaiter { through, callback });
             self.waiting.store(waiters.len(), Ordering::SeqCst);
         }
         self.wake.notify();

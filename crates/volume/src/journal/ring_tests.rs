@@ -200,16 +200,16 @@ impl Bench {
     }
 
     fn flush(&mut self) {
-        let (target, flushed_end) = (self.journal.ring.next(), self.flushed_end.clone());
+        let (through, flushed_end) = (self.journal.ring.next(), self.flushed_end.clone());
         let answered = Arc::new(AtomicBool::new(false));
         let callback_answered = answered.clone();
         let callback = move |outcome: Result<()>| {
             outcome.unwrap();
             let mut flushed_end = flushed_end.lock();
-            *flushed_end = target.max(*flushed_end);
+            *flushed_end = through.max(*flushed_end);
             callback_answered.store(true, Ordering::Relaxed);
         };
-        self.journal.when_logged(target, Box::new(callback));
+        self.journal.when_logged(through, Box::new(callback));
         self.work();
         assert!(answered.load(Ordering::Relaxed), "nothing keeps a flush waiting here");
     }

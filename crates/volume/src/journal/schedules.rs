@@ -177,9 +177,9 @@ impl Bench {
         appended.expect("there is room")
     }
 
-    /// Sleeps until everything up to `target` is logged; `on_logged` is called with the
+    /// Sleeps until everything up to `through` is logged; `on_logged` is called with the
     /// answer.
-    fn flush(&self, target: u64, on_logged: impl FnOnce() + Send + 'static) {
+    fn flush(&self, through: u64, on_logged: impl FnOnce() + Send + 'static) {
         let signal = Arc::new((Mutex::new(false), Condvar::default()));
         let callback_signal = signal.clone();
         let callback = move |outcome: Result<()>| {
@@ -188,7 +188,7 @@ impl Bench {
             *callback_signal.0.lock() = true;
             callback_signal.1.notify_all();
         };
-        self.journal.when_logged(target, Box::new(callback));
+        self.journal.when_logged(through, Box::new(callback));
         let mut answered = signal.0.lock();
         while !*answered {
             signal.1.wait(&mut answered);

@@ -80,17 +80,17 @@ impl JournalWriter {
         give_up: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Step> {
         let mut records = self.take_complete();
-        let target = self.flush_target();
+        let flush_through = self.flush_through();
         if self.records_since_flush > EARLY_RECORDS_MAX {
             self.journal.expects_flush.store(false, Ordering::Relaxed);
         }
         let early = !records.is_empty() && self.journal.expects_flush.load(Ordering::Relaxed);
-        let whole = target.is_some() || early;
+        let whole = flush_through.is_some() || early;
         if whole && self.journal.pad() {
             records.extend(self.take_complete());
         }
         let mut wrote = self.write(whole);
-        if target.is_some() {
+        if flush_through.is_some() {
             wrote = wrote.and_then(|wrote| Ok(self.sync_for_waiters()? || wrote));
         }
         // After the flush is answered, and even if the disk has failed: accepted records must be
@@ -103,7 +103,7 @@ impl JournalWriter {
         if wrote || trimmed {
             return Ok(Step::Busy);
         }
-        if target.is_some() {
+        if flush_through.is_some() {
             return Ok(Step::Waiting);
         }
         let settled = self.superblock.current().logged >= self.journal.logged();
@@ -167,11 +167,11 @@ impl JournalWriter {
     }
 
     /// The farthest position a flush waits for.
-    fn flush_target(&self) -> Option<u64> {
+    fn flush_through(&self) -> Option<u64> {
         if self.journal.waiting.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        self.journal.waiters.lock().iter().map(|waiter| waiter.target).max()
+        self.journal.waiters.lock().iter().map(|waiter| waiter.through).max()
     }
 
     /// Writes whole blocks: all there are if `whole`, else only if they make up a span.
@@ -203,13 +203,13 @@ impl JournalWriter {
         Ok(true)
     }
 
-    /// Syncs when some waiter's target is on the disk, and answers all waiters whose target is
-    /// logged.
+    /// Syncs when the end that some waiter waits for is on the disk, and answers all waiters
+    /// whose end is logged.
     fn sync_for_waiters(&mut self) -> Result<bool> {
         let written = self.written;
         let (reached, beyond) = {
             let waiters = self.journal.waiters.lock();
-            let reached = |waiter: &FlushWaiter| waiter.target <= written;
+            let reached = |waiter: &FlushWaiter| waiter.through <= written;
             (waiters.iter().any(reached), waiters.iter().any(|waiter| !reached(waiter)))
         };
         // Other blocks are written first and share the sync, but only if another flush waits for
@@ -232,7 +232,7 @@ impl JournalWriter {
             let mut waiters = self.journal.waiters.lock();
             let mut waiting = Vec::new();
             for waiter in waiters.drain(..) {
-                if waiter.target <= logged { answered.push(waiter) } else { waiting.push(waiter) }
+                if waiter.through <= logged { answered.push(waiter) } else { waiting.push(waiter) }
             }
             *waiters = waiting;
             self.journal.waiting.store(waiters.len(), Ordering::SeqCst);
@@ -276,9 +276,9 @@ impl JournalWriter {
         if stored > trim && (crowded || is_room_wanted) {
             // Free an eighth of the ring at a time, as far as segments allow: each time costs a
             // sync.
-            let trim_target =
+            let trim_through =
                 (next + capacity * 3 / 8).saturating_sub(capacity).max(trim + capacity / 8);
-            let reached = give_up(trim_target.clamp(trim + 1, stored));
+            let reached = give_up(trim_through.clamp(trim + 1, stored));
             if reached > trim {
                 // Readers must see the new trim before a byte below it can change.
                 journal.trim.store(reached, Ordering::Release);

@@ -27,18 +27,18 @@ pub(crate) fn submit(context: &WriteContext, request: Request) {
     }
 }
 
-/// Answers `request` when everything before `target` is as durable as the volume's mode requires,
+/// Answers `request` when everything before `through` is as durable as the volume's mode requires,
 /// this attachment has recently checked that it still owns the volume, and nothing unstored is too
 /// old.
-pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
+pub(crate) fn wait_for(context: &WriteContext, through: u64, request: Request) {
     if context.attachment.record.flush_mode == FlushMode::Stored {
-        return wait_for_safety(context, target, request);
+        return wait_for_safety(context, through, request);
     }
     let now = context.attachment.world.now();
     if context.watch.may_answer_flush(now) && !context.is_unstored_too_old() {
-        return wait_for_safety(context, target, request);
+        return wait_for_safety(context, through, request);
     }
-    context.watch.hold(target, request, now);
+    context.watch.hold(through, request, now);
     context.mailbox.wake.notify();
     // The volume may have ended just before this flush was queued: release it.
     if context.attachment.state.is_dead() || context.mailbox.is_closed() {
@@ -54,15 +54,15 @@ pub(crate) fn resume(context: &WriteContext) {
     {
         return;
     }
-    for (target, request) in context.watch.take_held() {
+    for (through, request) in context.watch.take_held() {
         match context.attachment.state.refusal().filter(|_| context.attachment.state.is_dead()) {
             Some(error) => request.fail(error),
-            None => wait_for_safety(context, target, request),
+            None => wait_for_safety(context, through, request),
         }
     }
 }
 
-fn wait_for_safety(context: &WriteContext, target: u64, request: Request) {
+fn wait_for_safety(context: &WriteContext, through: u64, request: Request) {
     let Some(journal) = &context.journal else { return request.done() };
     let callback: Box<dyn FnOnce(crate::Result<()>) + Send> =
         Box::new(move |outcome| match outcome {
@@ -71,7 +71,7 @@ fn wait_for_safety(context: &WriteContext, target: u64, request: Request) {
         });
     match context.attachment.record.flush_mode {
         FlushMode::Weak => callback(Ok(())),
-        FlushMode::Logged => journal.when_logged(target, callback),
-        FlushMode::Stored => context.mailbox.when_stored(target, callback),
+        FlushMode::Logged => journal.when_logged(through, callback),
+        FlushMode::Stored => context.mailbox.when_stored(through, callback),
     }
 }

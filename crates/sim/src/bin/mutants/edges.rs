@@ -84,7 +84,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who waits for the log hears at once",
         "volume/src/volume.rs",
-        "Safety::Logged => journal.when_logged(target, callback),",
+        "Safety::Logged => journal.when_logged(through, callback),",
         "Safety::Logged => callback(Ok(())),",
     ),
     mutant(

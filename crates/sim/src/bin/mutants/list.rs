@@ -49,7 +49,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a sync answers every flush, also later ones",
         "volume/src/journal/writer.rs",
-        "if waiter.target <= logged { answered.push(waiter)",
+        "if waiter.through <= logged { answered.push(waiter)",
         "if true { answered.push(waiter)",
     ),
     mutant(
