@@ -5,9 +5,9 @@
 //! record, even when a list leaves some out. A late call does no harm: a put finds its number
 //! taken, and no process deletes.
 //!
-//! A rename or a delete is one record that waits for one other object, its *target*: it takes
-//! effect when that object is created. A writer that depends on a name first creates the target of
-//! a waiting step itself (`settle`), so that the step cannot take effect later. Older stores hold
+//! A rename or a delete is one record that waits for one other object: it takes effect when that
+//! object is created. A writer that depends on a name first creates the object that a waiting step
+//! waits for itself (`settle`), so that the step cannot take effect later. Older stores hold
 //! `volumes/<name>` instead: it counts until there is a record.
 //!
 //! Not here: create, rename and delete (`names`), a volume's status pins (`cuts::status_pins`), and
@@ -36,15 +36,15 @@ pub(crate) struct NameState {
     pub(crate) newest: Option<NameRecord>,
     /// The volume that the name means.
     pub(crate) volume: Option<VolumeRecord>,
-    /// Its newest record waits for its target.
-    pub(crate) waits: bool,
+    /// Its newest record waits for an object.
+    pub(crate) is_waiting: bool,
 }
 
 impl NameState {
-    fn by(newest: NameRecord, target: Option<&[u8]>) -> Result<Self> {
-        let (lives, waits) = judge(&newest, target)?;
-        let volume = lives.then(|| newest.volume.clone());
-        Ok(NameState { number: newest.number, newest: Some(newest), volume, waits })
+    fn by(newest: NameRecord, awaited: Option<&[u8]>) -> Result<Self> {
+        let (has_volume, is_waiting) = judge(&newest, awaited)?;
+        let volume = has_volume.then(|| newest.volume.clone());
+        Ok(NameState { number: newest.number, newest: Some(newest), volume, is_waiting })
     }
 }
 
@@ -54,14 +54,14 @@ pub(crate) fn read_state(store: &dyn ObjectStore, name: &str) -> Result<NameStat
         let Some((number, bytes)) = newest(store, name)? else {
             let volume = store_calls::get(store, &volume_key(name), None, Class::Read)?;
             let volume = volume.map(|bytes| decode_old(name, &bytes)).transpose()?;
-            return Ok(NameState { number: 0, newest: None, volume, waits: false });
+            return Ok(NameState { number: 0, newest: None, volume, is_waiting: false });
         };
         let newest = decode(name, number, &bytes)?;
-        let target = match target(&newest) {
+        let awaited = match awaited_key(&newest) {
             Some(key) => store_calls::get(store, &key, None, Class::Read)?,
             None => None,
         };
-        NameState::by(newest, target.as_deref())
+        NameState::by(newest, awaited.as_deref())
     })
 }
 
@@ -84,7 +84,7 @@ fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
 }
 
 /// The object whose creation makes a step take effect.
-fn target(record: &NameRecord) -> Option<String> {
+fn awaited_key(record: &NameRecord) -> Option<String> {
     match &record.step {
         NameStep::Moves { to, number } => Some(name_key(to, *number)),
         NameStep::Ends { status_pin } => Some(status_pin_key(record.volume.volume_id, *status_pin)),
@@ -92,18 +92,19 @@ fn target(record: &NameRecord) -> Option<String> {
     }
 }
 
-/// Whether a name with this newest record means its volume, and whether it waits for its target.
-fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
+/// Whether a name with this newest record means its volume, and whether it waits: `awaited` is the
+/// object that [`awaited_key`] names, if it is there.
+fn judge(record: &NameRecord, awaited: Option<&[u8]>) -> Result<(bool, bool)> {
     let volume_id = record.volume.volume_id;
-    Ok(match (&record.step, target) {
+    Ok(match (&record.step, awaited) {
         (NameStep::Claims, _) => (true, false),
         (NameStep::Void, _) => (false, false),
         (NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (true, true),
         (NameStep::Moves { to, number }, Some(bytes)) => {
-            let target_record = decode(to, *number, bytes)?;
+            let awaited_record = decode(to, *number, bytes)?;
             (
-                target_record.step != NameStep::Claims
-                    || target_record.volume.volume_id != volume_id,
+                awaited_record.step != NameStep::Claims
+                    || awaited_record.volume.volume_id != volume_id,
                 false,
             )
         }
@@ -118,7 +119,7 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
 pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     for _ in 0..TRIES_MAX {
         let standing = read_state(store, name)?;
-        let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else {
+        let Some(newest) = standing.newest.as_ref().filter(|_| standing.is_waiting) else {
             return Ok(standing);
         };
         let volume = &newest.volume;
@@ -243,13 +244,13 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
             _ => None,
         });
     }
-    let targets = found.iter().flatten().filter_map(target).map(|key| (key, None)).collect();
-    let mut targets = store_calls::get_all(store, targets, Class::Read).into_iter();
+    let keys = found.iter().flatten().filter_map(awaited_key).map(|key| (key, None)).collect();
+    let mut awaited = store_calls::get_all(store, keys, Class::Read).into_iter();
     let mut listed = Vec::new();
     for ((name, _), newest) in names.iter().zip(found) {
-        let state = newest.and_then(|newest| match target(&newest) {
+        let state = newest.and_then(|newest| match awaited_key(&newest) {
             None => NameState::by(newest, None).ok(),
-            Some(_) => NameState::by(newest, targets.next()?.ok()?.as_deref()).ok(),
+            Some(_) => NameState::by(newest, awaited.next()?.ok()?.as_deref()).ok(),
         });
         // The list lags, or something could not be read.
         let standing = state.map_or_else(|| read_state(store, name), Ok);

@@ -77,7 +77,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("names::a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails"),
         "who builds on a name leaves what waits to happen later",
         "volume/src/names/ledger.rs",
-        "standing.newest.as_ref().filter(|_| standing.waits)",
+        "standing.newest.as_ref().filter(|_| standing.is_waiting)",
         "standing.newest.as_ref().filter(|_| false)",
     ),
     caught_by(
