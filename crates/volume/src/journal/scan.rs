@@ -333,13 +333,13 @@ fn examine(
     let header = RecordHeader::decode(&head, tag, position).ok();
     let header = header.filter(|header| slot.is_some() && options.allows(position, header.epoch));
     let mut facts = RecordFacts {
-        slot: slot.is_some(),
-        header: header.is_some(),
-        payload: false,
+        has_slot: slot.is_some(),
+        has_header: header.is_some(),
+        has_payload: false,
         // A mark is block-aligned, often inside a record: only a record that ends before it was
         // flushed.
-        below_mark: position + slot.unwrap_or(RECORD_HEADER_BYTES as u64) <= mark,
-        staged: log.is_staged(position),
+        is_below_mark: position + slot.unwrap_or(RECORD_HEADER_BYTES as u64) <= mark,
+        is_staged: log.is_staged(position),
     };
     let Some(header) = header else { return Ok((facts, None, slot.unwrap_or(0))) };
     let mut record = None;
@@ -348,7 +348,7 @@ fn examine(
             let mut payload = vec![0; header.length as usize];
             log.read(position + RECORD_HEADER_BYTES as u64, &mut payload)?;
             let (checks, whole) = checks_of(header.address, &payload);
-            facts.payload = whole == header.payload_crc;
+            facts.has_payload = whole == header.payload_crc;
             let found = Record::new(
                 position,
                 header.operation,
@@ -360,7 +360,7 @@ fn examine(
             record = Some(Arc::new(found));
         }
         RecordOperation::Discard | RecordOperation::Zero => {
-            facts.payload = true;
+            facts.has_payload = true;
             let found = Record::new(
                 position,
                 header.operation,
@@ -371,7 +371,7 @@ fn examine(
             found.fill(None, crate::record::Checks::None);
             record = Some(Arc::new(found));
         }
-        RecordOperation::Pad | RecordOperation::Void => facts.payload = true,
+        RecordOperation::Pad | RecordOperation::Void => facts.has_payload = true,
     }
     Ok((facts, Some(ScannedRecord { header, record }), u64::from(header.slot_bytes)))
 }

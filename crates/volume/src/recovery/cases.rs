@@ -10,15 +10,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RecordFacts {
     /// The slot head is valid and is of this journal and position.
-    pub(crate) slot: bool,
+    pub(crate) has_slot: bool,
     /// The whole header is valid (only together with a valid slot head) and of an allowed epoch.
-    pub(crate) header: bool,
+    pub(crate) has_header: bool,
     /// The payload has its checksum (or there is none).
-    pub(crate) payload: bool,
+    pub(crate) has_payload: bool,
     /// The position lies below a mark: it was flushed, or a later record implies that it was.
-    pub(crate) below_mark: bool,
+    pub(crate) is_below_mark: bool,
     /// The bytes come from memory that outlived the process, not from the disk.
-    pub(crate) staged: bool,
+    pub(crate) is_staged: bool,
 }
 
 /// What to do.
@@ -79,11 +79,11 @@ pub(crate) fn judge(facts: RecordFacts) -> (&'static str, Verdict) {
 impl Row {
     fn matches(&self, facts: RecordFacts) -> bool {
         let fits = |wanted: Option<bool>, is: bool| wanted.is_none_or(|wanted| wanted == is);
-        fits(self.slot, facts.slot)
-            && fits(self.header, facts.header)
-            && fits(self.payload, facts.payload)
-            && fits(self.below_mark, facts.below_mark)
-            && fits(self.staged, facts.staged)
+        fits(self.slot, facts.has_slot)
+            && fits(self.header, facts.has_header)
+            && fits(self.payload, facts.has_payload)
+            && fits(self.below_mark, facts.is_below_mark)
+            && fits(self.staged, facts.is_staged)
     }
 }
 
@@ -93,11 +93,11 @@ mod tests {
 
     fn all() -> impl Iterator<Item = RecordFacts> {
         (0..32u32).map(|bits| RecordFacts {
-            slot: bits & 1 != 0,
-            header: bits & 2 != 0,
-            payload: bits & 4 != 0,
-            below_mark: bits & 8 != 0,
-            staged: bits & 16 != 0,
+            has_slot: bits & 1 != 0,
+            has_header: bits & 2 != 0,
+            has_payload: bits & 4 != 0,
+            is_below_mark: bits & 8 != 0,
+            is_staged: bits & 16 != 0,
         })
     }
 
@@ -148,12 +148,12 @@ mod tests {
     fn nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept() {
         for facts in all() {
             let (_, verdict) = judge(facts);
-            let whole = facts.slot && facts.header && facts.payload;
+            let whole = facts.has_slot && facts.has_header && facts.has_payload;
             assert_eq!(verdict == Verdict::Keep, whole);
-            if facts.below_mark && !whole {
+            if facts.is_below_mark && !whole {
                 assert_eq!(verdict, Verdict::Refuse);
             }
-            if facts.staged && facts.slot && facts.header && !facts.payload {
+            if facts.is_staged && facts.has_slot && facts.has_header && !facts.has_payload {
                 assert_eq!(
                     verdict,
                     Verdict::Refuse,
@@ -162,7 +162,7 @@ mod tests {
             }
             if verdict == Verdict::Skip {
                 assert!(
-                    facts.staged && !facts.header,
+                    facts.is_staged && !facts.has_header,
                     "only memory can show a slot that was never filled"
                 );
             }

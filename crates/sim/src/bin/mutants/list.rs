@@ -135,8 +135,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a torn payload is taken for whole",
         "volume/src/journal/scan.rs",
-        "facts.payload = whole == header.payload_crc;",
-        "facts.payload = whole == header.payload_crc || true;",
+        "facts.has_payload = whole == header.payload_crc;",
+        "facts.has_payload = whole == header.payload_crc || true;",
     ),
     mutant(
         "records of an older epoch count",
