@@ -45,17 +45,25 @@ fn write_back(facts: &DeviceFacts) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Ends the device of this number. A device without a driver cannot be flushed.
-pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
-    let facts = device_file::find(number)?;
-    // A device that ends during the request is gone, whatever it answered.
-    end(&facts, with_flush).or_else(|fault| device_file::find(number).and(Err(fault)))
+/// How a device ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum DeviceEnd {
+    /// After a flush, unless it has no driver that could flush.
+    Flushed,
+    Now,
 }
 
-fn end(facts: &DeviceFacts, with_flush: bool) -> Result<(), Fault> {
+/// Ends the device of this number.
+pub(super) fn destroy(number: u64, device_end: DeviceEnd) -> Result<(), Fault> {
+    let facts = device_file::find(number)?;
+    // A device that ends during the request is gone, whatever it answered.
+    end(&facts, device_end).or_else(|fault| device_file::find(number).and(Err(fault)))
+}
+
+fn end(facts: &DeviceFacts, device_end: DeviceEnd) -> Result<(), Fault> {
     let status = query(&facts.socket(), "status")?;
     let has_driver = status.get("state") == Some("running");
-    let in_order = with_flush && has_driver;
+    let in_order = device_end == DeviceEnd::Flushed && has_driver;
     if in_order {
         write_back(facts)?;
     }
@@ -66,7 +74,7 @@ fn end(facts: &DeviceFacts, with_flush: bool) -> Result<(), Fault> {
 /// What the user requests.
 enum Subcommand {
     Help,
-    Destroy { which: String, with_flush: bool, is_quiet: bool },
+    Destroy { which: String, device_end: DeviceEnd, is_quiet: bool },
     Flush(String),
     Logs(String),
     Version(Option<&'static str>),
@@ -108,11 +116,14 @@ fn parse(arguments: &[String]) -> Option<Subcommand> {
         },
         "destroy" => {
             let is_quiet = rest.iter().any(|argument| matches!(*argument, "-q" | "--quiet"));
-            let with_flush = !rest.contains(&"--no-flush");
+            let device_end = match rest.contains(&"--no-flush") {
+                true => DeviceEnd::Now,
+                false => DeviceEnd::Flushed,
+            };
             let is_no_option =
                 |argument: &&&str| !matches!(**argument, "-q" | "--quiet" | "--no-flush");
             let others: Vec<&str> = rest.iter().filter(is_no_option).copied().collect();
-            only(&others).map(|which| Subcommand::Destroy { which, with_flush, is_quiet })
+            only(&others).map(|which| Subcommand::Destroy { which, device_end, is_quiet })
         }
         _ => None,
     }
@@ -130,8 +141,8 @@ fn carry_out(subcommand: &Subcommand) -> Result<(), Fault> {
                 None => print(&parts.map(|part| format!("{part} 0.1.2\n")).concat()),
             }
         }
-        Subcommand::Destroy { which, with_flush, is_quiet } => {
-            match number(which).and_then(|number| destroy(number, *with_flush)) {
+        Subcommand::Destroy { which, device_end, is_quiet } => {
+            match number(which).and_then(|number| destroy(number, *device_end)) {
                 // A device that no longer exists is already in the desired state.
                 Err(fault) if fault.errno == libc::ENODEV => Ok(()),
                 Err(fault) if *is_quiet && fault.errno == libc::EINVAL => Ok(()),

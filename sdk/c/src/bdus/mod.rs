@@ -133,7 +133,7 @@ pub extern "C" fn bdus_flush_dev_0_1_0_(dev_id: u64) -> bool {
 /// `bdus_destroy_dev`.
 #[unsafe(no_mangle)]
 pub extern "C" fn bdus_destroy_dev_0_1_0_(dev_id: u64) -> bool {
-    Fault::report(command::destroy(dev_id, true))
+    Fault::report(command::destroy(dev_id, command::DeviceEnd::Flushed))
 }
 
 /// `bdus_get_error_message`.
