@@ -168,7 +168,7 @@ impl AttachedVolume {
             failure.of_volume(&address.name)
         })?;
         // At once: if this process dies, the next attach still recognizes an older store (P210).
-        seen::note(&folder, &volume);
+        seen::remember(&folder, &volume);
         Ok(AttachedVolume { volume, name: address.name.clone(), folder, created_journal })
     }
 
@@ -176,7 +176,7 @@ impl AttachedVolume {
     pub(crate) fn close(self) -> Result<()> {
         let closed = self.volume.close().map_err(Failure::from);
         closed.map_err(|failure| failure.of_volume(&self.name))?;
-        seen::note(&self.folder, &self.volume);
+        seen::remember(&self.folder, &self.volume);
         // Only after a clean close: until then the journal may have the only copy of a write.
         if let Some(path) = &self.created_journal
             && let Err(error) = std::fs::remove_file(path)

@@ -3,7 +3,7 @@
 //! the journal, so a store that was restored from a backup, or an old copy of it, is recognized
 //! even without the journal.
 //!
-//! Invariants: only the process that has the volume attached for writing notes what was seen. An
+//! Invariants: only the process that has the volume attached for writing remembers what was seen. An
 //! unreadable file counts as no file, and nothing is refused because of it. Not here: its bytes
 //! (`sawmill_format::newest_state`), and what is refused (`sawmill_volume::open`).
 
@@ -41,9 +41,9 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
     newest.ok()
 }
 
-/// Notes the newest state of a volume that this process has attached for writing. Returns its
-/// newest segment if that is noted now.
-pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
+/// Remembers the newest state of a volume that this process has attached for writing. Returns its
+/// newest segment if that is remembered now.
+pub(crate) fn remember(folder: &Path, volume: &Volume) -> Option<u64> {
     let status = volume.status();
     if status.read_only {
         return None;
@@ -62,7 +62,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
             "cannot write {}: {error}; an older store may go unnoticed later",
             path.display()
         );
-        // A note of a newer state than the volume now has would make the next start refuse it.
+        // A state newer than the one that the volume now has would make the next start refuse it.
         if let Err(failure) = forget(folder) {
             tracing::warn!("{failure}");
         }
@@ -86,7 +86,7 @@ pub(crate) fn forget(folder: &Path) -> Result<()> {
 #[derive(Serialize)]
 pub(crate) struct OtherStore {
     store: String,
-    /// This machine's newest attachment there, if noted.
+    /// This machine's newest attachment there, if remembered.
     epoch: Option<u64>,
     seen_unix_ms: Option<u64>,
 }

@@ -26,7 +26,7 @@ use crate::control::protocol::{
     AddDoorReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply, ResizeReply,
 };
 use crate::doors::Doors;
-use crate::doors::added::DoorNote;
+use crate::doors::added::AddedDoors;
 use crate::doors::plan::DoorPlan;
 use crate::handoff::HandOffRequest;
 use crate::link::end_report::ReportSource;
@@ -237,10 +237,10 @@ impl ServeProcess {
             }
             ControlRequest::AddDoor(plan) => serde_json::json!(self.add_door(served, plan)?),
             ControlRequest::RemoveDoor { address } => {
-                // The note goes last: a crash in between brings back a door without users, and
+                // The file changes last: a crash in between brings back a door without users, and
                 // loses none.
                 let plan = self.doors.remove(name, &address)?;
-                served.note.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
+                served.added_doors.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
                 serde_json::json!(RemoveDoorReply { removed: address })
             }
             ControlRequest::HandOff(hand_off) => self.begin_hand_off(hand_off)?,
@@ -259,7 +259,7 @@ impl ServeProcess {
         let opened = self.doors.open(plan.clone(), &[volume.door_volume()])?;
         let (kind, address) = opened.address_of(volume.name());
         let plan = plan.reopened_at(&address);
-        if let Some(Err(failure)) = volume.note.as_ref().map(|added| added.note(&plan)) {
+        if let Some(Err(failure)) = volume.added_doors.as_ref().map(|added| added.remember(&plan)) {
             // Otherwise, users of a door that does not return after a crash could hang.
             self.doors.remove(volume.name(), &address)?;
             return Err(failure);
@@ -271,7 +271,7 @@ impl ServeProcess {
     /// keep the others from serving.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
         for served in &self.volumes {
-            let left = served.note.iter().flat_map(|added| added.left(of_serve));
+            let left = served.added_doors.iter().flat_map(|added| added.left(of_serve));
             for plan in left {
                 tracing::info!(volume = served.name(), "reopening a door that was added: {plan}");
                 if let Err(failure) = self.doors.open(plan.clone(), &[served.door_volume()]) {
@@ -287,7 +287,9 @@ impl ServeProcess {
     /// The doors were closed cleanly, so none of the remaining ones returns by itself.
     pub(crate) fn forget_added_doors(&self) {
         let open_volumes = self.volumes.iter().filter(|served| !served.is_away());
-        open_volumes.filter_map(|served| served.note.as_ref()).for_each(DoorNote::forget_all);
+        open_volumes
+            .filter_map(|served| served.added_doors.as_ref())
+            .for_each(AddedDoors::forget_all);
     }
 
     /// Asks the serving thread to hand everything over, and waits for the result.
@@ -308,10 +310,10 @@ impl ServeProcess {
         outcome.map(|done| serde_json::json!(done))
     }
 
-    /// Call this about once per second. It notes what the store has, for a start after a crash that
-    /// may find an older store.
-    pub(crate) fn note_seen(&self) {
-        self.volumes.iter().for_each(ServedVolume::note_seen);
+    /// Call this about once per second. It remembers what the store has, for a start after a crash
+    /// that may find an older store.
+    pub(crate) fn remember_seen(&self) {
+        self.volumes.iter().for_each(ServedVolume::remember_seen);
     }
 
     /// Starts to collect the garbage of all volumes, with the threshold that they use by

@@ -229,7 +229,7 @@ pub(crate) fn open_volume(
     let dynamic: Arc<dyn ObjectStore> = Arc::clone(store) as Arc<dyn ObjectStore>;
     let volume = Volume::open(dynamic, &address.name, options)?;
     // At once, so that an older store is recognized even if this process dies early (P210).
-    seen::note(local.folder, &volume);
+    seen::remember(local.folder, &volume);
     for step in &volume.recovery().steps {
         tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: \
             {}", step.name, step.detail);

@@ -1,8 +1,8 @@
-//! Doors that were added to a volume while it was served. They are noted so that they return after
-//! a crash, because the users of a dead server's device or mount wait for them.
+//! Doors that were added to a volume while it was served. They are remembered so that they return
+//! after a crash, because the users of a dead server's device or mount wait for them.
 //!
 //! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door
-//! is noted from the time it is open until it is removed or the server stops cleanly. A line that
+//! is remembered from the time it is open until it is removed or the server stops cleanly. A line that
 //! cannot be parsed stops nothing. Not here: doors from options of `serve`, which return anyway.
 
 use std::fs;
@@ -14,35 +14,35 @@ use parking_lot::Mutex;
 use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
 
-/// The note of one volume.
-pub(crate) struct DoorNote {
+/// The added doors of one volume, in a file.
+pub(crate) struct AddedDoors {
     path: PathBuf,
     /// Held while the file is read and rewritten.
     changing: Mutex<()>,
 }
 
-impl DoorNote {
-    /// The note in a volume's state folder.
+impl AddedDoors {
+    /// Those in a volume's state folder.
     pub(crate) fn of(folder: &Path) -> Self {
-        DoorNote { path: folder.join("doors"), changing: Mutex::new(()) }
+        AddedDoors { path: folder.join("doors"), changing: Mutex::new(()) }
     }
 
-    /// Notes a door that is open.
-    pub(crate) fn note(&self, plan: &DoorPlan) -> Result<()> {
+    /// Remembers a door that is open.
+    pub(crate) fn remember(&self, plan: &DoorPlan) -> Result<()> {
         let line = plan.to_string();
         self.change(|lines| {
-            // A door that was lost and added again is noted once.
+            // A door that was lost and added again is remembered once.
             if !lines.contains(&line) {
                 lines.push(line);
             }
         })
     }
 
-    /// Forgets a closed door. A door that was not noted is not an error.
+    /// Forgets a closed door. A door that was not remembered is not an error.
     pub(crate) fn forget(&self, plan: &DoorPlan) -> Result<()> {
         let line = plan.to_string();
         self.change(|lines| {
-            if let Some(at) = lines.iter().position(|noted| *noted == line) {
+            if let Some(at) = lines.iter().position(|remembered| *remembered == line) {
                 lines.remove(at);
             }
         })
@@ -114,27 +114,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_noted_is_left_until_it_is_forgotten() {
+    fn what_is_remembered_is_left_until_it_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let plan = |text: &str| DoorPlan::parse(text).unwrap();
-        let note = || DoorNote::of(folder.path());
-        assert_eq!(note().left(&[]), []);
+        let doors = || AddedDoors::of(folder.path());
+        assert_eq!(doors().left(&[]), []);
         for text in ["ublk=1", "fuse=/mnt/a", "ublk=2", "fuse=/mnt/a"] {
-            note().note(&plan(text)).unwrap();
+            doors().remember(&plan(text)).unwrap();
         }
-        assert_eq!(note().left(&[]), [plan("ublk=1"), plan("fuse=/mnt/a"), plan("ublk=2")]);
+        assert_eq!(doors().left(&[]), [plan("ublk=1"), plan("fuse=/mnt/a"), plan("ublk=2")]);
         let of_serve = [plan("ublk"), plan("fuse=/mnt/a")];
-        assert_eq!(note().left(&of_serve), [plan("ublk=1"), plan("ublk=2")], "devices are many");
-        note().forget(&plan("ublk=1")).unwrap();
-        note().forget(&plan("vhost-user=/never/noted")).unwrap();
-        assert_eq!(note().left(&[]), [plan("fuse=/mnt/a"), plan("ublk=2")]);
-        note().forget_all();
-        note().forget_all();
-        assert_eq!(note().left(&[]), []);
+        assert_eq!(doors().left(&of_serve), [plan("ublk=1"), plan("ublk=2")], "devices are many");
+        doors().forget(&plan("ublk=1")).unwrap();
+        doors().forget(&plan("vhost-user=/never/added")).unwrap();
+        assert_eq!(doors().left(&[]), [plan("fuse=/mnt/a"), plan("ublk=2")]);
+        doors().forget_all();
+        doors().forget_all();
+        assert_eq!(doors().left(&[]), []);
     }
 
     #[test]
-    fn a_device_of_any_number_is_noted_with_the_one_it_got() {
+    fn a_device_of_any_number_is_remembered_with_the_one_it_got() {
         let plan = |text: &str| DoorPlan::parse(text).unwrap();
         assert_eq!(plan("ublk").reopened_at("/dev/ublkb7"), plan("ublk=7"));
         let unprivileged = plan("ublk-unprivileged").reopened_at("/dev/ublkb0");
@@ -143,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn a_server_at_any_port_is_noted_with_the_one_it_got() {
+    fn a_server_at_any_port_is_remembered_with_the_one_it_got() {
         let reopened =
             |text: &str, address| DoorPlan::parse(text).unwrap().reopened_at(address).to_string();
-        for (text, address, noted) in [
+        for (text, address, remembered) in [
             ("nbd=tcp:127.0.0.1:0", "nbd://127.0.0.1:40123/disk", "nbd=tcp:127.0.0.1:40123"),
             ("nbd-insecure=tcp:[::]:0", "nbd://[::]:40123/disk", "nbd-insecure=tcp:[::]:40123"),
             ("nbd=tcp:127.0.0.1:7", "nbd://127.0.0.1:7/disk", "nbd=tcp:127.0.0.1:7"),
             ("nbd=unix:/a", "nbd+unix:///disk?socket=%2Fa", "nbd=unix:/a"),
         ] {
-            assert_eq!(reopened(text, address), noted);
+            assert_eq!(reopened(text, address), remembered);
         }
     }
 
@@ -160,14 +160,14 @@ mod tests {
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
-        assert_eq!(DoorNote::of(folder.path()).left(&[]), [DoorPlan::parse("ublk=3").unwrap()]);
+        assert_eq!(AddedDoors::of(folder.path()).left(&[]), [DoorPlan::parse("ublk=3").unwrap()]);
     }
 
     #[test]
-    fn a_note_that_cannot_be_kept_is_an_error() {
+    fn a_door_that_cannot_be_remembered_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let note = DoorNote::of(&folder.path().join("gone"));
-        let failure = note.note(&DoorPlan::parse("ublk").unwrap()).unwrap_err();
+        let doors = AddedDoors::of(&folder.path().join("gone"));
+        let failure = doors.remember(&DoorPlan::parse("ublk").unwrap()).unwrap_err();
         assert!(failure.to_string().contains("doors"), "{failure}");
     }
 }

@@ -21,11 +21,11 @@ use sawmill_volume::{Safety, Volume};
 use crate::admin::status::{HealthStatus, PositionsStatus, VolumeStatus};
 use crate::config::VolumeAddress;
 use crate::doors::DoorVolume;
-use crate::doors::added::DoorNote;
+use crate::doors::added::AddedDoors;
 use crate::seen;
 
-/// Interval at which the newest stored state is noted. If a store is restored from a backup, the
-/// loss of what was stored after the last note goes unnoticed, unless the journal knows of it.
+/// Interval at which the newest stored state is remembered. If a store is restored from a backup,
+/// the loss of what was stored after that goes unnoticed, unless the journal knows of it.
 const SEEN_EVERY: Duration = Duration::from_secs(10);
 
 /// The state of a volume in this process.
@@ -57,10 +57,10 @@ pub(crate) struct ServedVolume {
     pub(crate) folder: PathBuf,
     pub(crate) journal_path: Option<PathBuf>,
     /// Doors that were added to it. Readers have none, because they share the writer's folder.
-    pub(super) note: Option<DoorNote>,
+    pub(super) added_doors: Option<AddedDoors>,
     /// When this was last compared with what is stored, and the newest segment that this loop has
-    /// noted.
-    noted: Mutex<(Instant, Option<u64>)>,
+    /// remembered.
+    remembered: Mutex<(Instant, Option<u64>)>,
 }
 
 impl ServedVolume {
@@ -71,12 +71,13 @@ impl ServedVolume {
         folder: PathBuf,
         journal_path: Option<PathBuf>,
     ) -> Self {
-        let (volume_id, noted) = (volume.status().volume_id, Mutex::new((Instant::now(), None)));
+        let (volume_id, remembered) =
+            (volume.status().volume_id, Mutex::new((Instant::now(), None)));
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (display_name, meter) =
             (address.display_name(), Arc::new(Meter::new(Arc::clone(&gate))));
         let state = RwLock::new(VolumeState::Open(volume));
-        let added = journal_path.as_ref().map(|_| DoorNote::of(&folder));
+        let added_doors = journal_path.as_ref().map(|_| AddedDoors::of(&folder));
         ServedVolume {
             address,
             volume_id,
@@ -87,8 +88,8 @@ impl ServedVolume {
             store,
             folder,
             journal_path,
-            note: added,
-            noted,
+            added_doors,
+            remembered,
         }
     }
 
@@ -235,17 +236,18 @@ impl ServedVolume {
         self.known().positions
     }
 
-    /// Notes what the store has, now and then. A fenced process knows less than the one that fenced
-    /// it, so it notes nothing.
-    pub(super) fn note_seen(&self) {
-        let mut noted = self.noted.lock();
-        if self.journal_path.is_none() || noted.0.elapsed() < SEEN_EVERY {
+    /// Remembers what the store has, now and then. A fenced process knows less than the one that
+    /// fenced it, so it remembers nothing.
+    pub(super) fn remember_seen(&self) {
+        let mut remembered = self.remembered.lock();
+        if self.journal_path.is_none() || remembered.0.elapsed() < SEEN_EVERY {
             return;
         }
         let Ok(volume) = self.volume() else { return };
-        noted.0 = Instant::now();
-        if noted.1 != Some(volume.status().stored_sequence) && self.health().state == "serving" {
-            noted.1 = seen::note(&self.folder, &volume);
+        remembered.0 = Instant::now();
+        if remembered.1 != Some(volume.status().stored_sequence) && self.health().state == "serving"
+        {
+            remembered.1 = seen::remember(&self.folder, &volume);
         }
     }
 }

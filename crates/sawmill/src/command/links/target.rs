@@ -550,7 +550,7 @@ fn wait(serving: &ServeProcess, receiver: &Receiver<ServeEvent>, reload: impl Fn
             Err(RecvTimeoutError::Timeout) => {}
             _ => return,
         }
-        serving.note_seen();
+        serving.remember_seen();
     }
 }
 
