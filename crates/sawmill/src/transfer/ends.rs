@@ -1,7 +1,7 @@
 //! The ends of a transfer: a file or block device, an NBD export, a volume.
 //!
-//! Invariant: the mark of a file or an export is durable when `mark` returns, because `mark`
-//! flushes. The mark of a volume becomes durable when everything before that position is stored.
+//! Invariant: the safe point of a file or an export is durable when `safe_point` returns, because
+//! that flushes. The safe point of a volume is a position: durable when all before it is stored.
 //!
 //! Not here: what is copied, compared or skipped (`super`); images, which QEMU serves as an NBD
 //! export (`image`).
@@ -160,11 +160,11 @@ impl Destination for FileEnd {
         in_pieces(address, length, FILE_REQUEST_BYTES_MAX, |at, bytes| self.write(at, bytes))
     }
 
-    fn mark(&self) -> Result<u64> {
+    fn safe_point(&self) -> Result<u64> {
         self.file.sync_data().map(|()| 0).map_err(|error| self.failed("sync", &error))
     }
 
-    fn is_durable(&self, _mark: u64) -> Result<bool> {
+    fn is_durable(&self, _safe_point: u64) -> Result<bool> {
         Ok(true)
     }
 }
@@ -324,11 +324,11 @@ impl Destination for NbdEnd {
         in_pieces(address, length, piece_bytes, |at, bytes| self.write(at, bytes))
     }
 
-    fn mark(&self) -> Result<u64> {
+    fn safe_point(&self) -> Result<u64> {
         self.call("flush", &Command::Flush).map(|_| 0)
     }
 
-    fn is_durable(&self, _mark: u64) -> Result<bool> {
+    fn is_durable(&self, _safe_point: u64) -> Result<bool> {
         Ok(true)
     }
 }
@@ -406,17 +406,17 @@ impl Destination for VolumeEnd {
         self.volume.write_zeroes(address, length).map_err(|error| self.failed(error))
     }
 
-    fn mark(&self) -> Result<u64> {
+    fn safe_point(&self) -> Result<u64> {
         Ok(self.volume.status().positions.accepted)
     }
 
-    fn is_durable(&self, mark: u64) -> Result<bool> {
+    fn is_durable(&self, safe_point: u64) -> Result<bool> {
         let status = self.volume.status();
         let (exit, reason) = match status.health {
             // Such a volume stores nothing more: without this the caller would wait forever.
             Health::Fenced { reason } => (Exit::Fenced, reason),
             Health::Failed { reason } => (Exit::Unavailable, reason),
-            _ => return Ok(status.positions.stored >= mark),
+            _ => return Ok(status.positions.stored >= safe_point),
         };
         Err(Failure::new(exit, reason).of_volume(&self.name))
     }

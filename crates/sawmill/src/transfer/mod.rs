@@ -75,11 +75,11 @@ pub(crate) trait Destination: Sync {
     /// Makes a range read as zeroes, without moving them if possible.
     fn zero(&self, address: u64, length: u64) -> Result<()>;
 
-    /// A mark that covers everything completed so far, which becomes durable in time.
-    fn mark(&self) -> Result<u64>;
+    /// A point that covers everything completed so far, which becomes durable in time.
+    fn safe_point(&self) -> Result<u64>;
 
-    /// Whether everything that the mark covers is durable.
-    fn is_durable(&self, mark: u64) -> Result<bool>;
+    /// Whether everything that the point covers is durable.
+    fn is_durable(&self, safe_point: u64) -> Result<bool>;
 }
 
 /// The starting point of a transfer.
@@ -174,7 +174,7 @@ struct Transfer<'a> {
 
 /// Copies everything from `source` to `destination`. `keep` notes that everything before an address
 /// is in place and durable. When this returns, everything is written, and the next
-/// [`Destination::mark`] covers it.
+/// [`Destination::safe_point`] covers it.
 pub(crate) fn transfer(
     source: &dyn Source,
     destination: &dyn Destination,
@@ -207,7 +207,7 @@ pub(crate) fn transfer(
             scope.spawn(move || transfer.work(&sender));
         }
         drop(sender);
-        let mut progress = ProgressMark { begun: None, kept: start.from };
+        let mut progress = ProgressPoint { begun: None, kept: start.from };
         let outcome = loop {
             match receiver.recv_timeout(PROGRESS_EVERY) {
                 Err(RecvTimeoutError::Timeout) => {
@@ -236,13 +236,13 @@ pub(crate) fn transfer(
     })
 }
 
-/// The mark that becomes progress once it is durable.
-struct ProgressMark {
+/// The safe point that becomes progress once it is durable.
+struct ProgressPoint {
     begun: Option<(u64, u64)>,
     kept: u64,
 }
 
-impl ProgressMark {
+impl ProgressPoint {
     fn advance(
         &mut self,
         transfer: &Transfer<'_>,
@@ -250,11 +250,11 @@ impl ProgressMark {
         keep: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         if self.begun.is_none() && done > self.kept {
-            // `done` was looked up before the mark is taken, so the mark covers all of it.
-            self.begun = Some((done, transfer.destination.mark()?));
+            // `done` was looked up before the point is taken, so the point covers all of it.
+            self.begun = Some((done, transfer.destination.safe_point()?));
         }
-        if let Some((through, mark)) = self.begun
-            && transfer.destination.is_durable(mark)?
+        if let Some((through, safe_point)) = self.begun
+            && transfer.destination.is_durable(safe_point)?
         {
             // A source that has changed must not leave progress that a later attempt trusts.
             transfer.source.check_unchanged()?;
@@ -336,9 +336,9 @@ fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
 
 /// Waits until everything written so far is durable.
 pub(crate) fn settle(destination: &dyn Destination) -> Result<()> {
-    let mark = destination.mark()?;
+    let safe_point = destination.safe_point()?;
     let began = Instant::now();
-    while !destination.is_durable(mark)? {
+    while !destination.is_durable(safe_point)? {
         // There is no notification: this is the polling interval.
         let pause = if began.elapsed() < PROGRESS_EVERY { 5 } else { 50 };
         std::thread::park_timeout(Duration::from_millis(pause));

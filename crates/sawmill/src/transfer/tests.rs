@@ -16,7 +16,7 @@ struct Memory {
     zeroed: AtomicU64,
     /// Writes past this address fail.
     breaks_at: Option<u64>,
-    marks: AtomicU64,
+    safe_points: AtomicU64,
 }
 
 impl Memory {
@@ -87,11 +87,11 @@ impl Destination for Memory {
         Ok(())
     }
 
-    fn mark(&self) -> Result<u64> {
-        Ok(self.marks.fetch_add(1, Ordering::Relaxed))
+    fn safe_point(&self) -> Result<u64> {
+        Ok(self.safe_points.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn is_durable(&self, _mark: u64) -> Result<bool> {
+    fn is_durable(&self, _safe_point: u64) -> Result<bool> {
         Ok(true)
     }
 }
