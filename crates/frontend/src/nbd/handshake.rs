@@ -32,8 +32,8 @@ pub(super) fn negotiate(
         channel,
         exports,
         time_max,
-        // One deadline for all options: a client that sends a byte now and then must not keep its
-        // slot (P191).
+        // One deadline for all options: a client that sends a byte now and then must not keep
+        // others out forever (P191).
         deadline: Instant::now() + time_max,
         style: Style::Simple,
         context: None,

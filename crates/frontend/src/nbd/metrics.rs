@@ -46,8 +46,8 @@ pub struct NbdMetrics {
     /// Connections closed because a limit on connections, in all or per peer, or on memory was
     /// reached.
     pub connections_refused: u64,
-    /// Connections closed in favor of others: in a handshake, because another client needed the
-    /// slot; or because the client kept memory that others waited for.
+    /// Connections closed in favor of others: in a handshake, because another client needed
+    /// one; or because the client kept memory that others waited for.
     pub connections_cut: u64,
     /// Requests received, by command.
     pub requests: RequestCounts,

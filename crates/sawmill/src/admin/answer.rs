@@ -1,7 +1,7 @@
 //! Handles one request: whether its sender may make it, what it asks for, and the answer.
 //!
 //! Invariants: a request through the loopback address changes nothing and reveals no path of ours.
-//! A request that blocks takes a slot of its kind.
+//! A request that blocks takes a permit of its kind.
 //!
 //! Not here: connections (`super`), what the numbers mean (`status`).
 
@@ -152,24 +152,24 @@ async fn carry_out(
 
 /// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a
 /// few of them would close that kind of request for good.
-struct CallSlot {
+struct CallPermit {
     shared: Arc<AdminState>,
     kind: Call,
 }
 
-impl CallSlot {
+impl CallPermit {
     /// None if all are in use.
     fn take(shared: &Arc<AdminState>, kind: Call) -> Option<Self> {
         let in_use = &shared.blocked[kind as usize];
-        if in_use.fetch_add(1, Ordering::Relaxed) >= kind.slots() {
+        if in_use.fetch_add(1, Ordering::Relaxed) >= kind.calls_max() {
             in_use.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(CallSlot { shared: Arc::clone(shared), kind })
+        Some(CallPermit { shared: Arc::clone(shared), kind })
     }
 }
 
-impl Drop for CallSlot {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         self.shared.blocked[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
@@ -181,14 +181,14 @@ async fn blocking<T: Send + 'static>(
     kind: Call,
     work: impl FnOnce(&Callbacks) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    let Some(slot) = CallSlot::take(shared, kind) else {
+    let Some(permit) = CallPermit::take(shared, kind) else {
         let failure = Failure::new(
             Exit::Unavailable,
-            format!("{} other requests wait already; try again later", kind.slots()),
+            format!("{} other requests wait already; try again later", kind.calls_max()),
         );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     };
-    let outcome = tokio::task::spawn_blocking(move || work(&slot.shared.callbacks)).await;
+    let outcome = tokio::task::spawn_blocking(move || work(&permit.shared.callbacks)).await;
     match outcome {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),

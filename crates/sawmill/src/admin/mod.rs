@@ -133,7 +133,7 @@ enum Call {
 impl Call {
     const ALL: [Call; 3] = [Call::Change, Call::OwnWait, Call::LoopbackWait];
 
-    const fn slots(self) -> u32 {
+    const fn calls_max(self) -> u32 {
         match self {
             Call::Change => 16,
             Call::OwnWait => 32,
@@ -142,7 +142,7 @@ impl Call {
     }
 
     fn threads() -> usize {
-        Call::ALL.into_iter().map(|kind| kind.slots() as usize).sum()
+        Call::ALL.into_iter().map(|kind| kind.calls_max() as usize).sum()
     }
 }
 
@@ -179,7 +179,7 @@ impl Admin {
             .enable_io()
             .enable_time()
             .thread_name("admin")
-            // A thread for every slot, so that a kind that is full takes none of another's.
+            // A thread for every call, so that a kind that is full takes none of another's.
             .max_blocking_threads(Call::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()
@@ -327,8 +327,8 @@ async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: 
             tracing::warn!("a control connection of another user was closed");
             continue;
         }
-        match ConnectionSlot::take(&shared, Side::Own) {
-            Some(slot) => start_connection(stream, &shared, &volume, slot),
+        match ConnectionPermit::take(&shared, Side::Own) {
+            Some(permit) => start_connection(stream, &shared, &volume, permit),
             None => tracing::debug!("all control connections are in use"),
         }
     }
@@ -345,8 +345,8 @@ async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<AdminSt
                 continue;
             }
         };
-        match ConnectionSlot::take(&shared, Side::Strangers) {
-            Some(slot) => start_connection(stream, &shared, &volume, slot),
+        match ConnectionPermit::take(&shared, Side::Strangers) {
+            Some(permit) => start_connection(stream, &shared, &volume, permit),
             // A connection above the limit is closed immediately.
             None => tracing::debug!("all admin connections are in use"),
         }
@@ -374,21 +374,21 @@ enum Side {
     Strangers,
 }
 
-/// A place for a connection of one side, until dropped.
-struct ConnectionSlot {
+/// Permission for one more connection of a side, until dropped.
+struct ConnectionPermit {
     shared: Arc<AdminState>,
     side: Side,
 }
 
-impl ConnectionSlot {
-    fn take(shared: &Arc<AdminState>, side: Side) -> Option<ConnectionSlot> {
-        // Counted first and compared second; a slot beyond the limit is returned by its drop.
-        let slot = ConnectionSlot { shared: Arc::clone(shared), side };
-        let slots = match side {
+impl ConnectionPermit {
+    fn take(shared: &Arc<AdminState>, side: Side) -> Option<ConnectionPermit> {
+        // Counted first and compared second; one beyond the limit is given back by its drop.
+        let permit = ConnectionPermit { shared: Arc::clone(shared), side };
+        let connections_max = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,
             Side::Strangers => LOOPBACK_CONNECTIONS_MAX,
         };
-        (slot.count().fetch_add(1, Ordering::AcqRel) < slots).then_some(slot)
+        (permit.count().fetch_add(1, Ordering::AcqRel) < connections_max).then_some(permit)
     }
 
     fn count(&self) -> &AtomicU32 {
@@ -399,7 +399,7 @@ impl ConnectionSlot {
     }
 }
 
-impl Drop for ConnectionSlot {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.count().fetch_sub(1, Ordering::AcqRel);
     }
@@ -409,7 +409,7 @@ fn start_connection<S>(
     stream: S,
     shared: &Arc<AdminState>,
     volume: &Arc<Option<String>>,
-    slot: ConnectionSlot,
+    permit: ConnectionPermit,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -428,8 +428,8 @@ fn start_connection<S>(
             .max_buf_size(16 << 10)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
-        // A client that reads no answers or sends no more requests must not keep its place.
-        let ended = match slot.side {
+        // A client that reads no answers or sends no more requests must not keep its permit.
+        let ended = match permit.side {
             Side::Own => Ok(connection.as_mut().await),
             Side::Strangers => tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await,
         };
@@ -452,7 +452,7 @@ fn start_connection<S>(
         if left == 0 {
             counted.none_left.notify_all();
         }
-        drop(slot);
+        drop(permit);
     });
 }
 

@@ -136,17 +136,17 @@ fn changes_are_taken_on_the_control_socket_alone() {
 }
 
 #[test]
-fn a_change_that_panics_gives_its_slot_back() {
+fn a_change_that_panics_gives_its_permit_back() {
     let folder = tempfile::tempdir().unwrap();
     let _admin = start(folder.path());
     let ask = |threshold| {
         let request = Asked::CollectGarbage { threshold };
         control::query_writer::<serde_json::Value>(folder.path(), &request)
     };
-    for _ in 0..Call::Change.slots() {
+    for _ in 0..Call::Change.calls_max() {
         assert_eq!(ask(2.0).unwrap_err().exit(), Exit::Internal);
     }
-    assert_eq!(ask(1.0).unwrap().unwrap()["moved_bytes"], 7, "a slot is free");
+    assert_eq!(ask(1.0).unwrap().unwrap()["moved_bytes"], 7, "a permit is free");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let admin =
         Admin::start(Callbacks { waiter: safety_waiter, ..callbacks() }, vec![control, loopback])
             .unwrap();
-    let strangers: Vec<_> = (0..Call::LoopbackWait.slots())
+    let strangers: Vec<_> = (0..Call::LoopbackWait.calls_max())
         .map(|_| {
             let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
             let head = "GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -345,7 +345,7 @@ fn a_wait_whose_caller_hung_up_ends() {
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // Far more requests than threads; each would hold a thread while the store is unreachable.
-    for _ in 0..3 * Call::OwnWait.slots() {
+    for _ in 0..3 * Call::OwnWait.calls_max() {
         let mut stranger = TcpStream::connect(admin.address.unwrap()).unwrap();
         stranger.write_all(head).unwrap();
         entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
