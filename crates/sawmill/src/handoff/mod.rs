@@ -145,7 +145,11 @@ fn receive_message(stream: &UnixStream, deadline: Option<Instant>) -> Result<Mes
 }
 
 fn unexpected(message: &Message) -> Failure {
-    Failure::new(Exit::Unavailable, format!("the other process sent {message:?} out of turn"))
+    let text = format!(
+        "the other process sent {message:?} out of turn: it may be of a version that does not fit \
+         this one; its log says more"
+    );
+    Failure::new(Exit::Unavailable, text)
 }
 
 #[cfg(test)]
