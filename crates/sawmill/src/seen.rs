@@ -3,8 +3,8 @@
 //! the journal, so a store that was restored from a backup, or an old copy of it, is recognized
 //! even without the journal.
 //!
-//! Invariants: only the process that has the volume attached for writing remembers what was seen. An
-//! unreadable file counts as no file, and nothing is refused because of it. Not here: its bytes
+//! Invariants: only the process that has the volume attached for writing remembers what was seen.
+//! An unreadable file counts as no file, and nothing is refused because of it. Not here: its bytes
 //! (`sawmill_format::newest_state`), and what is refused (`sawmill_volume::open`).
 
 use std::fs;

@@ -2,8 +2,8 @@
 //! after a crash, because the users of a dead server's device or mount wait for them.
 //!
 //! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door
-//! is remembered from the time it is open until it is removed or the server stops cleanly. A line that
-//! cannot be parsed stops nothing. Not here: doors from options of `serve`, which return anyway.
+//! is remembered from the time it is open until it is removed or the server stops cleanly. A line
+//! that cannot be parsed stops nothing. Not here: doors from options of `serve`, which return anyway.
 
 use std::fs;
 use std::io;
