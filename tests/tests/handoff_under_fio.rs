@@ -101,8 +101,8 @@ impl FioFiles {
         let (count, disk) = (stalls_ms.len(), disk.join(" "));
         println!("{disk}: {count} hand-offs, stall: median {median} ms, worst {worst} ms");
         // The status does not show where the cache is: check that it is there, and used.
-        let slots = server.status()["cache"]["slots"].as_u64();
-        assert!(slots.is_some_and(|slots| slots > 0), "it has its cache: {}", server.status());
+        let cells = server.status()["cache"]["cells"].as_u64();
+        assert!(cells.is_some_and(|cells| cells > 0), "it has its cache: {}", server.status());
         assert!(!server.stderr().contains("without the read cache"), "{}", server.stderr());
     }
 }

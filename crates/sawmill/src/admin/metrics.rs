@@ -233,7 +233,7 @@ const DOOR: &[Metric<DoorStatus>] = &[
 
 /// Per process, without labels; absent when there is no read cache.
 const CACHE: &[Metric<CacheStatus>] = &[
-    gauge("sawmill_cache_slots", "Frames that fit into the read cache.", |cache| cache.slots),
+    gauge("sawmill_cache_cells", "Frames that fit into the read cache.", |cache| cache.cells),
     gauge("sawmill_cache_frames", "Frames in the read cache.", |cache| cache.frames),
     gauge("sawmill_cache_bytes", "Data bytes in the read cache.", |cache| cache.bytes),
     gauge("sawmill_cache_memory_bytes", "Memory of the read cache's index.", |cache| {

@@ -388,7 +388,7 @@ pub(crate) struct NbdMemoryStatus {
 pub(crate) struct CacheStatus {
     pub(crate) path: String,
     /// Frames that fit, and frames that are there.
-    pub(crate) slots: u64,
+    pub(crate) cells: u64,
     pub(crate) frames: u64,
     /// Data bytes in those frames.
     pub(crate) bytes: u64,
@@ -408,7 +408,7 @@ impl CacheStatus {
     pub(crate) fn new(path: String, stats: &CacheMetrics) -> Self {
         CacheStatus {
             path,
-            slots: u64::from(stats.frames_max),
+            cells: u64::from(stats.frames_max),
             frames: u64::from(stats.frames),
             bytes: stats.bytes,
             memory_bytes: stats.memory_bytes,

@@ -283,7 +283,7 @@ function store(s) {
 
 function cache(k) {
   if (!k) return '';
-  const asked = k.hits + k.misses, filled = percent(k.frames, k.slots);
+  const asked = k.hits + k.misses, filled = percent(k.frames, k.cells);
   const hits = asked ? percent(k.hits, asked).toFixed(1) + ' % of ' + count(asked) : '–';
   const off = k.insertion_off
     ? `<p class="why">nothing is inserted: ${escape(k.insertion_off)}</p>` : '';
