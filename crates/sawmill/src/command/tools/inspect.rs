@@ -105,7 +105,7 @@ struct SegmentDocument {
     put_id: String,
     sequence: u64,
     epoch: u64,
-    role: &'static str,
+    kind: &'static str,
     previous_sequence: u64,
     next_sequence: u64,
     stored_through: u64,
@@ -137,7 +137,7 @@ impl SegmentDocument {
             put_id: header.put_id.to_string(),
             sequence: header.sequence,
             epoch: header.epoch,
-            role: match header.kind {
+            kind: match header.kind {
                 SegmentKind::Data => "data",
                 SegmentKind::Fence => "fence",
                 SegmentKind::Moved => "moved",
@@ -167,7 +167,7 @@ fn segment(context: &Context, volume: &str, sequence: u64) -> Result<()> {
         return output::json(&document);
     }
     output::facts(&[
-        ("sequence", format!("{} ({})", document.sequence, document.role)),
+        ("sequence", format!("{} ({})", document.sequence, document.kind)),
         ("epoch", document.epoch.to_string()),
         ("put id", document.put_id.clone()),
         ("made", human_time(document.wall_unix_ms)),
@@ -360,7 +360,7 @@ struct JournalDocument {
     path: String,
     volume_id: String,
     epoch: u64,
-    generation: u64,
+    revision: u64,
     capacity_bytes: u64,
     clean: bool,
     stored_sequence: u64,
@@ -384,7 +384,7 @@ impl JournalDocument {
             path: path.display().to_string(),
             volume_id: report.volume_id.to_string(),
             epoch: superblock.epoch,
-            generation: superblock.revision,
+            revision: superblock.revision,
             capacity_bytes: superblock.capacity_bytes,
             clean: superblock.clean,
             stored_sequence: superblock.stored_sequence,
