@@ -54,7 +54,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 pub fn parse_size_u32(text: &str) -> Result<u32, String> {
     let bytes = parse_size(text)?;
     u32::try_from(bytes)
-        .map_err(|_| format!("'{text}' is too large; at most 4G less one byte can be meant here"))
+        .map_err(|_| format!("'{text}' is too large; the most is {} bytes", u32::MAX))
 }
 
 /// Parses a duration: `500ms`, `30s`, `5m`, `2h`, `0`.

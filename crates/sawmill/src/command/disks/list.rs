@@ -125,14 +125,21 @@ fn sizes(store: &dyn ObjectStore, entries: &[VolumeEntry]) -> Vec<sawmill_volume
     for chunk in entries.chunks(VOLUMES_AT_ONCE_MAX) {
         std::thread::scope(|scope| {
             let threads: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
-            sizes.extend(threads.into_iter().map(|thread| {
-                let died =
-                    |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
-                thread.join().unwrap_or_else(died)
+            let read = threads.into_iter().zip(chunk);
+            sizes.extend(read.map(|(thread, listed)| {
+                thread.join().unwrap_or_else(|_| Err(reading_panicked(listed)))
             }));
         });
     }
     sizes
+}
+
+fn reading_panicked(listed: &VolumeEntry) -> sawmill_volume::Error {
+    let text = format!(
+        "volume {}: the thread that read its size panicked; report this bug with the log",
+        listed.name
+    );
+    sawmill_volume::Error::new(ErrorKind::Internal, text)
 }
 
 /// The process that serves the volume here. A process that does not answer must not spoil the whole

@@ -203,8 +203,12 @@ fn find(context: &Context, arguments: &FindArguments) -> Result<Exit> {
             .map(|name| scope.spawn(move || seek_ethernet(name, question, token, deadline)));
         let seekers: Vec<_> = by_udp.collect::<Vec<_>>().into_iter().chain(by_ethernet).collect();
         for seeker in seekers {
-            let died = |_| Failure::new(Exit::Internal, "a thread that asked has died");
-            match seeker.join().map_err(died)? {
+            let panicked = |_| {
+                let text = "a thread that looked for targets panicked; report this bug \
+                            with the log";
+                Failure::new(Exit::Internal, text)
+            };
+            match seeker.join().map_err(panicked)? {
                 Ok(all) => {
                     // Questions are repeated, so a target answers more than once: the map keeps one
                     // answer.
@@ -275,7 +279,8 @@ fn seek_udp(
 ) -> Result<Vec<TargetEntry>> {
     let (to, by) =
         (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
-    let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}{by}"), &error);
+    let cannot =
+        |error: io::Error| Failure::io(format!("cannot send a question to udp:{to}{by}"), &error);
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).map_err(cannot)?;
     socket.set_broadcast(true).map_err(cannot)?;

@@ -467,7 +467,9 @@ fn target(
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
         // A file without machines was refused.
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
-            .ok_or_else(|| Failure::usage("no machine may attach"))?,
+            .ok_or_else(|| {
+                Failure::usage("--machines lists no machine; add a line, or use --key-file")
+            })?,
     };
     for ExportDevice { name, device, outlives_process, state, .. } in devices {
         let device = Arc::new(Unpacker::new(Arc::clone(device)));
