@@ -57,7 +57,7 @@ impl FileTarget {
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let operations = Operations { discard: false, write_zeroes: false, allocation: false };
         let geometry = geometry(size_bytes, operations);
-        Self::serve(file, geometry, WORKERS_MAX).map_err(failed)
+        Self::serve(file, path, geometry, WORKERS_MAX).map_err(failed)
     }
 
     /// Opens it for reading and writing without the page cache, with many requests in flight.
@@ -74,15 +74,16 @@ impl FileTarget {
         let block_bytes = logical_block_bytes(&file).map_err(failed)?;
         let operations = Operations { discard: true, write_zeroes: true, allocation: false };
         let geometry = Geometry { block_bytes, ..geometry(size_bytes, operations) };
-        Self::serve(file, geometry, WORKERS_DIRECT_MAX).map_err(failed)
+        Self::serve(file, path, geometry, WORKERS_DIRECT_MAX).map_err(failed)
     }
 
-    fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {
+    fn serve(file: File, path: &Path, geometry: Geometry, workers: usize) -> io::Result<Self> {
         // Bounded by the requests that the load has in flight.
         let (sender, receiver) = std::sync::mpsc::channel::<Request>();
         let (file, receiver) = (Arc::new(file), Arc::new(Mutex::new(receiver)));
         for _ in 0..workers {
             let (file, receiver) = (Arc::clone(&file), Arc::clone(&receiver));
+            let path = path.to_owned();
             let work = move || {
                 loop {
                     // The lock is free again before the request is carried out, so that the threads
@@ -91,7 +92,8 @@ impl FileTarget {
                     let Ok(Ok(mut request)) = next else { return };
                     let done = carry_out(&file, &mut request);
                     let failed = |error: io::Error| {
-                        DeviceError::caused(ErrorKind::Unavailable, "the target", error)
+                        let text = format!("cannot read or write the target {}", path.display());
+                        DeviceError::caused(ErrorKind::Unavailable, text, error)
                     };
                     request.complete(done.map(|()| Reply::Done).map_err(failed));
                 }
@@ -214,7 +216,7 @@ fn explained(failure: Failure) -> DeviceError {
         Failure::Gone => ErrorKind::Closed,
         Failure::Errno(_) => ErrorKind::Unavailable,
     };
-    DeviceError::caused(kind, "the target", failure)
+    DeviceError::caused(kind, "the NBD target failed a request", failure)
 }
 
 impl BlockDevice for NbdTarget {
