@@ -338,7 +338,9 @@ impl Collector {
         header.origins = origins;
         header.data_bytes = data_bytes;
         header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
-            Error::caused(ErrorKind::Internal, "what moves does not fit a segment", error)
+            let text = "garbage collection gathered more than fits a segment: this is a bug; \
+                        report it with the log";
+            Error::caused(ErrorKind::Internal, text, error)
         })?;
         let (head, body) = buffer.bytes_mut().split_at_mut(header_bytes);
         head.copy_from_slice(&header.encode().map_err(cannot_encode)?);

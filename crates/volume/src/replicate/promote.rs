@@ -91,7 +91,11 @@ fn promote_as(
         }
     };
     let Some(promoted) = role.promoted() else {
-        return Err(Error::new(ErrorKind::Internal, "a promotion without a history"));
+        let text = format!(
+            "volume '{name}': its role names no promotion after one was put: this is a bug; \
+             report it with the log"
+        );
+        return Err(Error::new(ErrorKind::Internal, text));
     };
     if stored.newest.checkpoint.number >= promoted.checkpoint_number {
         return Ok(described(&stored, &role, promoted.epoch));
