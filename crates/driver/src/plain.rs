@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
-use sawmill_sys::{Arena, Lease};
+use sawmill_sys::{Arena, ArenaPiece};
 
 use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
@@ -46,7 +46,7 @@ struct QueuedRequest {
 
 struct IssuedRequest {
     request: QueuedRequest,
-    lease: Option<Lease>,
+    piece: Option<ArenaPiece>,
     since: Instant,
 }
 
@@ -128,39 +128,39 @@ impl Plain {
         }
         let request = &pending.ready.front()?.request;
         let moves = matches!(request.operation, Operation::Read | Operation::Write);
-        let mut lease = None;
+        let mut piece = None;
         if moves && !pending.ready.front()?.is_written {
             // A request without room stays at the front: those behind it must not pass it forever.
-            lease = Some(pending.memory.lease(request.length as usize)?);
+            piece = Some(pending.memory.lend(request.length as usize)?);
         }
         let mut waiting = pending.ready.pop_front()?;
         pending.last_number += 1;
         let number = pending.last_number;
         let mut command = command(&waiting, number);
         let request = &mut waiting.request;
-        if let Some(lease) = &mut lease {
-            command.offset = lease.offset() as u64;
+        if let Some(piece) = &mut piece {
+            command.offset = piece.offset() as u64;
             if command.kind == CommandKind::Write {
-                request.fill(0, lease);
+                request.fill(0, piece);
                 command.fua = request.flags.fua && self.options.can_fua;
             }
         }
         pending
             .issued
-            .insert(number, IssuedRequest { request: waiting, lease, since: Instant::now() });
+            .insert(number, IssuedRequest { request: waiting, piece, since: Instant::now() });
         Some(command)
     }
 
     /// Answers a request with the driver's result.
     fn complete(issued_request: IssuedRequest, outcome: Result<()>) {
-        let IssuedRequest { request: mut waiting, lease, .. } = issued_request;
+        let IssuedRequest { request: mut waiting, piece, .. } = issued_request;
         if let Err(error) = outcome {
-            drop(lease);
+            drop(piece);
             return waiting.request.fail(error);
         }
         let request = &mut waiting.request;
-        if let Some(lease) = lease.filter(|_| request.operation == Operation::Read) {
-            request.buffer().copy_from_slice(&lease);
+        if let Some(piece) = piece.filter(|_| request.operation == Operation::Read) {
+            request.buffer().copy_from_slice(&piece);
         }
         waiting.request.done();
     }

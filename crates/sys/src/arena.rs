@@ -1,10 +1,10 @@
 //! Memory shared with another process, lent out in pieces that never overlap.
 //!
-//! Invariants: a [`Lease`] is the only access that this process has to its range while it lives;
-//! leases lie inside the mapping and are disjoint, because one list of free ranges gives them out.
-//! The file is sealed, so no process can shrink it. The other process sees all of it and may write
-//! where it should not: that makes bytes wrong, and nothing worse. Not here: what the bytes mean,
-//! when they are handed over.
+//! Invariants: a [`ArenaPiece`] is the only access that this process has to its range while it
+//! lives; pieces lie inside the mapping and are disjoint, because one list of free ranges gives
+//! them out. The file is sealed, so no process can shrink it. The other process sees all of it and
+//! may write where it should not: that makes bytes wrong, and nothing worse. Not here: what the
+//! bytes mean, when they are handed over.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use crate::mapping::Mapping;
 use crate::sync::Mutex;
 
-/// Leases begin and end at multiples of this: a page, which is what users of direct I/O want.
+/// Pieces begin and end at multiples of this: a page, which is what users of direct I/O want.
 const UNIT_BYTES: usize = 4096;
 
 /// See the head of this file.
@@ -30,7 +30,7 @@ pub struct Arena {
 }
 
 /// A range of an arena, for this holder alone until it is dropped.
-pub struct Lease {
+pub struct ArenaPiece {
     arena: Arc<Arena>,
     offset: usize,
     length: usize,
@@ -67,9 +67,9 @@ impl Arena {
     }
 
     /// The first free range of `bytes`; `None` if there is none now. Its content is left over from
-    /// earlier leases.
+    /// earlier pieces.
     #[must_use]
-    pub fn lease(self: &Arc<Self>, bytes: usize) -> Option<Lease> {
+    pub fn lend(self: &Arc<Self>, bytes: usize) -> Option<ArenaPiece> {
         let length = bytes.max(1).next_multiple_of(UNIT_BYTES);
         let mut free = self.free.lock();
         let (&offset, &room) = free.iter().find(|(_, room)| **room >= length)?;
@@ -78,7 +78,7 @@ impl Arena {
             free.insert(offset + length, room - length);
         }
         drop(free);
-        Some(Lease { arena: Arc::clone(self), offset, length: bytes })
+        Some(ArenaPiece { arena: Arc::clone(self), offset, length: bytes })
     }
 
     fn give_back(&self, offset: usize, length: usize) {
@@ -97,7 +97,7 @@ impl Arena {
     }
 }
 
-impl Lease {
+impl ArenaPiece {
     /// Where it lies in the arena's file.
     #[must_use]
     pub fn offset(&self) -> usize {
@@ -105,27 +105,27 @@ impl Lease {
     }
 }
 
-impl Deref for Lease {
+impl Deref for ArenaPiece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
-        // keeps; no other lease of this process overlaps it. That another process may write there
+        // keeps; no other piece of this process overlaps it. That another process may write there
         // meanwhile is accepted, see `mapping`.
         unsafe { std::slice::from_raw_parts(self.arena.mapping.at(self.offset), self.length) }
     }
 }
 
-impl DerefMut for Lease {
+impl DerefMut for ArenaPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
-        // keeps; no other lease overlaps it, and `&mut self` excludes every other access of this
+        // keeps; no other piece overlaps it, and `&mut self` excludes every other access of this
         // process. Another process: see `mapping`.
         unsafe { std::slice::from_raw_parts_mut(self.arena.mapping.at(self.offset), self.length) }
     }
 }
 
-impl Drop for Lease {
+impl Drop for ArenaPiece {
     fn drop(&mut self) {
         self.arena.give_back(self.offset, self.length.max(1).next_multiple_of(UNIT_BYTES));
     }
@@ -138,30 +138,30 @@ mod tests {
     #[test]
     fn leases_are_disjoint_and_merge_when_they_are_given_back() {
         let arena = Arena::create("test", 64 << 10).unwrap();
-        let mut leases: Vec<Lease> = (0..16).map(|_| arena.lease(1000).unwrap()).collect();
-        assert!(arena.lease(1).is_none(), "all is lent");
-        for (number, lease) in leases.iter_mut().enumerate() {
-            lease.fill(number as u8);
+        let mut pieces: Vec<ArenaPiece> = (0..16).map(|_| arena.lend(1000).unwrap()).collect();
+        assert!(arena.lend(1).is_none(), "all is lent");
+        for (number, piece) in pieces.iter_mut().enumerate() {
+            piece.fill(number as u8);
         }
-        for (number, lease) in leases.iter().enumerate() {
-            assert_eq!(&lease[..], &vec![number as u8; 1000][..]);
+        for (number, piece) in pieces.iter().enumerate() {
+            assert_eq!(&piece[..], &vec![number as u8; 1000][..]);
         }
         // In an odd order, so that gaps close from both sides.
         for _ in 0..16 {
-            leases.swap_remove(leases.len() / 2);
+            pieces.swap_remove(pieces.len() / 2);
         }
-        assert_eq!(arena.lease(64 << 10).unwrap().len(), 64 << 10);
+        assert_eq!(arena.lend(64 << 10).unwrap().len(), 64 << 10);
     }
 
     #[test]
     fn another_mapping_of_the_file_sees_the_bytes() {
         let arena = Arena::create("test", 4096).unwrap();
-        let mut lease = arena.lease(600).unwrap();
-        lease.fill(7);
+        let mut piece = arena.lend(600).unwrap();
+        piece.fill(7);
         let other =
             crate::SharedMemory::open(arena.file().try_clone().unwrap().into(), 0, 4096).unwrap();
         let byte = |at| other.byte(at).unwrap().load(std::sync::atomic::Ordering::Acquire);
-        assert_eq!((byte(lease.offset()), byte(lease.offset() + 599)), (7, 7));
+        assert_eq!((byte(piece.offset()), byte(piece.offset() + 599)), (7, 7));
         assert!(
             rustix::fs::ftruncate(arena.file(), 0).is_err(),
             "no process can take the memory away"

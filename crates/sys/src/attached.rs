@@ -1,7 +1,7 @@
 //! Memory that another process made and shares with this one; ranges of it are lent to one holder
 //! at a time.
 //!
-//! Invariants: while a [`MemoryLease`] lives, it is the only access of this process to its range.
+//! Invariants: while a [`MemoryPiece`] lives, it is the only access of this process to its range.
 //! Lent ranges lie inside the mapping and are disjoint, whatever the other process requests. A file
 //! that is not sealed against shrinking is refused, so the memory cannot be taken away. A stray
 //! write of the other process corrupts bytes and has no other effect.
@@ -30,7 +30,7 @@ pub struct AttachedMemory {
 }
 
 /// A range of attached memory, for this holder alone until it is dropped.
-pub struct MemoryLease {
+pub struct MemoryPiece {
     memory: Arc<AttachedMemory>,
     offset: usize,
     length: usize,
@@ -64,7 +64,7 @@ impl AttachedMemory {
     /// Lends the `length` bytes at `offset`. `None` when `length` is zero, or when some of the
     /// bytes lie outside or are already lent.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<MemoryLease> {
+    pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<MemoryPiece> {
         let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
         let end = offset.checked_add(length).filter(|end| *end <= self.length && length > 0)?;
         let mut lent = self.lent.lock();
@@ -74,31 +74,31 @@ impl AttachedMemory {
         }
         lent.insert(offset, end);
         drop(lent);
-        Some(MemoryLease { memory: Arc::clone(self), offset, length })
+        Some(MemoryPiece { memory: Arc::clone(self), offset, length })
     }
 }
 
-impl Deref for MemoryLease {
+impl Deref for MemoryPiece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
-        // keeps; no other loan of this process overlaps it. That another process may write there
+        // keeps; no other piece of this process overlaps it. That another process may write there
         // meanwhile is accepted, see `mapping`.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.at(self.offset), self.length) }
     }
 }
 
-impl DerefMut for MemoryLease {
+impl DerefMut for MemoryPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
-        // keeps; no other loan overlaps it, and `&mut self` excludes every other access of this
+        // keeps; no other piece overlaps it, and `&mut self` excludes every other access of this
         // process. Another process: see `mapping`.
         unsafe { std::slice::from_raw_parts_mut(self.memory.mapping.at(self.offset), self.length) }
     }
 }
 
-impl Drop for MemoryLease {
+impl Drop for MemoryPiece {
     fn drop(&mut self) {
         self.memory.lent.lock().remove(&self.offset);
     }
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn the_maker_sees_what_is_written() {
         let arena = Arena::create("test", 8192).unwrap();
-        let lease = arena.lease(8192).unwrap();
+        let piece = arena.lend(8192).unwrap();
         let memory = AttachedMemory::open(arena.file().try_clone().unwrap().into(), 8192).unwrap();
         memory.lend(4096, 10).unwrap().fill(7);
-        assert_eq!((lease[4095], lease[4096], lease[4105], lease[4106]), (0, 7, 7, 0));
+        assert_eq!((piece[4095], piece[4096], piece[4105], piece[4106]), (0, 7, 7, 0));
     }
 
     #[test]

@@ -36,8 +36,8 @@ pub mod ublk;
 mod waker;
 
 pub use aligned::AlignedBytes;
-pub use arena::{Arena, Lease};
-pub use attached::{AttachedMemory, MemoryLease};
+pub use arena::{Arena, ArenaPiece};
+pub use attached::{AttachedMemory, MemoryPiece};
 pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
 pub use discard::{discard, logical_block_bytes, write_zeroes};

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use parking_lot::RwLockReadGuard;
 use sawmill_device::{Error, ErrorKind, Operation, Result};
-use sawmill_sys::Lease;
+use sawmill_sys::ArenaPiece;
 
 use super::chunk::ChunkEntry;
 use super::{Batch, ChunkId, ClosedChunk, Item, Reads, Writes};
@@ -78,7 +78,7 @@ impl Chunk {
     /// Its bytes: entries, then data.
     #[must_use]
     pub fn bytes(&self) -> impl Deref<Target = [u8]> + '_ {
-        RwLockReadGuard::map(self.chunk.lease.read(), |lease: &Lease| &**lease)
+        RwLockReadGuard::map(self.chunk.piece.read(), |piece: &ArenaPiece| &**piece)
     }
 }
 
@@ -237,35 +237,35 @@ impl Batch {
         if reads.fetched.len() >= self.options.queue_depth as usize {
             return None;
         }
-        let (number, request, lease) = match reads.again.pop_front() {
+        let (number, request, piece) = match reads.again.pop_front() {
             Some((number, request)) => {
-                let Some(lease) = reads.memory.lease(request.length as usize) else {
+                let Some(piece) = reads.memory.lend(request.length as usize) else {
                     // Back to the front: later reads must not pass those that a former driver had
                     // (P73).
                     reads.again.push_front((number, request));
                     return None;
                 };
-                (number, request, lease)
+                (number, request, piece)
             }
             None => {
                 let length = reads.ready.front()?.length;
-                let lease = reads.memory.lease(length as usize)?;
+                let piece = reads.memory.lend(length as usize)?;
                 reads.last_number += 1;
-                (reads.last_number, reads.ready.pop_front()?, lease)
+                (reads.last_number, reads.ready.pop_front()?, piece)
             }
         };
-        let (address, length, offset) = (request.address, request.length, lease.offset());
-        reads.fetched.insert(number, (request, lease, Instant::now()));
+        let (address, length, offset) = (request.address, request.length, piece.offset());
+        reads.fetched.insert(number, (request, piece, Instant::now()));
         Some(Read { number, address, length, offset })
     }
 
     /// Lets a driver in this process fill the bytes of a read.
     pub fn fill_read(&self, queue: usize, number: u64, fill: impl FnOnce(&mut [u8])) {
         let entry = self.queues[queue].reads.lock().fetched.remove(&number);
-        let Some((request, mut lease, since)) = entry else { return };
+        let Some((request, mut piece, since)) = entry else { return };
         // Out of the list meanwhile, so that a driver that fills slowly holds no lock of the queue.
-        fill(&mut lease);
-        self.queues[queue].reads.lock().fetched.insert(number, (request, lease, since));
+        fill(&mut piece);
+        self.queues[queue].reads.lock().fetched.insert(number, (request, piece, since));
     }
 
     /// The driver has stored the bytes of a read, or failed.
@@ -274,20 +274,20 @@ impl Batch {
     /// `Invalid` for a number that was not delivered, or was already acknowledged.
     pub fn acknowledge_read(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let shared = &self.queues[queue];
-        let Some((mut request, lease, _)) = shared.reads.lock().fetched.remove(&number) else {
+        let Some((mut request, piece, _)) = shared.reads.lock().fetched.remove(&number) else {
             let text = format!("queue {queue} has no read with the number {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         match outcome {
             Ok(()) => {
-                request.buffer().copy_from_slice(&lease);
+                request.buffer().copy_from_slice(&piece);
                 // Before the answer: its user may submit the next read at once, which needs a
                 // place.
-                drop(lease);
+                drop(piece);
                 request.done();
             }
             Err(error) => {
-                drop(lease);
+                drop(piece);
                 request.fail(error);
             }
         }

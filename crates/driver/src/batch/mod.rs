@@ -40,7 +40,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
-use sawmill_sys::{Arena, Lease};
+use sawmill_sys::{Arena, ArenaPiece};
 
 pub use deliver::{Chunk, Delivery, RangeCommand, Read};
 pub use options::BatchOptions;
@@ -93,7 +93,7 @@ struct Queue {
 struct Open {
     number: u64,
     ordinal: u64,
-    lease: Lease,
+    piece: ArenaPiece,
     entries: Vec<ChunkEntry>,
     data_end: usize,
     since: Instant,
@@ -108,7 +108,7 @@ struct ClosedChunk {
     length: usize,
     entries: Vec<ChunkEntry>,
     offset: usize,
-    lease: RwLock<Lease>,
+    piece: RwLock<ArenaPiece>,
 }
 
 /// An item of a write queue.
@@ -152,7 +152,7 @@ struct Reads {
     /// Bounded by what one driver had fetched.
     again: VecDeque<(u64, Request)>,
     /// Bounded by the shared memory of the queue.
-    fetched: BTreeMap<u64, (Request, Lease, Instant)>,
+    fetched: BTreeMap<u64, (Request, ArenaPiece, Instant)>,
     last_number: u64,
     /// Reads up to this number were already delivered to a former driver.
     again_number: u64,

@@ -170,20 +170,20 @@ fn overlap_bytes(writes: &Writes, newer: &WriteEntry, older: &WriteEntry) -> Vec
     let Some((Some(closed), _)) = writes.kept.get(&newer.chunk.number) else { return Vec::new() };
     let (start, end) = (newer.start.max(older.start), newer.end.min(older.end));
     let at = newer.data_at + (start - newer.start) as usize;
-    closed.lease.read()[at..at + (end - start) as usize].to_vec()
+    closed.piece.read()[at..at + (end - start) as usize].to_vec()
 }
 
 fn mend(writes: &mut Writes, newer: &WriteEntry, older: &WriteEntry, bytes: &[u8]) {
     let at = older.data_at + (newer.start.max(older.start) - older.start) as usize;
     let number = older.chunk.number;
     if let Some(open) = writes.open.as_mut().filter(|open| open.number == number) {
-        open.lease[at..at + bytes.len()].copy_from_slice(bytes);
+        open.piece[at..at + bytes.len()].copy_from_slice(bytes);
         return;
     }
     let ready = writes.ready.iter().find(|(ready, _)| *ready == number).map(|(_, item)| item);
     if let Some(Item::Chunk(closed)) =
         ready.or_else(|| writes.fetched.get(&number).map(|(item, _)| item))
     {
-        closed.lease.write()[at..at + bytes.len()].copy_from_slice(bytes);
+        closed.piece.write()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }

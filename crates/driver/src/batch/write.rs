@@ -63,27 +63,27 @@ impl Batch {
             self.close(queue, writes);
         }
         if writes.open.is_none() {
-            let Some(lease) = self.queues[queue].write_memory.lease(chunk_bytes) else {
+            let Some(piece) = self.queues[queue].write_memory.lend(chunk_bytes) else {
                 return false;
             };
             writes.last_number += 1;
             let number = writes.last_number;
             let ordinal = self.ordinals.lock().next();
             let (entries, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
-            writes.open = Some(Open { number, ordinal, lease, entries, data_end, since });
+            writes.open = Some(Open { number, ordinal, piece, entries, data_end, since });
             // A thread that waits for work must now watch the age of this chunk.
             self.queues[queue].writes_wakeup.notify_one();
         }
         let Some(open) = &mut writes.open else { return false };
         // The only copy of the payload on its way to the driver: the chunk lies in memory that both
         // processes have.
-        request.fill(0, &mut open.lease[open.data_end..open.data_end + length]);
+        request.fill(0, &mut open.piece[open.data_end..open.data_end + length]);
         let chunk = ChunkId { queue, number: open.number };
         for (start, end) in self.areas.parts(start, end) {
             let write_number = self.areas.list(start, end, chunk, open.data_end);
             let entry = ChunkEntry { address: start, length: end - start, write_number };
             let at = open.entries.len() * ENTRY_BYTES;
-            open.lease[at..at + ENTRY_BYTES].copy_from_slice(&entry.encode());
+            open.piece[at..at + ENTRY_BYTES].copy_from_slice(&entry.encode());
             open.entries.push(entry);
             open.data_end += (end - start) as usize;
         }
@@ -99,10 +99,10 @@ impl Batch {
     /// Closes the open chunk, if there is one, so that it can be fetched.
     pub(super) fn close(&self, queue: usize, writes: &mut Writes) {
         let Some(open) = writes.open.take() else { return };
-        let Open { number, ordinal, lease, entries, data_end: length, .. } = open;
+        let Open { number, ordinal, piece, entries, data_end: length, .. } = open;
         // A chunk that is opened after this has newer writes only. Those up to the horizon may hold
         // older ones.
-        let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
+        let (offset, horizon) = (piece.offset(), self.ordinals.lock().last);
         let closed = ClosedChunk {
             number,
             ordinal,
@@ -110,7 +110,7 @@ impl Batch {
             length,
             entries,
             offset,
-            lease: RwLock::new(lease),
+            piece: RwLock::new(piece),
         };
         writes.ready.push_back((number, Item::Chunk(Arc::new(closed))));
         self.queues[queue].writes_wakeup.notify_one();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Result};
-use sawmill_sys::{AttachedMemory, MemoryLease};
+use sawmill_sys::{AttachedMemory, MemoryPiece};
 
 use crate::protocol::{ANSWER_BYTES, Answer, Command, CommandKind, PACKET_BYTES_MAX, PacketSocket};
 
@@ -50,7 +50,7 @@ struct CommandInbox {
 /// A command that is being executed.
 pub(super) struct Task {
     pub(super) command: Command,
-    pub(super) memory: Option<MemoryLease>,
+    pub(super) memory: Option<MemoryPiece>,
     ticket: u64,
 }
 
@@ -167,7 +167,7 @@ impl Lane {
         Ok(incoming)
     }
 
-    fn memory_of(&self, command: &Command) -> Result<Option<MemoryLease>> {
+    fn memory_of(&self, command: &Command) -> Result<Option<MemoryPiece>> {
         if !matches!(command.kind, CommandKind::Read | CommandKind::Write | CommandKind::Chunk) {
             return Ok(None);
         }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, ErrorKind, Result, conformance};
-use sawmill_sys::{Arena, Lease};
+use sawmill_sys::{Arena, ArenaPiece};
 
 use super::{
     Abilities, ChunkDriver, Door, Driver, InProcess, Options, Outcome, serve, serve_chunks,
@@ -90,7 +90,7 @@ impl Driver for Ram {
 struct Host {
     control: PacketSocket,
     /// Sockets and memory, as they were sent.
-    lanes: Vec<(PacketSocket, Arc<Arena>, Lease)>,
+    lanes: Vec<(PacketSocket, Arc<Arena>, ArenaPiece)>,
     hello: ControlFacts,
 }
 
@@ -168,8 +168,8 @@ fn host(
                 let arena = Arena::create("test", 1 << 20).unwrap();
                 facts.add(name, 1 << 20);
                 files.push((theirs, arena.file().try_clone().unwrap()));
-                let lease = arena.lease(1 << 20).unwrap();
-                host.lanes.push((ours, arena, lease));
+                let piece = arena.lend(1 << 20).unwrap();
+                host.lanes.push((ours, arena, piece));
             }
             let fds: Vec<_> =
                 files.iter().flat_map(|(socket, file)| [socket.as_fd(), file.as_fd()]).collect();
