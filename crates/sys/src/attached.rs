@@ -7,7 +7,7 @@
 //! write of the other process corrupts bytes and has no other effect.
 //!
 //! Not here: memory that this process makes (`arena`), and shared memory seen as atomics
-//! (`shared`).
+//! (`shared_memory`).
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -5,7 +5,7 @@
 //! device, written around the page cache, and read around it where a read is aligned), [`staging`]
 //! (memory that outlives the process, and the ring in it), [`SharedMemory`] (memory that another
 //! process writes too), [`Arena`] (such memory, lent out in pieces), [`AttachedMemory`] (such
-//! memory of another process), [`in_own_session`] (a program that outlives its starter),
+//! memory of another process), [`detach`] (a program that outlives its starter),
 //! [`restrict`] (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
 //! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
 //! files and block devices), [`ublk`] (the kernel's driver for block devices in user space),
@@ -20,6 +20,7 @@ mod arena;
 mod attached;
 mod counting;
 pub mod descriptors;
+mod detached;
 mod direct_file;
 mod discard;
 mod loop_device;
@@ -28,8 +29,7 @@ pub mod net;
 mod pages;
 pub mod reclaim;
 mod sandbox;
-mod session;
-mod shared;
+mod shared_memory;
 pub mod staging;
 pub mod sync;
 pub mod ublk;
@@ -39,13 +39,13 @@ pub use aligned::AlignedBytes;
 pub use arena::{Arena, ArenaPiece};
 pub use attached::{AttachedMemory, MemoryPiece};
 pub use counting::CountingAllocator;
+pub use detached::detach;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
 pub use sandbox::{Bounds, is_no_network, restrict};
-pub use session::in_own_session;
-pub use shared::SharedMemory;
+pub use shared_memory::SharedMemory;
 pub use staging::{Consumer, FillProof, ReserveError, Ring, Span, StagingFile, StagingSlot};
 pub use waker::Waker;
 

@@ -92,7 +92,7 @@ impl Host {
             command.stderr(Stdio::null());
         }
         // The device must not end with the terminal or the process group of its driver.
-        let mut child = sawmill_sys::in_own_session(&mut command).spawn().map_err(no_program)?;
+        let mut child = sawmill_sys::detach(&mut command).spawn().map_err(no_program)?;
         let out = child.stdout.take();
         let out =
             out.ok_or_else(|| Error::new(ErrorKind::Internal, "the host has no standard output"))?;
