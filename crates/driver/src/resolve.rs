@@ -41,11 +41,11 @@ pub struct OrderBounds {
 pub struct Resolver {
     area_bytes: u64,
     shards: Box<[Mutex<Areas>]>,
-    history: Mutex<AreaHistory>,
+    remembered: Mutex<RememberedAreas>,
 }
 
 #[derive(Default)]
-struct AreaHistory {
+struct RememberedAreas {
     /// Areas that chunks wrote to, by the horizon of the chunk.
     areas: BTreeMap<u64, Vec<u64>>,
     floor: u64,
@@ -56,7 +56,7 @@ impl Resolver {
     #[must_use]
     pub fn new(area_bytes: u64) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Resolver { area_bytes, shards, history: Mutex::default() }
+        Resolver { area_bytes, shards, remembered: Mutex::default() }
     }
 
     /// Applies the entries of a chunk with these bounds of order, and forgets what is no longer
@@ -83,7 +83,7 @@ impl Resolver {
             }
         }
         // Also after a failure: the entries before it were applied and are remembered.
-        self.history.lock().areas.entry(horizon).or_default().append(&mut areas);
+        self.remembered.lock().areas.entry(horizon).or_default().append(&mut areas);
         outcome
     }
 
@@ -134,14 +134,14 @@ impl Resolver {
 
     /// All chunks with ordinals below `floor` are answered.
     fn forget_below(&self, floor: u64) {
-        let mut history = self.history.lock();
-        if floor <= history.floor {
+        let mut remembered = self.remembered.lock();
+        if floor <= remembered.floor {
             return;
         }
-        history.floor = floor;
-        let newer = history.areas.split_off(&floor);
-        let settled = std::mem::replace(&mut history.areas, newer);
-        drop(history);
+        remembered.floor = floor;
+        let newer = remembered.areas.split_off(&floor);
+        let settled = std::mem::replace(&mut remembered.areas, newer);
+        drop(remembered);
         for area in settled.into_values().flatten() {
             let mut shard = self.shard(area).lock();
             if let Some(applied) = shard.get_mut(&area) {
