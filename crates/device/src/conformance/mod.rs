@@ -310,24 +310,24 @@ pub fn d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes(device: Devic
     assert_eq!(read(&device, geometry.size_bytes - 1, 1), b"!", "D5: the last byte can be written");
 }
 
-/// D5 with concurrent writers: four threads own interleaved unaligned stripes; no write changes a
+/// D5 with concurrent writers: four threads own interleaved unaligned ranges; no write changes a
 /// neighbor's bytes.
 pub fn d5_neighbors_may_write_at_the_same_time(device: Device) {
     const OWNERS: u64 = 4;
-    const STRIPE: u64 = 333;
-    const STRIPES: u64 = 400;
+    const RANGE_BYTES: u64 = 333;
+    const RANGES: u64 = 400;
     thread::scope(|scope| {
         for owner in 0..OWNERS {
             let device = &device;
             scope.spawn(move || {
                 let mut random = Dice::new(owner + 10);
-                let mut model = vec![0_u8; (STRIPE * STRIPES) as usize];
+                let mut model = vec![0_u8; (RANGE_BYTES * RANGES) as usize];
                 for _ in 0..600 {
-                    let (stripe, start) = (random.below(STRIPES), random.below(STRIPE));
-                    let length = 1 + random.below(STRIPE - start);
-                    let address = (stripe * OWNERS + owner) * STRIPE + start;
-                    let mine = (stripe * STRIPE + start) as usize
-                        ..(stripe * STRIPE + start + length) as usize;
+                    let (range, start) = (random.below(RANGES), random.below(RANGE_BYTES));
+                    let length = 1 + random.below(RANGE_BYTES - start);
+                    let address = (range * OWNERS + owner) * RANGE_BYTES + start;
+                    let mine = (range * RANGE_BYTES + start) as usize
+                        ..(range * RANGE_BYTES + start + length) as usize;
                     if random.below(3) > 0 {
                         random.fill(&mut model[mine.clone()]);
                         write(device, address, &model[mine.clone()]);
