@@ -84,7 +84,8 @@ struct Kind {
     p50_us: u64,
     p99_us: u64,
     p999_us: u64,
-    max_us: u64,
+    #[serde(rename = "max_us")]
+    us_max: u64,
 }
 
 /// What `--json` prints; its names are an interface, so they stay.
@@ -352,7 +353,7 @@ fn text_of(path: &Path) -> String {
 fn kind(operation: Operation, times_ns: &[u64], bytes: u64) -> Option<Kind> {
     let mut sorted = times_ns.to_vec();
     sorted.sort_unstable();
-    let max_us = sorted.last()? / 1000;
+    let us_max = sorted.last()? / 1000;
     let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share) as usize] / 1000;
     let requests = sorted.len() as u64;
     let operation = format!("{operation:?}").to_lowercase();
@@ -363,14 +364,14 @@ fn kind(operation: Operation, times_ns: &[u64], bytes: u64) -> Option<Kind> {
         p50_us: at(0.5),
         p99_us: at(0.99),
         p999_us: at(0.999),
-        max_us,
+        us_max,
     })
 }
 
 fn print(document: &Document) -> Result<()> {
     let time = |us: u64| human_duration(Duration::from_micros(us));
     let row = |kind: &Kind| {
-        let times = [kind.p50_us, kind.p99_us, kind.p999_us, kind.max_us].map(time);
+        let times = [kind.p50_us, kind.p99_us, kind.p999_us, kind.us_max].map(time);
         let counts = [kind.operation.clone(), human_count(kind.requests), human_size(kind.bytes)];
         counts.into_iter().chain(times).collect()
     };
