@@ -309,7 +309,7 @@ impl Asker {
         };
         let initiator = Initiator::new(options, Security::Insecure, 2, clock.clone(), counter(1));
         let wire = Arc::new(Wire::default());
-        initiator.add_path(0, wire.clone(), STRANGER, None);
+        initiator.add_route(0, wire.clone(), STRANGER, None);
         let asker = Asker { initiator, wire, clock };
         let mut mouth = RawEnd { connection: 0, number: 0 };
         let packets = asker.wire.take();

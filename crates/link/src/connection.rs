@@ -24,7 +24,7 @@ use sawmill_format::link::{
 };
 
 use crate::carrier::{Burst, Peer, Sender, Waker};
-use crate::path::{PathKind, ReceiveHalf, SendHalf, SentPiece, SentPieces};
+use crate::halves::{ReceiveHalf, RouteKind, SendHalf, SentPiece, SentPieces};
 use crate::ready::ReadyQueue;
 use crate::session::Seals;
 use crate::violation::Violation;
@@ -56,27 +56,27 @@ pub(crate) trait ConnectionEnd: Send + Sync {
 
 /// Where a link's packets go.
 #[derive(Clone)]
-pub(crate) struct Path {
+pub(crate) struct Route {
     pub(crate) sender: Arc<dyn Sender>,
     pub(crate) peer: Peer,
-    /// The longest packet that the carrier accepts on this path.
+    /// The longest packet that the carrier accepts on this route.
     pub(crate) packet_bytes_max: usize,
     /// Wakes the receiving thread there, because it must also wait for room to send.
     waker: Option<Arc<Waker>>,
 }
 
-impl Path {
+impl Route {
     pub(crate) fn new(sender: Arc<dyn Sender>, peer: Peer, waker: Option<Arc<Waker>>) -> Self {
         let packet_bytes_max = sender.packet_bytes_max(&peer);
         let packet_bytes_max = packet_bytes_max.clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
-        Path { sender, peer, packet_bytes_max, waker }
+        Route { sender, peer, packet_bytes_max, waker }
     }
 }
 
-/// The sending half of a link, with its path.
+/// The sending half of a link, with its route.
 pub(crate) struct LinkOutput {
     pub(crate) send_half: SendHalf,
-    pub(crate) path: Option<Path>,
+    pub(crate) route: Option<Route>,
     /// Whether the link is joined, so that requests may use it.
     pub(crate) open: bool,
     burst: Burst,
@@ -109,7 +109,7 @@ pub(crate) enum PacketOutcome {
     Dropped,
 }
 
-/// Statements that the connection itself does not handle: notes about paths, and the end.
+/// Statements that the connection itself does not handle: notes about links, and the end.
 pub(crate) enum ControlStatement<'a> {
     /// A join, joined or leave.
     Note(Note),
@@ -143,7 +143,7 @@ impl<E: ConnectionEnd> Connection<E> {
         let link = |_| ConnectionLink {
             output: Mutex::new(LinkOutput {
                 send_half: SendHalf::new(),
-                path: None,
+                route: None,
                 open: false,
                 burst: Burst::new(BURST_PACKETS_MAX, BURST_BYTES),
                 unsent_from: 0,
@@ -311,7 +311,7 @@ impl<E: ConnectionEnd> Connection<E> {
         let carries = output.open && output.send_half.has_room();
         let is_needed = (carries && !self.ready.is_empty()) || output.ping || ack;
         let packet_bytes = output.send_half.packet_bytes;
-        if !is_needed || output.path.is_none() || output.burst.space().len() < packet_bytes {
+        if !is_needed || output.route.is_none() || output.burst.space().len() < packet_bytes {
             return 0;
         }
         let ping = std::mem::take(&mut output.ping);
@@ -376,8 +376,8 @@ impl<E: ConnectionEnd> Connection<E> {
         }
     }
 
-    /// Sends a packet with one note, padded to `packet_bytes`, on a path that is not joined yet.
-    pub(crate) fn send_note(&self, index: usize, path: &Path, note: &Note, packet_bytes: usize) {
+    /// Sends a packet with one note, padded to `packet_bytes`, on a route that is not joined yet.
+    pub(crate) fn send_note(&self, index: usize, route: &Route, note: &Note, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
         let number = output.send_half.number(|piece| self.again(piece));
         let mut burst = Burst::new(1, packet_bytes);
@@ -389,14 +389,14 @@ impl<E: ConnectionEnd> Connection<E> {
         burst.commit(packet_bytes);
         output.send_half.sent_unacknowledged(packet_bytes);
         // If a note is lost, the side that waits for its answer sends it again.
-        let _ = path.sender.send(&path.peer, &burst, 0);
+        let _ = route.sender.send(&route.peer, &burst, 0);
     }
 
     /// Tells the peer, on every link, that the connection ends.
     pub(crate) fn send_close(&self, status: u8, text: &str) {
         for (index, link) in self.links.iter().enumerate() {
             let mut output = link.output.lock();
-            let Some(path) = output.path.clone() else { continue };
+            let Some(route) = output.route.clone() else { continue };
             let packet_bytes = output.send_half.packet_bytes;
             let mut burst = Burst::new(1, packet_bytes);
             let packet = &mut burst.space()[..packet_bytes];
@@ -407,7 +407,7 @@ impl<E: ConnectionEnd> Connection<E> {
             self.seal(&mut packet[..length], index, number);
             burst.commit(length);
             output.send_half.sent_unacknowledged(length);
-            let _ = path.sender.send(&path.peer, &burst, 0);
+            let _ = route.sender.send(&route.peer, &burst, 0);
         }
     }
 
@@ -435,7 +435,7 @@ impl<E: ConnectionEnd> Connection<E> {
         if self.links.iter().any(is_due) {
             for (index, link) in self.links.iter().enumerate() {
                 let mut output = link.output.lock();
-                if output.path.is_some() && self.send_some(index, &mut output, now, true) {
+                if output.route.is_some() && self.send_some(index, &mut output, now, true) {
                     return;
                 }
             }
@@ -459,8 +459,8 @@ impl<E: ConnectionEnd> Connection<E> {
         let kicks = self.kicks.load(Ordering::SeqCst);
         let sending =
             self.links.iter().filter_map(|link| link.output.lock().send_half.deadline_ns());
-        // Without a path there is nothing to wait for; a new path triggers another check.
-        let reached = self.links.iter().any(|link| link.output.lock().path.is_some());
+        // Without a route there is nothing to wait for; a new route triggers another check.
+        let reached = self.links.iter().any(|link| link.output.lock().route.is_some());
         let owed = self
             .links
             .iter()
@@ -484,7 +484,7 @@ impl<E: ConnectionEnd> Connection<E> {
         let is_blocked =
             self.links.iter().filter_map(|link| link.output.try_lock()).any(|output| {
                 let is_at_sender =
-                    output.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+                    output.route.as_ref().is_some_and(|route| Arc::ptr_eq(&route.sender, sender));
                 is_at_sender && output.has_unsent()
             });
         is_blocked || self.was_left_work(kicks)
@@ -504,13 +504,14 @@ impl<E: ConnectionEnd> Connection<E> {
         self.links.iter().map(of).sum()
     }
 
-    /// Link `index` uses this path from now on, in packets of this many bytes.
-    pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
+    /// Link `index` uses this route from now on, in packets of this many bytes.
+    pub(crate) fn open_link(&self, index: usize, route: Route, packet_bytes: usize) {
         let mut output = self.links[index].output.lock();
-        let kind = if path.peer == Peer::Stream { PathKind::Stream } else { PathKind::Datagrams };
+        let kind =
+            if route.peer == Peer::Stream { RouteKind::Stream } else { RouteKind::Datagrams };
         output.lose_all(|piece| self.again(piece));
         output.send_half.renew(packet_bytes, kind);
-        output.path = Some(path);
+        output.route = Some(route);
         output.open = true;
     }
 
@@ -520,7 +521,7 @@ impl<E: ConnectionEnd> Connection<E> {
         let mut output = self.links[index].output.lock();
         output.lose_all(|piece| self.again(piece));
         output.open = false;
-        output.path = None;
+        output.route = None;
     }
 
     /// Closes all links, as if they had been lost, so that this connection keeps no carrier alive.
@@ -544,10 +545,10 @@ impl LinkOutput {
     /// eventually counts as lost, and the owner of the carrier learns of the failure.
     fn flush(&mut self) -> FlushOutcome {
         while self.has_unsent() {
-            let Some(path) = &self.path else { break };
-            match path.sender.send(&path.peer, &self.burst, self.unsent_from) {
+            let Some(route) = &self.route else { break };
+            match route.sender.send(&route.peer, &self.burst, self.unsent_from) {
                 Ok(0) => {
-                    path.waker.iter().for_each(|waker| waker.wake());
+                    route.waker.iter().for_each(|waker| waker.wake());
                     return FlushOutcome::Blocked;
                 }
                 Ok(count) => self.unsent_from += count,

@@ -2,7 +2,7 @@
 //! byte-granular.
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
-//! handshake, sealed packets), `path` (one link: what is in flight, what was received),
+//! handshake, sealed packets), `halves` (one link: what is in flight, what was received),
 //! `connection` (puts packets on the least loaded link), `unsent_pieces` (what a place has to
 //! send), [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed_device` (many ranges as
@@ -22,9 +22,9 @@ mod connection;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grains;
+mod halves;
 pub mod initiator;
 mod packed_device;
-mod path;
 mod ready;
 pub mod session;
 mod source;
@@ -37,9 +37,9 @@ mod violation;
 
 use std::borrow::Cow;
 
+pub use halves::receiving::ReceivingCounts;
+pub use halves::sending::SendingCounts;
 pub use packed_device::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpacker};
-pub use path::receiving::ReceivingCounts;
-pub use path::sending::SendingCounts;
 pub use status::{kind_of, status_of};
 
 /// Makes an untrusted text safe to print: each character that moves the cursor, changes a color or
@@ -121,7 +121,7 @@ fn links_of<E: connection::ConnectionEnd>(
         let output = link.output.lock();
         LinkStatus {
             state_ms: now.saturating_sub(output.state_since_ns) / clock::MS,
-            peer: output.path.as_ref().map(|path| path.peer),
+            peer: output.route.as_ref().map(|route| route.peer),
             received,
             open: output.open,
             silent: output.send_half.is_silent(),

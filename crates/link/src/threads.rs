@@ -180,7 +180,7 @@ fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, st
             }
             Err(error) => error,
         };
-        initiator.lose_path(index);
+        initiator.lose_route(index);
         if stop.is_set() {
             return;
         }
@@ -204,7 +204,7 @@ fn receive_for_initiator(
     let waker = carrier.receiver.waker();
     stop.listen(&waker);
     initiator.add_waker(index, Arc::clone(&waker));
-    initiator.add_path(index, Arc::clone(&carrier.sender), peer, Some(waker));
+    initiator.add_route(index, Arc::clone(&carrier.sender), peer, Some(waker));
     while !stop.is_set() {
         let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
         let mut has_begun = false;

@@ -11,7 +11,7 @@ use sawmill_format::link::statement::{Body, Command, Reply, command_at, data_at,
 
 use crate::connection::PacketFill;
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{PieceKind, SentPiece, SentPieces};
+use crate::halves::{PieceKind, SentPiece, SentPieces};
 
 /// The statement that is sent first, although it may arrive last.
 pub(crate) enum Head {

@@ -24,7 +24,7 @@ mod tests {
 
     use super::*;
     use crate::connection::{Connection, ConnectionEnd, PacketFill};
-    use crate::path::{SentPiece, SentPieces};
+    use crate::halves::{SentPiece, SentPieces};
     use crate::session::Seals;
 
     struct NoPlaces;

@@ -28,7 +28,7 @@ use super::places::InitiatorPlaces;
 use super::{ConnectionView, Initiator, LiveConnection};
 use crate::carrier::Peer;
 use crate::clock::SECOND;
-use crate::connection::{Connection, Path};
+use crate::connection::{Connection, Route};
 use crate::session::proof::Proof;
 use connect::Attempt;
 pub(crate) use connect::PROLOGUE;
@@ -40,7 +40,7 @@ pub(super) enum Event<'a> {
     /// Time has passed, or packets were taken.
     Tick,
     /// A link has a carrier, new or again.
-    CarrierOpened(usize, Path),
+    CarrierOpened(usize, Route),
     /// A link has lost its carrier.
     CarrierLost(usize),
     /// An unsealed answer to a hello, or a claim about the connection: its header and its body.
@@ -64,12 +64,12 @@ pub(super) enum Event<'a> {
 /// What a step decided.
 pub(super) enum ControlAction {
     /// Sends a hello on a link, perhaps with the cookie that the target wants.
-    SayHello { path: Path, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
+    SayHello { route: Route, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
     /// Sends a note about a link, padded to `packet_bytes`.
     SayNote {
         connection: Arc<Connection<InitiatorPlaces>>,
         index: usize,
-        path: Path,
+        route: Route,
         note: Note,
         packet_bytes: usize,
     },
@@ -139,7 +139,7 @@ impl Control {
             Event::Fail(error) => self.fail(of, error),
             _ if of.failure().is_some() => {}
             Event::Tick => self.tick(of, now),
-            Event::CarrierOpened(index, path) => self.carrier_opened(of, index, path),
+            Event::CarrierOpened(index, route) => self.carrier_opened(of, index, route),
             Event::CarrierLost(index) => self.carrier_lost(of, index),
             Event::Welcome(message) => self.welcomed(of, message, now),
             Event::Refused(message) => self.attempt.refused(message),

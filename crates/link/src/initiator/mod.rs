@@ -31,7 +31,7 @@ pub use device::{Answer, OpenMode, RemoteDevice};
 
 use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Connection, ControlStatement, PacketOutcome, Path};
+use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::proof::Proofs;
 use crate::session::{Security, instance};
 pub(crate) use control::PROLOGUE;
@@ -195,11 +195,11 @@ impl Initiator {
 
     fn act(&self, act: ControlAction) {
         match act {
-            ControlAction::SayHello { path, link, message, cookie } => {
-                self.send_hello(&path, link, &message, cookie);
+            ControlAction::SayHello { route, link, message, cookie } => {
+                self.send_hello(&route, link, &message, cookie);
             }
-            ControlAction::SayNote { connection, index, path, note, packet_bytes } => {
-                connection.send_note(index, &path, &note, packet_bytes);
+            ControlAction::SayNote { connection, index, route, note, packet_bytes } => {
+                connection.send_note(index, &route, &note, packet_bytes);
             }
             ControlAction::SayClose(connection, kind) => {
                 let status = crate::status::status_of(kind);
@@ -213,20 +213,20 @@ impl Initiator {
     }
 
     /// Gives link `index` a carrier, new or again.
-    pub fn add_path(
+    pub fn add_route(
         &self,
         index: usize,
         sender: Arc<dyn Sender>,
         peer: Peer,
         waker: Option<Arc<Waker>>,
     ) {
-        let path = Path::new(sender, peer, waker);
-        self.step(Event::CarrierOpened(index, path), self.clock.now_ns());
+        let route = Route::new(sender, peer, waker);
+        self.step(Event::CarrierOpened(index, route), self.clock.now_ns());
         self.tick();
     }
 
     /// Link `index` has lost its carrier: what was in flight there uses other links.
-    pub fn lose_path(&self, index: usize) {
+    pub fn lose_route(&self, index: usize) {
         self.step(Event::CarrierLost(index), self.clock.now_ns());
         self.tick();
     }

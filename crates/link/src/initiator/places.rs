@@ -17,7 +17,7 @@ use sawmill_format::link::{GRAIN_BYTES, statement};
 use super::pending::{Chunk, CompletedRequest, PendingRequests};
 use crate::connection::{ConnectionEnd, PacketFill};
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{SentPiece, SentPieces};
+use crate::halves::{SentPiece, SentPieces};
 use crate::status::error_of;
 use crate::unsent_pieces::{Head, UnsentPieces};
 use crate::violation::Violation;

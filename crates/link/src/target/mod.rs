@@ -33,7 +33,7 @@ use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 use crate::PackedDevice;
 use crate::carrier::{Burst, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Connection, ControlStatement, PacketOutcome, Path};
+use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::{Security, instance};
 use exports::Exports;
 use handshakes::Handshakes;
@@ -305,8 +305,8 @@ impl Target {
             {
                 continue;
             }
-            let path = Path::new(Arc::clone(sender), *peer, waker.cloned());
-            self.note(&served.connection, note, path);
+            let route = Route::new(Arc::clone(sender), *peer, waker.cloned());
+            self.note(&served.connection, note, route);
         }
         served.end_again_if_ended();
         if is_closed {
@@ -318,7 +318,7 @@ impl Target {
         &self,
         connection: &Connection<E>,
         note: &Note,
-        path: Path,
+        route: Route,
     ) {
         let index = usize::from(note.link);
         if index >= connection.links.len() {
@@ -327,16 +327,16 @@ impl Target {
         match note.kind {
             NoteKind::Join => {
                 let packet_bytes = (note.packet_bytes as usize)
-                    .clamp(sawmill_format::link::PACKET_BYTES_MIN, path.packet_bytes_max);
-                connection.open_link(index, path.clone(), packet_bytes);
+                    .clamp(sawmill_format::link::PACKET_BYTES_MIN, route.packet_bytes_max);
+                connection.open_link(index, route.clone(), packet_bytes);
                 let reply =
                     Note { kind: NoteKind::Joined, packet_bytes: packet_bytes as u32, ..*note };
                 // As long as the join, because the way back must support that length too.
-                let padded = match path.peer {
+                let padded = match route.peer {
                     Peer::Stream => sawmill_format::link::PACKET_BYTES_MIN,
                     _ => packet_bytes,
                 };
-                connection.send_note(index, &path, &reply, padded);
+                connection.send_note(index, &route, &reply, padded);
             }
             NoteKind::Leave => connection.close_link(index),
             NoteKind::Joined | NoteKind::Ping => {}

@@ -19,7 +19,7 @@ use sawmill_format::link::{control, statement};
 use super::exports::RequestGuard;
 use crate::connection::PacketFill;
 use crate::grains::{GrainSet, grains_of};
-use crate::path::{SentPiece, SentPieces};
+use crate::halves::{SentPiece, SentPieces};
 use crate::status::status_of;
 use crate::unsent_pieces::{Head, UnsentPieces};
 use crate::violation::Violation;

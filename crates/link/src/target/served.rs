@@ -19,7 +19,7 @@ use super::keys::Holder;
 use super::places::{PlaceExchange, PlaceOwner, TargetPlaces, WholeCommand};
 use crate::clock::Clock;
 use crate::connection::{Connection, ConnectionEnd, PacketFill};
-use crate::path::{SentPiece, SentPieces};
+use crate::halves::{SentPiece, SentPieces};
 use crate::source::PacketSource;
 use crate::violation::Violation;
 

@@ -89,7 +89,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
             initiator.receive(&Peer::Stream, &mut packet);
         }
     };
-    initiator.add_path(0, forward.clone(), Peer::Stream, None);
+    initiator.add_route(0, forward.clone(), Peer::Stream, None);
     let answer = initiator.request_open("disk", OpenMode::default());
     let open_answer = loop {
         carry();

@@ -63,12 +63,12 @@ impl Story {
     fn kill_link(&mut self, who: usize, link: usize) {
         self.outcome.link_deaths += 1;
         self.log(&format!("link {link} of {} dies", self.users[who].number));
-        self.users[who].lose_path(&self.setting, link);
+        self.users[who].lose_route(&self.setting, link);
         for _ in 0..self.dice.below(50) {
             self.step();
         }
         self.log("it comes back");
-        self.users[who].add_path(&self.setting, link);
+        self.users[who].add_route(&self.setting, link);
     }
 
     fn silence(&mut self) {

@@ -107,7 +107,7 @@ impl Scene {
     }
 
     fn begin(&self) {
-        self.user.add_path(0, Arc::new(self.carrier(address(USER, 0))), address(TARGET, 0), None);
+        self.user.add_route(0, Arc::new(self.carrier(address(USER, 0))), address(TARGET, 0), None);
     }
 
     /// Lets a millisecond pass, and delivers what arrives in it.
@@ -156,7 +156,7 @@ impl Scene {
                 clock: Arc::clone(&self.clock),
                 from: address(USER, 7),
             };
-            other.add_path(0, Arc::new(carrier), address(TARGET, 0), None);
+            other.add_route(0, Arc::new(carrier), address(TARGET, 0), None);
             let hello = flying.lock().expect("one thread").pop_first().expect("it greets").1.2;
             all.push(hello);
             other.close();
@@ -379,7 +379,7 @@ fn strangers_that_open_nothing_fill_no_target() {
             let seed = scene.dice.next();
             let other = initiator_of(&scene.clock, trust(), seed);
             let from = address(THIEF, which);
-            other.add_path(0, Arc::new(scene.carrier(from)), address(TARGET, 0), None);
+            other.add_route(0, Arc::new(scene.carrier(from)), address(TARGET, 0), None);
             for _ in 0..200 {
                 scene.pass();
                 for (to, mut bytes) in std::mem::take(&mut scene.stranger_packets) {

@@ -63,7 +63,7 @@ impl World {
             .expect("shown once");
         let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, world, ids(2));
         let sender = Arc::new(End(Arc::clone(&wire), Side::Target));
-        initiator.add_path(0, sender, Peer::Ethernet([1; 6]), None);
+        initiator.add_route(0, sender, Peer::Ethernet([1; 6]), None);
         World { clock, wire, packet_bytes_max, target, initiator }
     }
 

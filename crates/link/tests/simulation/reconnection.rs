@@ -214,9 +214,9 @@ fn an_initiator_that_gave_up_waits_for_nothing() {
         initiator.deadline_ns() > world.clock.now_ns() + SECOND,
         "it was asking when it gave up"
     );
-    initiator.lose_path(0);
+    initiator.lose_route(0);
     let sender = Arc::new(WireSender(Arc::clone(&world.wire), 1));
-    initiator.add_path(0, sender, Peer::Ethernet([TARGET; 6]), None);
+    initiator.add_route(0, sender, Peer::Ethernet([TARGET; 6]), None);
     assert!(initiator.deadline_ns() > world.clock.now_ns() + SECOND, "a link came back");
 }
 

@@ -109,7 +109,7 @@ impl World {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
         let initiator = Initiator::new(options, security, 1, clock, random);
         let sender = Arc::new(WireSender(Arc::clone(&self.wire), me));
-        initiator.add_path(0, sender, Peer::Ethernet([TARGET; 6]), None);
+        initiator.add_route(0, sender, Peer::Ethernet([TARGET; 6]), None);
         self.initiators.insert(me, Arc::clone(&initiator));
         initiator
     }

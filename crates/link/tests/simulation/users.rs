@@ -103,7 +103,7 @@ impl User {
         let (devices, barred) = (Vec::new(), Vec::new());
         let user =
             User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
-        (0..setting.links).for_each(|link| user.add_path(setting, link));
+        (0..setting.links).for_each(|link| user.add_route(setting, link));
         user
     }
 
@@ -112,15 +112,15 @@ impl User {
         self.seat * setting.links..(self.seat + 1) * setting.links
     }
 
-    pub(crate) fn add_path(&self, setting: &Setting, link: usize) {
+    pub(crate) fn add_route(&self, setting: &Setting, link: usize) {
         let all = self.seat * setting.links + link;
         setting.network.lock().expect("one thread").dead[all] = false;
-        self.initiator.add_path(link, setting.sender(all, Side::Target, None), peer(), None);
+        self.initiator.add_route(link, setting.sender(all, Side::Target, None), peer(), None);
     }
 
-    pub(crate) fn lose_path(&self, setting: &Setting, link: usize) {
+    pub(crate) fn lose_route(&self, setting: &Setting, link: usize) {
         setting.network.lock().expect("one thread").dead[self.seat * setting.links + link] = true;
-        self.initiator.lose_path(link);
+        self.initiator.lose_route(link);
     }
 
     pub(crate) fn is_reader(&self) -> bool {

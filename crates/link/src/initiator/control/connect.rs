@@ -17,7 +17,7 @@ use super::join::{KEEP_ALIVE_EVERY_NS, LinkJoin};
 use super::{Control, ControlAction};
 use crate::carrier::Burst;
 use crate::clock::{MS, SECOND};
-use crate::connection::{Connection, Path};
+use crate::connection::{Connection, Route};
 use crate::initiator::places::InitiatorPlaces;
 use crate::initiator::{Initiator, LiveConnection};
 use crate::session::handshake::{TOKEN_BYTES, token_of};
@@ -97,10 +97,10 @@ impl Control {
         let Some(SentHello { message, .. }) = &self.attempt.hello else { return };
         let token = token_of(&message[HEADER_BYTES..]);
         for (link, join) in self.joins.iter().enumerate() {
-            let Some(path) = join.path.clone() else { continue };
+            let Some(route) = join.route.clone() else { continue };
             let own = join.cookie.filter(|(of, _)| of == token);
             let (cookie, message) = (own.map(|(_, cookie)| cookie), Arc::clone(message));
-            self.acts.push(ControlAction::SayHello { path, link: link as u8, message, cookie });
+            self.acts.push(ControlAction::SayHello { route, link: link as u8, message, cookie });
         }
     }
 
@@ -142,9 +142,9 @@ impl Control {
             return;
         }
         (join.cookie, join.next_cookie_at_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
-        if let Some(path) = join.path.clone() {
+        if let Some(route) = join.route.clone() {
             let (link, message) = (header.link, Arc::clone(message));
-            self.acts.push(ControlAction::SayHello { path, link, message, cookie: Some(cookie) });
+            self.acts.push(ControlAction::SayHello { route, link, message, cookie: Some(cookie) });
         }
     }
 
@@ -201,7 +201,7 @@ impl Control {
         let connection =
             Arc::new(Connection::new(remote, seals, links, count, places, last_received_at_ns));
         for join in &mut self.joins {
-            *join = LinkJoin::over(join.path.take());
+            *join = LinkJoin::over(join.route.take());
         }
         let is_open = of.view.read().open_exports.is_empty();
         Control::show(of, LiveConnection { connection, local, remote, since_ns: now, is_open });
@@ -269,7 +269,7 @@ impl Initiator {
 
     pub(in crate::initiator) fn send_hello(
         &self,
-        path: &Path,
+        route: &Route,
         link: u8,
         message: &[u8],
         cookie: Option<Proof>,
@@ -287,6 +287,6 @@ impl Initiator {
         Packet { kind, length: length as u32, connection: 0, link, number }.encode(packet);
         burst.commit(length);
         // A lost hello is repeated.
-        let _ = path.sender.send(&path.peer, &burst, 0);
+        let _ = route.sender.send(&route.peer, &burst, 0);
     }
 }

@@ -13,7 +13,7 @@ use sawmill_format::link::statement::{Note, NoteKind};
 use super::{Control, ControlAction};
 use crate::carrier::{BROADCAST, Peer};
 use crate::clock::{MS, SECOND};
-use crate::connection::Path;
+use crate::connection::Route;
 use crate::initiator::{Initiator, LiveConnection};
 use crate::session::handshake::TOKEN_BYTES;
 use crate::session::proof::Proof;
@@ -31,7 +31,7 @@ const LONGER_PINGS_MAX: u32 = 64;
 /// The carrier of a link, and the state of its join.
 #[derive(Default)]
 pub(super) struct LinkJoin {
-    pub(super) path: Option<Path>,
+    pub(super) route: Option<Route>,
     attempt: Option<JoinAttempt>,
     is_joined: bool,
     next_ping_at_ns: u64,
@@ -58,33 +58,33 @@ struct JoinAttempt {
 }
 
 impl LinkJoin {
-    /// A link on this path that has to join.
-    pub(super) fn over(path: Option<Path>) -> Self {
-        LinkJoin { path, ..LinkJoin::default() }
+    /// A link on this route that has to join.
+    pub(super) fn over(route: Option<Route>) -> Self {
+        LinkJoin { route, ..LinkJoin::default() }
     }
 
     /// When it has something to send next.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
-        self.path.as_ref()?;
+        self.route.as_ref()?;
         let attempt_at_ns = self.attempt.as_ref().map(|attempt| attempt.next_at_ns);
         let ping = self.is_joined.then_some(self.next_ping_at_ns);
         attempt_at_ns.into_iter().chain(ping).min()
     }
 
-    /// A link that was joined while its path was down may have ended with any length, so longer
+    /// A link that was joined while its route was down may have ended with any length, so longer
     /// packets are tried now and then, ever less often.
     fn try_longer(&mut self, now: u64, token: impl FnOnce() -> u64) {
-        let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else {
+        let Some(route) = self.route.as_ref().filter(|route| route.peer != Peer::Stream) else {
             return;
         };
-        if self.attempt.is_some() || self.packet_bytes >= path.packet_bytes_max {
+        if self.attempt.is_some() || self.packet_bytes >= route.packet_bytes_max {
             return;
         }
         self.longer_in = self.longer_in.saturating_sub(1);
         if self.longer_in == 0 {
             self.longer_after = (self.longer_after * 2).min(LONGER_PINGS_MAX);
             self.longer_in = self.longer_after;
-            let (packet_bytes, kept_bytes) = (path.packet_bytes_max, Some(self.packet_bytes));
+            let (packet_bytes, kept_bytes) = (route.packet_bytes_max, Some(self.packet_bytes));
             self.attempt = Some(JoinAttempt {
                 token: token(),
                 packet_bytes,
@@ -98,12 +98,12 @@ impl LinkJoin {
 
 impl JoinAttempt {
     /// Chooses the length of the next join, and when one more follows.
-    fn plan_next_join(&mut self, path: &Path, now: u64) {
-        if self.join_count > 0 && path.peer != Peer::Stream {
+    fn plan_next_join(&mut self, route: &Route, now: u64) {
+        if self.join_count > 0 && route.peer != Peer::Stream {
             self.packet_bytes = match self.kept_bytes {
                 Some(kept_bytes) => kept_bytes,
                 None if self.join_count.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
-                    shorter(self.packet_bytes, path.packet_bytes_max)
+                    shorter(self.packet_bytes, route.packet_bytes_max)
                 }
                 None => self.packet_bytes,
             };
@@ -114,8 +114,8 @@ impl JoinAttempt {
 }
 
 impl Control {
-    pub(super) fn carrier_opened(&mut self, of: &Initiator, index: usize, path: Path) {
-        self.joins[index] = LinkJoin::over(Some(path));
+    pub(super) fn carrier_opened(&mut self, of: &Initiator, index: usize, route: Route) {
+        self.joins[index] = LinkJoin::over(Some(route));
         self.attempt.is_wanted |= of.live().is_none();
     }
 
@@ -143,12 +143,12 @@ impl Control {
                 }
                 (join.is_joined, join.packet_bytes) = (true, packet_bytes);
                 join.next_ping_at_ns = now + KEEP_ALIVE_EVERY_NS;
-                let Some(mut path) = join.path.clone() else { return };
-                if path.peer == BROADCAST {
+                let Some(mut route) = join.route.clone() else { return };
+                if route.peer == BROADCAST {
                     // The broadcast reached all stations; this one proved the key.
-                    path.peer = peer;
+                    route.peer = peer;
                 }
-                live.connection.open_link(index, path, packet_bytes);
+                live.connection.open_link(index, route, packet_bytes);
             }
             NoteKind::Leave => {
                 join.is_joined = false;
@@ -161,7 +161,7 @@ impl Control {
 
     /// Joins link `index`, and probes it if it is silent or idle.
     pub(super) fn maintain_link(&mut self, live: &LiveConnection, index: usize, now: u64) {
-        let Some(path) = self.joins[index].path.clone() else { return };
+        let Some(route) = self.joins[index].route.clone() else { return };
         let random = &mut self.random;
         let join = &mut self.joins[index];
         if join.is_joined {
@@ -171,7 +171,7 @@ impl Control {
                 join.try_longer(now, || random.id());
             }
         } else if join.attempt.is_none() {
-            let (token, packet_bytes) = (random.id(), path.packet_bytes_max);
+            let (token, packet_bytes) = (random.id(), route.packet_bytes_max);
             join.attempt = Some(JoinAttempt {
                 token,
                 packet_bytes,
@@ -184,21 +184,21 @@ impl Control {
         else {
             return;
         };
-        attempt.plan_next_join(&path, now);
+        attempt.plan_next_join(&route, now);
         let note = Note {
             kind: NoteKind::Join,
             link: index as u8,
             packet_bytes: attempt.packet_bytes as u32,
             token: attempt.token,
         };
-        let is_stream = path.peer == Peer::Stream;
+        let is_stream = route.peer == Peer::Stream;
         let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { attempt.packet_bytes };
         let connection = Arc::clone(&live.connection);
-        self.acts.push(ControlAction::SayNote { connection, index, path, note, packet_bytes });
+        self.acts.push(ControlAction::SayNote { connection, index, route, note, packet_bytes });
     }
 }
 
-/// The next length to try on a path: the usual lengths of Ethernet, then from the start again.
+/// The next length to try on a route: the usual lengths of Ethernet, then from the start again.
 fn shorter(packet_bytes: usize, most: usize) -> usize {
     const USUAL: [usize; 4] = [8900, 4000, 1420, PACKET_BYTES_MIN];
     USUAL.into_iter().find(|usual| *usual < packet_bytes).unwrap_or(most)

@@ -1,4 +1,4 @@
-//! One link of a connection as one end sees it: what it sends ([`sending`]) and what it receives
+//! The two halves of a link as one end sees it: what it sends ([`sending`]) and what it receives
 //! ([`receiving`]).
 //!
 //! Invariants: packet numbers of a link are used once. A packet is acknowledged on the link it
@@ -10,4 +10,4 @@ pub(crate) mod receiving;
 pub(crate) mod sending;
 
 pub(crate) use receiving::ReceiveHalf;
-pub(crate) use sending::{PathKind, PieceKind, SendHalf, SentPiece, SentPieces};
+pub(crate) use sending::{PieceKind, RouteKind, SendHalf, SentPiece, SentPieces};

@@ -32,7 +32,7 @@ const WINDOW_BYTES_FIRST: usize = 512 << 10;
 /// The largest window: the buffer size that carriers request, so that a single peer cannot overflow
 /// a buffer. A stream's buffers do not overflow.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
-/// A queueing delay above this, and above the path's own delay, means that the window is large
+/// A queueing delay above this, and above the route's own delay, means that the window is large
 /// enough.
 const QUEUED_NS_MAX: u64 = MS;
 /// The shortest round trip is that of the last one to two rounds of this length.
@@ -113,9 +113,9 @@ struct Flight {
     pieces: SentPieces,
 }
 
-/// How a path carries packets.
+/// How a route carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PathKind {
+pub(crate) enum RouteKind {
     /// Each on its own: it may lose and reorder them.
     Datagrams,
     /// In a stream, which neither loses nor reorders.
@@ -160,7 +160,7 @@ pub(crate) struct SendHalf {
     silent: bool,
     /// When a silent link is probed again.
     probe_at_ns: u64,
-    path_kind: PathKind,
+    route_kind: RouteKind,
     pub(crate) packet_bytes: usize,
     pub(crate) counts: SendingCounts,
 }
@@ -186,15 +186,15 @@ impl SendHalf {
             timeouts: 0,
             silent: false,
             probe_at_ns: 0,
-            path_kind: PathKind::Datagrams,
+            route_kind: RouteKind::Datagrams,
             packet_bytes: sawmill_format::link::PACKET_BYTES_MIN,
             counts: SendingCounts::default(),
         }
     }
 
-    /// Starts on a new path: measurements of the old one do not apply to it.
-    pub(crate) fn renew(&mut self, packet_bytes: usize, path_kind: PathKind) {
-        (self.packet_bytes, self.path_kind) = (packet_bytes, path_kind);
+    /// Starts on a new route: measurements of the old one do not apply to it.
+    pub(crate) fn renew(&mut self, packet_bytes: usize, route_kind: RouteKind) {
+        (self.packet_bytes, self.route_kind) = (packet_bytes, route_kind);
         (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
         (self.smoothed_ns, self.variation_ns) = (RTT_NS_FIRST, RTT_NS_FIRST / 2);
         self.round_trip_min_ns = [u64::MAX; 2];
@@ -221,7 +221,7 @@ impl SendHalf {
         self.smoothed_ns
     }
 
-    /// Whether the round trip time was measured on this path.
+    /// Whether the round trip time was measured on this route.
     pub(crate) fn is_measured(&self) -> bool {
         self.round_trip_min_ns[0] != u64::MAX
     }
@@ -353,12 +353,12 @@ impl SendHalf {
             self.slow_start = false;
             return;
         }
-        let most = match self.path_kind {
-            PathKind::Stream => usize::MAX,
-            PathKind::Datagrams => WINDOW_BYTES_MAX,
+        let most = match self.route_kind {
+            RouteKind::Stream => usize::MAX,
+            RouteKind::Datagrams => WINDOW_BYTES_MAX,
         };
         let most = most.min(FLIGHTS_MAX * self.packet_bytes);
-        // An unused window shows nothing about the path.
+        // An unused window shows nothing about the route.
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
             return;
         }
@@ -461,7 +461,7 @@ impl SendHalf {
         }
     }
 
-    /// Everything in flight counts as lost: the path is gone, or silent.
+    /// Everything in flight counts as lost: the route is gone, or silent.
     pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&SentPiece) -> bool) {
         for number in self.oldest..self.next {
             if self.flights[Self::flight_index(number)].fate == Fate::Out {
@@ -471,7 +471,7 @@ impl SendHalf {
         self.advance();
     }
 
-    /// The path is gone: nothing is sent there until [`SendHalf::renew`].
+    /// The route is gone: nothing is sent there until [`SendHalf::renew`].
     pub(crate) fn silence(&mut self, lost: impl FnMut(&SentPiece) -> bool) {
         self.silent = true;
         self.lose_all(lost);
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn a_packet_whose_flight_is_needed_for_others_counts_as_lost() {
         let mut sending = SendHalf::new();
-        sending.renew(1200, PathKind::Stream);
+        sending.renew(1200, RouteKind::Stream);
         let mut pieces = SentPieces::new();
         pieces.push(SentPiece { place: 7, ..NO_PIECE });
         assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
