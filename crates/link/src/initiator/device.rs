@@ -74,7 +74,8 @@ impl Initiator {
         let answer = vec![0; self.options.place_bytes as usize];
         let exchange = Box::new(ControlExchange { payload, answer, sender });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
-        let terms = Terms { submitted_at_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
+        let terms =
+            Terms { submitted_at_ns: self.clock.now_ns(), changes_before: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
         Answer(receiver)
     }
@@ -199,7 +200,7 @@ impl RemoteDevice {
         let command = template(&request, operation, number);
         let terms = Terms {
             submitted_at_ns: now,
-            mark: self.initiator.pendings.changes(number),
+            changes_before: self.initiator.pendings.changes(number),
             bytes_max: self.open_export.answer.request_bytes_max.into(),
         };
         self.initiator.pendings.add(command, terms, request);

@@ -442,7 +442,7 @@ impl OpenExport {
     /// Checks a flush that succeeded at the target: returns an error if changes before it may be
     /// lost.
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
-        self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
+        self.flushed.fetch_max(terms.changes_before, Ordering::SeqCst);
         let mut loss = self.loss.lock();
         if !loss.has_happened || loss.reported_at_ns.is_some_and(|ns| terms.submitted_at_ns > ns) {
             return None;

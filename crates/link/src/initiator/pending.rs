@@ -45,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) submitted_at_ns: u64,
     /// The number of changes that the target had answered before this was submitted: what a flush
     /// covers.
-    pub(crate) mark: u64,
+    pub(crate) changes_before: u64,
     /// The longest read or write of the export's device.
     pub(crate) bytes_max: u64,
 }

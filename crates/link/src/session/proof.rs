@@ -110,15 +110,15 @@ impl Proofs {
     /// keys made the connection; others cannot.
     pub(crate) fn connection(&self, random: u64) -> u64 {
         let random = random.max(1) << 16;
-        random | u64::from(self.mark(random))
+        random | u64::from(self.tag_of(random))
     }
 
-    /// Whether this key made a connection's number. A number without a mark may match by chance.
+    /// Whether this key made a connection's number. A number without this tag may match by chance.
     pub(crate) fn is_connection(&self, connection: u64) -> bool {
-        connection as u16 == self.mark(connection)
+        connection as u16 == self.tag_of(connection)
     }
 
-    fn mark(&self, connection: u64) -> u16 {
+    fn tag_of(&self, connection: u64) -> u16 {
         u16::from_le_bytes(cut(&self.sign(CONNECTION, &[&(connection >> 16).to_le_bytes()])))
     }
 }
