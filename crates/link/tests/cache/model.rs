@@ -20,14 +20,14 @@ const NO_FLAGS: Flags = Flags { fua: false, no_unmap: false };
 
 type TestCache = Cache<Arc<LowerDevice>>;
 
-/// What one thread owns of the device: stripes of `stripe` bytes, every `every` bytes.
+/// What one thread owns of the device: ranges of `range_bytes` bytes, every `every` bytes.
 struct Owner<'a> {
     cache: &'a TestCache,
     below: &'a LowerDevice,
     random: Dice,
     model: Vec<u8>,
     first: u64,
-    stripe: u64,
+    range_bytes: u64,
     every: u64,
     /// No other owner flushes, discards or fails at the same time.
     alone: bool,
@@ -35,7 +35,7 @@ struct Owner<'a> {
 
 impl Owner<'_> {
     fn address(&self, at: u64) -> u64 {
-        self.first + at / self.stripe * self.every + at % self.stripe
+        self.first + at / self.range_bytes * self.every + at % self.range_bytes
     }
 
     /// A read that retries, because failures are random.
@@ -66,7 +66,7 @@ impl Owner<'_> {
     fn step(&mut self, step: u64) {
         let longest = if self.random.below(16) == 0 { 12_000 } else { 900 };
         let at = self.random.below(self.model.len() as u64);
-        let room = (self.stripe - at % self.stripe).min(self.model.len() as u64 - at);
+        let room = (self.range_bytes - at % self.range_bytes).min(self.model.len() as u64 - at);
         let length = 1 + self.random.below(longest.min(room)) as usize;
         let (address, at) = (self.address(at), at as usize);
         let range = at..at + length;
@@ -142,11 +142,11 @@ impl Owner<'_> {
     /// Checks after a successful flush that the device below has everything. No other owner writes
     /// these bytes.
     fn check_below(&self, step: u64) {
-        let stripe = self.stripe as usize;
-        for (number, bytes) in self.model.chunks(stripe).enumerate() {
+        let range_bytes = self.range_bytes as usize;
+        for (number, bytes) in self.model.chunks(range_bytes).enumerate() {
             let address = self.first + number as u64 * self.every;
             let same = self.below.memory().read_at(address, bytes.len()).unwrap() == bytes;
-            assert!(same, "step {step}: a flush succeeded, and stripe {number} is not below");
+            assert!(same, "step {step}: a flush succeeded, and range {number} is not below");
         }
     }
 }
@@ -172,9 +172,9 @@ fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     below.fail_per_mille(failures);
     let cache = Cache::new(below.clone(), &options(&mut random, policy)).unwrap();
     let model = vec![0; SIZE_BYTES as usize];
-    let (first, stripe, every, alone) = (0, SIZE_BYTES, SIZE_BYTES, true);
+    let (first, range_bytes, every, alone) = (0, SIZE_BYTES, SIZE_BYTES, true);
     let mut owner =
-        Owner { cache: &cache, below: &below, random, model, first, stripe, every, alone };
+        Owner { cache: &cache, below: &below, random, model, first, range_bytes, every, alone };
     (0..steps).for_each(|step| owner.step(step));
     below.fail_per_mille(0);
     cache.flush().unwrap();
@@ -208,13 +208,13 @@ fn late_answers_in_any_order_and_failures_change_nothing_about_that() {
     }
 }
 
-/// Four threads own interleaved stripes that share pages; two more use one shared range, in which
+/// Four threads own interleaved ranges that share pages; two more use one shared range, in which
 /// each write is newer than the one before.
 fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
     const OWNERS: u64 = 4;
-    const STRIPE: u64 = 1500;
-    const STRIPES: u64 = 40;
-    const SHARED: u64 = OWNERS * STRIPE * STRIPES;
+    const RANGE_BYTES: u64 = 1500;
+    const RANGES: u64 = 40;
+    const SHARED: u64 = OWNERS * RANGE_BYTES * RANGES;
     const SHARED_BYTES: usize = 10_000;
     let below = LowerDevice::over(MemoryDevice::new(SHARED + 20_000), Mode::Late, seed);
     below.fail_per_mille(failures);
@@ -224,10 +224,11 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
         let mut owners = Vec::new();
         for number in 0..OWNERS {
             let (cache, below) = (&cache, &*below);
-            let model = vec![0; (STRIPE * STRIPES) as usize];
+            let model = vec![0; (RANGE_BYTES * RANGES) as usize];
             let random = Dice::new(seed * 100 + number);
-            let (first, stripe, every, alone) = (number * STRIPE, STRIPE, OWNERS * STRIPE, false);
-            let mut owner = Owner { cache, below, random, model, first, stripe, every, alone };
+            let (first, range_bytes, every, alone) =
+                (number * RANGE_BYTES, RANGE_BYTES, OWNERS * RANGE_BYTES, false);
+            let mut owner = Owner { cache, below, random, model, first, range_bytes, every, alone };
             owners.push(scope.spawn(move || (0..steps).for_each(|step| owner.step(step))));
         }
         let (cache, submitted, completed) = (&cache, &submitted, &completed);

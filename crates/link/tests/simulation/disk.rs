@@ -106,12 +106,12 @@ impl Disk {
         drop(forsaken);
     }
 
-    /// The power fails: cells written and not flushed come back as they are now, or as they were.
-    pub(crate) fn power_cut(&self, cell: usize) {
+    /// The power fails: tiles written and not flushed come back as they are now, or as they were.
+    pub(crate) fn power_cut(&self, tile: usize) {
         let state = &mut *self.state.lock().expect("one thread");
-        for start in (0..state.bytes.len()).step_by(cell) {
+        for start in (0..state.bytes.len()).step_by(tile) {
             if state.dice.permille(500) {
-                let range = start..start + cell;
+                let range = start..start + tile;
                 state.bytes[range.clone()].copy_from_slice(&state.durable[range]);
             }
         }

@@ -1,6 +1,6 @@
 //! The load of a story: random requests, and the outcome of each.
 //!
-//! Invariant: writes begin and end at cells, so that the judge can tell them apart. Not here: the
+//! Invariant: writes begin and end at tiles, so that the judge can tell them apart. Not here: the
 //! judge (`oracle`), when they are submitted (`story`).
 
 use std::sync::mpsc::Sender;
@@ -11,7 +11,7 @@ use sawmill_link::PackedDevice;
 use sawmill_link::initiator::RemoteDevice;
 
 use crate::network::Dice;
-use crate::oracle::{CELL, pattern};
+use crate::oracle::{TILE, pattern};
 
 /// Bytes of each device.
 pub(crate) const SIZE_BYTES: u64 = 64 << 10;
@@ -98,31 +98,31 @@ impl Exchange for PendingRequest {
 
 fn range(dice: &mut Dice, most_bytes: u64) -> (u64, u64) {
     let hot = if dice.permille(700) { HOT_BYTES } else { SIZE_BYTES };
-    let length = ((1 + dice.below(most_bytes / CELL)) * CELL).min(hot);
-    (dice.below((hot - length) / CELL + 1) * CELL, length)
+    let length = ((1 + dice.below(most_bytes / TILE)) * TILE).min(hot);
+    (dice.below((hot - length) / TILE + 1) * TILE, length)
 }
 
 /// Short ranges with gaps between them, from a random address on.
 fn packed_ranges(dice: &mut Dice) -> Vec<(u64, u64)> {
-    let (mut at, _) = range(dice, CELL);
+    let (mut at, _) = range(dice, TILE);
     let (mut ranges, mut bytes) = (Vec::new(), 16);
     for _ in 0..1 + dice.below(20) {
-        let length = (1 + dice.below(16)) * CELL;
+        let length = (1 + dice.below(16)) * TILE;
         // Each adds an entry of eight bytes.
         bytes += length + 8;
         if at + length > SIZE_BYTES || bytes > PACKED_BYTES_MAX {
             break;
         }
         ranges.push((at, length));
-        at += length + (1 + dice.below(30)) * CELL;
+        at += length + (1 + dice.below(30)) * TILE;
     }
-    if ranges.is_empty() { vec![(0, CELL)] } else { ranges }
+    if ranges.is_empty() { vec![(0, TILE)] } else { ranges }
 }
 
 /// Draws a request for one of `devices`; a reader's request changes nothing.
 pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> RandomRequest {
     let (kind, device) = (dice.below(100), dice.below(devices as u64) as usize);
-    let most = [CELL, 512, 5000, 40_000][dice.below(4) as usize];
+    let most = [TILE, 512, 5000, 40_000][dice.below(4) as usize];
     let kind = match kind {
         0..36 if !reader => Kind::Write,
         36..44 if !reader => Kind::Packed,

@@ -1,18 +1,18 @@
-//! What a reader of one device may see: for each cell, the writes that may be the newest.
+//! What a reader of one device may see: for each tile, the writes that may be the newest.
 //!
 //! A write may be seen from its submission on. Once it is answered, later reads do not see writes
 //! that were answered before it was submitted. A user that is cut off writes no more: its writes in
 //! flight have taken effect by then, or never do. A power cut makes the durable values possible
 //! again, and a flush must report that to the writers.
 //!
-//! Invariant: a value outside a cell's set is a lost write, or one that was repeated. Not here: how
+//! Invariant: a value outside a tile's set is a lost write, or one that was repeated. Not here: how
 //! reads are made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Bytes of a cell: writes begin and end at them.
-pub(crate) const CELL: u64 = 16;
+/// Bytes of a tile: writes begin and end at them.
+pub(crate) const TILE: u64 = 16;
 
 type Values = BTreeMap<u64, BTreeSet<u64>>;
 
@@ -29,12 +29,12 @@ struct Write {
 
 /// The judge of a device.
 pub(crate) struct Oracle {
-    /// The first of its cells, counted over all devices, so that cells of different devices differ.
+    /// The first of its tiles, counted over all devices, so that tiles of different devices differ.
     first: u64,
-    /// Values that each cell may have; absent: only zero.
+    /// Values that each tile may have; absent: only zero.
     may: Values,
     writes: BTreeMap<u64, Write>,
-    /// For each write in flight: the values of its cells that were settled before its submission.
+    /// For each write in flight: the values of its tiles that were settled before its submission.
     before: BTreeMap<u64, BTreeSet<u64>>,
     reads: BTreeMap<u64, Read>,
     /// Values that a power cut may bring back.
@@ -58,19 +58,19 @@ struct Flush {
 }
 
 struct Read {
-    cells: Range<u64>,
+    tiles: Range<u64>,
     may: Values,
 }
 
-fn cells(address: u64, length: u64) -> Range<u64> {
-    address / CELL..(address + length) / CELL
+fn tiles(address: u64, length: u64) -> Range<u64> {
+    address / TILE..(address + length) / TILE
 }
 
 impl Oracle {
     /// The judge of a device of zeroes, whose first byte is byte `base` over all devices.
     pub(crate) fn new(base: u64) -> Self {
         Oracle {
-            first: base / CELL,
+            first: base / TILE,
             may: Values::new(),
             writes: BTreeMap::new(),
             before: BTreeMap::new(),
@@ -84,8 +84,8 @@ impl Oracle {
         }
     }
 
-    fn of(&self, cell: u64) -> BTreeSet<u64> {
-        self.may.get(&cell).cloned().unwrap_or_else(|| BTreeSet::from([0]))
+    fn of(&self, tile: u64) -> BTreeSet<u64> {
+        self.may.get(&tile).cloned().unwrap_or_else(|| BTreeSet::from([0]))
     }
 
     /// A change of these ranges (address, length) was submitted.
@@ -97,24 +97,24 @@ impl Oracle {
         ranges: &[(u64, u64)],
     ) {
         let ranges: Vec<_> =
-            ranges.iter().map(|(address, length)| cells(*address, *length)).collect();
+            ranges.iter().map(|(address, length)| tiles(*address, *length)).collect();
         let mut before = BTreeSet::new();
-        for cell in ranges.iter().cloned().flatten() {
-            let mut may = self.of(cell);
+        for tile in ranges.iter().cloned().flatten() {
+            let mut may = self.of(tile);
             let settled = |value: &u64| self.writes.get(value).is_none_or(|write| write.settled);
             before.extend(may.iter().copied().filter(settled));
             may.insert(id);
-            self.may.insert(cell, may);
+            self.may.insert(tile, may);
         }
         for read in self.reads.values_mut() {
-            for cell in ranges.iter().cloned().flatten().filter(|cell| read.cells.contains(cell)) {
-                read.may.entry(cell).or_insert_with(|| BTreeSet::from([0])).insert(id);
+            for tile in ranges.iter().cloned().flatten().filter(|tile| read.tiles.contains(tile)) {
+                read.may.entry(tile).or_insert_with(|| BTreeSet::from([0])).insert(id);
             }
         }
         for flush in self.flushes.values_mut() {
             // It may take effect before the flush is executed.
-            for cell in ranges.iter().cloned().flatten() {
-                flush.may.entry(cell).or_insert_with(|| BTreeSet::from([0])).insert(id);
+            for tile in ranges.iter().cloned().flatten() {
+                flush.may.entry(tile).or_insert_with(|| BTreeSet::from([0])).insert(id);
             }
         }
         self.before.insert(id, before);
@@ -133,11 +133,11 @@ impl Oracle {
             self.unflushed.entry(write.user).or_default().insert(id);
         }
         let before = self.before.remove(&id).unwrap_or_default();
-        for cell in write.ranges.iter().cloned().flatten() {
-            if let Some(may) = self.may.get_mut(&cell) {
+        for tile in write.ranges.iter().cloned().flatten() {
+            if let Some(may) = self.may.get_mut(&tile) {
                 may.retain(|value| *value == id || !before.contains(value));
                 if durable {
-                    self.durable.insert(cell, may.clone());
+                    self.durable.insert(tile, may.clone());
                 }
             }
         }
@@ -152,9 +152,9 @@ impl Oracle {
     }
 
     pub(crate) fn read_submitted(&mut self, id: u64, address: u64, length: u64) {
-        let cells = cells(address, length);
-        let may = cells.clone().map(|cell| (cell, self.of(cell))).collect();
-        self.reads.insert(id, Read { cells, may });
+        let tiles = tiles(address, length);
+        let may = tiles.clone().map(|tile| (tile, self.of(tile))).collect();
+        self.reads.insert(id, Read { tiles, may });
     }
 
     /// A request of a user that was cut off failed.
@@ -168,13 +168,13 @@ impl Oracle {
         let read = self.reads.remove(&id).ok_or("a read was answered twice")?;
         let value_of =
             |id: &u64| if self.writes.get(id).is_some_and(|write| write.zeroes) { 0 } else { *id };
-        for (cell, bytes_of_cell) in read.cells.clone().zip(bytes.chunks_exact(CELL as usize)) {
-            let value = u64::from_le_bytes(bytes_of_cell[..8].try_into().expect("eight bytes"));
-            let twin = u64::from_le_bytes(bytes_of_cell[8..16].try_into().expect("eight bytes"));
-            let tied = twin == twin_of(value, self.first + cell);
-            let may = &read.may[&cell];
+        for (tile, bytes_of_tile) in read.tiles.clone().zip(bytes.chunks_exact(TILE as usize)) {
+            let value = u64::from_le_bytes(bytes_of_tile[..8].try_into().expect("eight bytes"));
+            let twin = u64::from_le_bytes(bytes_of_tile[8..16].try_into().expect("eight bytes"));
+            let tied = twin == twin_of(value, self.first + tile);
+            let may = &read.may[&tile];
             if !tied || !may.iter().any(|id| value_of(id) == value) {
-                return Err(format!("cell {cell}: read {value} ({twin:x}), and it may be {may:?}"));
+                return Err(format!("tile {tile}: read {value} ({twin:x}), and it may be {may:?}"));
             }
         }
         Ok(())
@@ -211,8 +211,8 @@ impl Oracle {
     }
 
     fn note_durable(&mut self, may: &Values, nothing_else: bool) {
-        for (cell, may) in may {
-            let durable = self.durable.entry(*cell).or_insert_with(|| BTreeSet::from([0]));
+        for (tile, may) in may {
+            let durable = self.durable.entry(*tile).or_insert_with(|| BTreeSet::from([0]));
             if nothing_else {
                 durable.clear();
             }
@@ -220,23 +220,23 @@ impl Oracle {
         }
     }
 
-    /// The power failed: every cell may be as it is, or as it was when flushed.
+    /// The power failed: every tile may be as it is, or as it was when flushed.
     pub(crate) fn power_cut(&mut self) {
         let under_way: Vec<_> = self.flushes.values().map(|flush| flush.may.clone()).collect();
         under_way.iter().for_each(|may| self.note_durable(may, false));
-        let cells: Vec<u64> = self.may.keys().copied().collect();
-        for cell in cells {
-            let durable = self.durable.get(&cell).cloned().unwrap_or_else(|| BTreeSet::from([0]));
-            let may = self.may.entry(cell).or_default();
+        let tiles: Vec<u64> = self.may.keys().copied().collect();
+        for tile in tiles {
+            let durable = self.durable.get(&tile).cloned().unwrap_or_else(|| BTreeSet::from([0]));
+            let may = self.may.entry(tile).or_default();
             may.extend(&durable);
             let widened = may.clone();
-            for read in self.reads.values_mut().filter(|read| read.cells.contains(&cell)) {
-                read.may.entry(cell).or_default().extend(&widened);
+            for read in self.reads.values_mut().filter(|read| read.tiles.contains(&tile)) {
+                read.may.entry(tile).or_default().extend(&widened);
             }
             for flush in self.flushes.values_mut() {
-                flush.may.entry(cell).or_default().extend(&widened);
+                flush.may.entry(tile).or_default().extend(&widened);
             }
-            self.durable.insert(cell, widened);
+            self.durable.insert(tile, widened);
         }
         self.cuts += 1;
         for (user, unflushed) in &mut self.unflushed {
@@ -245,17 +245,17 @@ impl Oracle {
     }
 }
 
-/// The second half of a cell, which ties its value to the cell.
-fn twin_of(value: u64, cell: u64) -> u64 {
-    value.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if value == 0 { 0 } else { cell }
+/// The second half of a tile, which ties its value to the tile.
+fn twin_of(value: u64, tile: u64) -> u64 {
+    value.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if value == 0 { 0 } else { tile }
 }
 
 /// Makes the bytes of a write, from byte `at` over all devices on.
 pub(crate) fn pattern(id: u64, at: u64, into: &mut [u8]) {
     for (index, byte) in into.iter_mut().enumerate() {
         let at = at + index as u64;
-        let (cell, inside) = (at / CELL, (at % CELL) as usize);
-        let value = if inside < 8 { id } else { twin_of(id, cell) };
+        let (tile, inside) = (at / TILE, (at % TILE) as usize);
+        let value = if inside < 8 { id } else { twin_of(id, tile) };
         *byte = value.to_le_bytes()[inside % 8];
     }
 }

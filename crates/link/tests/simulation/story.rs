@@ -18,7 +18,7 @@ use sawmill_link::target::{Arrival, Standing, StandingStore, Target, TargetOptio
 use crate::disk::Disk;
 use crate::load::{Completion, Kind, LoadRequest, RandomRequest, SIZE_BYTES, draw, submit};
 use crate::network::{Dice, Network, Side, WorldClock};
-use crate::oracle::{CELL, Oracle};
+use crate::oracle::{Oracle, TILE};
 use crate::users::{Setting, USERS_MAX, User, UserMix, peer};
 
 pub(crate) const MS: u64 = 1_000_000;
@@ -516,7 +516,7 @@ impl Story {
 
     /// The power fails for disks and judges.
     pub(crate) fn power_cut(&mut self) {
-        self.disks.iter().for_each(|disk| disk.power_cut(CELL as usize));
+        self.disks.iter().for_each(|disk| disk.power_cut(TILE as usize));
         self.oracles.iter_mut().for_each(Oracle::power_cut);
         self.boot = self.boot.wrapping_add(1);
     }
