@@ -118,6 +118,33 @@ fn every_promise_names_a_test_that_exists() {
     none(&faults);
 }
 
+/// Numbers of promises, such as P23, that a text names.
+fn promise_numbers(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    words.filter(|word| word.strip_prefix('P').is_some_and(is_number)).collect()
+}
+
+#[test]
+fn each_promise_of_the_readme_has_its_number() {
+    let read = |name| std::fs::read_to_string(repository().join(name)).expect(name);
+    let (readme, promises) = (read("README.md"), read("PROMISES.md"));
+    let rows = promises.lines().filter_map(|row| row.strip_prefix("| ")?.split(' ').next());
+    let known: BTreeSet<&str> = rows.flat_map(promise_numbers).collect();
+    let unknown = promise_numbers(&readme).into_iter().filter(|number| !known.contains(number));
+    let mut faults: Vec<String> = unknown.map(|number| format!("no promise {number}")).collect();
+    let section = readme.split("\n## What happens to your data\n").nth(1).expect("the section");
+    let promised = section.split("**Not promised.**").next().unwrap_or_default();
+    // A promise is a paragraph that begins with its name in italics.
+    let paragraphs = promised.split("\n\n").filter(|paragraph| paragraph.starts_with('*'));
+    let paragraphs: Vec<&str> = paragraphs.collect();
+    assert!(paragraphs.len() >= 5, "the promises of the README are not where they were");
+    let nameless = paragraphs.into_iter().filter(|one| promise_numbers(one).is_empty());
+    faults.extend(nameless.map(|one| format!("no number of a promise: {one:.40}")));
+    none(&faults);
+}
+
 #[test]
 fn every_bug_of_others_names_what_would_show_ours() {
     let bugs = std::fs::read_to_string(repository().join("docs/upstream-bugs.md"))
