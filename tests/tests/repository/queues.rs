@@ -46,7 +46,7 @@ const NO_QUEUES: [(&str, &str, &str); 18] = [
     ("crates/volume/src/cache/mod.rs", "owners", "the volumes whose frames a cache has"),
     ("crates/volume/src/engine/mailbox.rs", "list", "what the fields of `FlaggedList` say"),
     ("crates/volume/src/read/ahead.rs", "streams", "the newest readers, a fixed number"),
-    ("crates/volume/src/segment/buffers.rs", "spare", "at most `SPARE_MAX` buffers"),
+    ("crates/volume/src/segment/buffers.rs", "spare", "at most `BUFFERS_SPARE_MAX` buffers"),
 ];
 
 /// The name and type of the field that a line declares.
