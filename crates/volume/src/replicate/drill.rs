@@ -9,7 +9,7 @@
 use sawmill_store::ObjectStore;
 
 use super::promote::{
-    Promotion, described, newest_wall, no_replica, promoted_before, require_arrived,
+    Promotion, newest_wall, no_replica, promoted_before, promotion_of, require_arrived,
 };
 use super::role;
 use crate::check::{CheckReport, Damage, check};
@@ -81,7 +81,7 @@ pub fn drill(
         }
     }
     check.notes.retain(|note| !stored.newest.notes.contains(note));
-    let promotion = described(&stored, &role, stored.end.epoch);
+    let promotion = promotion_of(&stored, &role, stored.end.epoch);
     Ok(Drill { promotion, check, end: end_of(&stored) })
 }
 

@@ -80,13 +80,13 @@ fn promote_as(
         Some(role) if role::is_begun(store, &role)? => return Err(promoted_before(name, &role)),
         Some(role) => role,
     };
-    let mut stored = read(world, store, &record, &role, as_it_is)?;
+    let mut stored = read_replica(world, store, &record, &role, as_it_is)?;
     let role = match role.promoted() {
         Some(_) => role,
         None => {
-            let role = take(world, store, &record, &role, &stored)?;
+            let role = reserve_promotion(world, store, &record, &role, &stored)?;
             // A copier may have continued until then.
-            stored = read(world, store, &record, &role, as_it_is)?;
+            stored = read_replica(world, store, &record, &role, as_it_is)?;
             role
         }
     };
@@ -98,14 +98,14 @@ fn promote_as(
         return Err(Error::new(ErrorKind::Internal, text));
     };
     if stored.newest.checkpoint.number >= promoted.checkpoint_number {
-        return Ok(described(&stored, &role, promoted.epoch));
+        return Ok(promotion_of(&stored, &role, promoted.epoch));
     }
     let begun = begin_history(world, store, &stored, &role, promoted)?;
-    Ok(Promotion { position: begun.position, ..described(&stored, &role, promoted.epoch) })
+    Ok(Promotion { position: begun.position, ..promotion_of(&stored, &role, promoted.epoch) })
 }
 
 /// What the replica holds; refused unless it is complete and the newest that was copied.
-fn read(
+fn read_replica(
     world: &dyn World,
     store: &dyn ObjectStore,
     record: &VolumeRecord,
@@ -160,7 +160,7 @@ pub(super) fn newest_wall(stored: &StoredVolume) -> u64 {
     newest.max(stored.newest.checkpoint.wall_unix_ms)
 }
 
-pub(super) fn described(stored: &StoredVolume, role: &Role, epoch: u64) -> Promotion {
+pub(super) fn promotion_of(stored: &StoredVolume, role: &Role, epoch: u64) -> Promotion {
     Promotion {
         record: stored.record.clone(),
         source: role.source.clone(),
@@ -186,7 +186,7 @@ pub(super) fn promoted_before(name: &str, role: &Role) -> Error {
 }
 
 /// Reserves the promotion for this process, with numbers far above everything there is.
-fn take(
+fn reserve_promotion(
     world: &dyn World,
     store: &dyn ObjectStore,
     record: &VolumeRecord,
@@ -197,11 +197,11 @@ fn take(
     let chance = u128::from_le_bytes(world.random()?);
     // The source would have to be this many sequences and checkpoints ahead for a late copy to
     // conflict.
-    let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
+    let margin = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
     let promoted = PromotionPoint {
         epoch: end.epoch + (1 << 32) + (chance as u64 & ((1 << 44) - 1)),
-        checkpoint_number: number_max + far(chance >> 64),
-        next_sequence: end.next_sequence + far(chance >> 96),
+        checkpoint_number: number_max + margin(chance >> 64),
+        next_sequence: end.next_sequence + margin(chance >> 96),
     };
     if promoted.next_sequence >= limits::SEQUENCE_MAX {
         let text =
