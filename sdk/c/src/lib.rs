@@ -25,7 +25,7 @@ pub use driver::{DriverTable, WriteChunk};
 pub use user::UserPointer;
 
 use crate::driver::CDriver;
-use crate::text::{borrowed, fail, note};
+use crate::text::{borrowed, fail, remember};
 
 /// `sawmill_serve`.
 ///
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn sawmill_device_option(
 /// `sawmill_error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn sawmill_error() -> *const c_char {
-    text::noted()
+    text::remembered()
 }
 
 /// `sawmill_parse_size`.
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn sawmill_parse_size(text: *const c_char) -> u64 {
     let text = unsafe { borrowed(text) };
     let size = text.ok().and_then(client::parse_size);
     size.unwrap_or_else(|| {
-        note(&Error::new(ErrorKind::Invalid, "a size is a number like 4096 or 64M"));
+        remember(&Error::new(ErrorKind::Invalid, "a size is a number like 4096 or 64M"));
         0
     })
 }

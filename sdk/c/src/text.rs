@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use sawmill_device::{Error, ErrorKind, Result};
 
 thread_local! {
-    static NOTED: RefCell<CString> = RefCell::default();
+    static REMEMBERED: RefCell<CString> = RefCell::default();
 }
 
 /// A string of a caller.
@@ -26,25 +26,25 @@ pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> Result<&'a str> {
     })
 }
 
-/// Keeps an error for this thread.
-pub(crate) fn note(error: &Error) {
-    note_text(&error.to_string());
+/// Remembers an error for this thread.
+pub(crate) fn remember(error: &Error) {
+    remember_text(&error.to_string());
 }
 
-/// As `note`.
-pub(crate) fn note_text(text: &str) {
+/// As `remember`.
+pub(crate) fn remember_text(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // No one asks for the error of a thread that ends.
-    let _ = NOTED.try_with(|noted| *noted.borrow_mut() = text);
+    let _ = REMEMBERED.try_with(|remembered| *remembered.borrow_mut() = text);
 }
 
-/// The error that was kept.
-pub(crate) fn noted() -> *const c_char {
-    NOTED.try_with(|noted| noted.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+/// The error that was remembered last.
+pub(crate) fn remembered() -> *const c_char {
+    REMEMBERED.try_with(|remembered| remembered.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Keeps an error, and returns it as a negative errno.
+/// Remembers an error, and returns it as a negative errno.
 pub(crate) fn fail(error: &Error) -> c_int {
-    note(error);
+    remember(error);
     -error.kind().errno()
 }

@@ -69,7 +69,7 @@ impl SharedContext {
 impl Callbacks {
     /// The result of a request's callback.
     fn result_of(&self, name: &str, what: &str, errno: c_int) -> io::Result<()> {
-        self.note(&format!("{name}({what}) = {errno}"));
+        self.log_line(&format!("{name}({what}) = {errno}"));
         match errno {
             0 => Ok(()),
             ABORT => {
@@ -95,7 +95,7 @@ impl Callbacks {
         self.failure.lock().get_or_insert(fault);
     }
 
-    fn note(&self, line: &str) {
+    fn log_line(&self, line: &str) {
         if let Some(mut log) = self.log.as_ref() {
             // A log that cannot be written is ignored.
             let _ = writeln!(log, "{line}");
@@ -114,7 +114,7 @@ impl Callbacks {
         // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
         // context lives as long as `self`.
         let errno = unsafe { callback(self.context.pointer()) };
-        self.note(&format!("{name}() = {errno}"));
+        self.log_line(&format!("{name}() = {errno}"));
         match errno {
             0 => Ok(()),
             ABORT => {

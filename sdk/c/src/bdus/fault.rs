@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sawmill_device::{Error, ErrorKind};
 
-use crate::text::note_text;
+use crate::text::remember_text;
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Fault {
     /// Returns true, or false and records the error.
     pub(super) fn report(outcome: Result<(), Fault>) -> bool {
         let Err(fault) = outcome else { return true };
-        note_text(&fault.message);
+        remember_text(&fault.message);
         // SAFETY: the address of this thread's errno is always valid.
         unsafe { *libc::__errno_location() = fault.errno }
         false

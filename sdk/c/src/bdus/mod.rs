@@ -24,7 +24,7 @@ pub use command::command;
 pub use layout::{Attrs, Ops, Version};
 
 use self::fault::Fault;
-use crate::text::{borrowed, noted};
+use crate::text::{borrowed, remembered};
 use crate::user::UserPointer;
 
 static VERSION: Version = Version { major: 0, minor: 1, patch: 2 };
@@ -139,7 +139,7 @@ pub extern "C" fn bdus_destroy_dev_0_1_0_(dev_id: u64) -> bool {
 /// `bdus_get_error_message`.
 #[unsafe(no_mangle)]
 pub extern "C" fn bdus_get_error_message_0_1_0_() -> *const c_char {
-    noted()
+    remembered()
 }
 
 /// `bdus_get_libbdus_version`.
