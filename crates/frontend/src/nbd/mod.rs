@@ -2,7 +2,7 @@
 //!
 //! Fixed newstyle only. Modules: [`options`](NbdOptions), `limits`, `listener` (the socket),
 //! [`server`](NbdServer) (exports and connections), `reception` (new connections), `peer_identity`
-//! and `places` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
+//! and `admission` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
 //! `connection` (the loop of one client), `budget` (memory of all clients), `intake` (received
 //! bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the codec,
 //! pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause` (quiescing),
@@ -14,6 +14,7 @@
 //!
 //! Not here: TLS (refused for now), resize while connected, the oldstyle handshake.
 
+mod admission;
 mod budget;
 mod complaints;
 mod connection;
@@ -28,7 +29,6 @@ mod options;
 mod outbox;
 mod pause;
 mod peer_identity;
-mod places;
 mod protocol;
 mod reception;
 mod server;

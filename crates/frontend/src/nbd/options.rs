@@ -72,7 +72,7 @@ impl NbdOptions {
             [("connections_max", self.connections_max), ("handshakes_max", self.handshakes_max)]
         {
             // Without connections, every client would be closed. Without handshakes, the acceptor
-            // would wait for a place forever.
+            // would wait forever.
             if count == 0 {
                 let text = format!("nbd: {what} is 0; it must be at least 1");
                 return Err(Error::new(ErrorKind::Invalid, text));

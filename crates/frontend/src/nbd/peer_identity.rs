@@ -6,7 +6,7 @@
 //! one peer.
 //!
 //! Invariant: at most one question to the kernel for each connection, without waiting for an
-//! answer. Not here: a peer's share (`places`).
+//! answer. Not here: a peer's share (`admission`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ impl PeerIdentity {
                 .map_or(PeerIdentity::Unknown, |peer| PeerIdentity::User(peer.uid.as_raw()));
         };
         // All users of this machine have the loopback address. As one peer, they would take each
-        // other's places (decision 0035).
+        // other's connections (decision 0035).
         if peer.ip().to_canonical().is_loopback()
             && let Some(own) = address(getsockname(socket))
             && let Some(uid) = user_of(canonical(peer), canonical(own))

@@ -1,6 +1,6 @@
-//! New connections: accepted, given a place for the handshake, then a place and memory, or refused.
+//! New connections: accepted, admitted to the handshake, then as clients with memory, or refused.
 //!
-//! Invariants: a handshake takes no place of a client, and a client takes no place of a handshake.
+//! Invariants: clients and handshakes are counted apart, and neither takes what the other has left.
 //! No peer can take all of either. However many bad connections there are, the log gets only a few
 //! lines per second. Not here: the handshake itself.
 
@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 
+use super::admission;
 use super::budget::ConnectionBudget;
 use super::connection::Connection;
 use super::door::ResumeState;
@@ -20,7 +21,6 @@ use super::handshake::negotiate;
 use super::options::Listen;
 use super::outbox::ClientChannel;
 use super::peer_identity::PeerIdentity;
-use super::places;
 use super::server::{Entry, NbdState, Registry, RegistryGuard};
 use super::session::{End, InputBacklog, Session};
 
@@ -88,8 +88,8 @@ impl NbdState {
         self.spawn(id, peer, channel, None);
     }
 
-    /// Gives a connection a place for its handshake; the oldest one of the peer with most places
-    /// may be evicted. A peer that could not stay anyway is refused immediately.
+    /// Admits a connection to its handshake; the oldest one of the peer with most handshakes may
+    /// be evicted. A peer that could not stay anyway is refused immediately.
     fn admit(
         &self,
         peer: &str,
@@ -98,7 +98,7 @@ impl NbdState {
     ) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
-        if !registry.has_place(peer_identity, self.options.connections_max) {
+        if !registry.has_room(peer_identity, self.options.connections_max) {
             registry.past.connections_refused += 1;
             drop(registry);
             // The log may be slow, and every connection needs the registry.
@@ -118,7 +118,7 @@ impl NbdState {
             .collect();
         // Not counting those on their way out: they have been evicted already, and would be chosen
         // again.
-        let evicted = places::evicted(peer_identity, &haggling, self.options.handshakes_max);
+        let evicted = admission::evicted(peer_identity, &haggling, self.options.handshakes_max);
         if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
             entry.channel.close();
             registry.past.connections_cut += 1;
@@ -185,7 +185,7 @@ impl NbdState {
         let Some(peer_identity) = registry.entries.get(&id).map(|entry| entry.peer_identity) else {
             return Err(End::Stopping);
         };
-        if !registry.has_place(peer_identity, self.options.connections_max) {
+        if !registry.has_room(peer_identity, self.options.connections_max) {
             return Err(End::Refused(TOO_MANY));
         }
         // Only after the handshake: half-open connections must not use up the memory that is set
@@ -256,9 +256,9 @@ impl Registry {
         self.entries.iter().filter(move |(_, entry)| entry.export.is_none() && fits(entry))
     }
 
-    fn has_place(&self, newcomer: PeerIdentity, places: usize) -> bool {
+    fn has_room(&self, newcomer: PeerIdentity, connections_max: usize) -> bool {
         let clients = self.entries.values().filter(|entry| entry.export.is_some());
-        places::has_place(newcomer, clients.map(|entry| entry.peer_identity), places)
+        admission::is_admitted(newcomer, clients.map(|entry| entry.peer_identity), connections_max)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Clients that take what others need: memory, slots for handshakes, places.
+//! Clients that take what others need: memory, handshakes, connections.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -149,12 +149,12 @@ fn half_open_clients_lock_no_client_out() {
 }
 
 #[test]
-fn idle_clients_of_one_peer_do_not_take_the_last_places() {
+fn idle_clients_of_one_peer_do_not_take_the_last_connections() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 16);
     let idle: Vec<_> = (0..12).map(|_| served.client(Style::Simple)).collect();
     // A client gets its answer a moment before it leaves the count of handshakes.
     let metrics = || served.server.metrics();
-    wait_until("all have a place", || metrics().connections == 12 && metrics().handshakes == 0);
+    wait_until("all are admitted", || metrics().connections == 12 && metrics().handshakes == 0);
     let mut one_more = UnixStream::connect(&served.path).expect("the kernel accepts");
     assert_eq!(std::io::Read::read(&mut one_more, &mut [0; 18]).expect("closed, not reset"), 0);
     assert_eq!(

@@ -137,8 +137,8 @@ fn one_connection_more_than_allowed_is_closed_and_the_rest_live() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 2);
     let mut first = served.client(Style::Simple);
     let second = served.client(Style::Simple);
-    // A client has the reply to its choice before its handshake has taken its place.
-    wait_until("both have a place", || {
+    // A client has the reply to its choice before its handshake has ended.
+    wait_until("both are admitted", || {
         let metrics = served.server.metrics();
         (metrics.connections, metrics.handshakes) == (2, 0)
     });

@@ -343,12 +343,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &program(
             "sawmill-frontend",
             &["--test", "nbd"],
-            "idle_clients_of_one_peer_do_not_take_the_last_places",
+            "idle_clients_of_one_peer_do_not_take_the_last_connections",
         ),
-        "one peer may take all places for NBD clients",
-        "frontend/src/nbd/places.rs",
-        "own < PLACES_PER_FREE_PLACE_MAX * places.saturating_sub(all)",
-        "own + all < usize::MAX && all < places",
+        "one peer may take all connections of NBD clients",
+        "frontend/src/nbd/admission.rs",
+        "own < PER_FREE_CONNECTION_MAX * connections_max.saturating_sub(all)",
+        "own + all < usize::MAX && all < connections_max",
     ),
     caught_by(
         &program("sawmill-frontend", &["--test", "nbd"], "half_open_clients_lock_no_client_out"),
