@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take, as `wait_for` says: far longer than it does on the slowest machine.
+/// How long a condition may take, as [`wait_for`] says: far longer than on the slowest machine.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Calls `ask` repeatedly until it returns an answer.
