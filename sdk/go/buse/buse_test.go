@@ -1,3 +1,7 @@
+// Tests of the API of BUSE: options with their defaults and refusals, the order of callbacks, and
+// flushes. The bytes of a host's packets come from mockhost. Not here: chunks and their order
+// (sawmill/chunk_test.go).
+
 package buse
 
 import (

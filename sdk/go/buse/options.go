@@ -1,3 +1,6 @@
+// The options of BUSE: their defaults, the messages of buse-go where they do not go together, and
+// the options of Sawmill that they become. Not here: the callbacks (buse.go).
+
 package buse
 
 import (

@@ -1,3 +1,7 @@
+// Write chunks: how their bytes are read, and devices that take whole chunks. Invariant: a callback
+// gets only a chunk whose entries lie inside it. Not here: which of two writes is newer
+// (resolver.go).
+
 package sawmill
 
 import (

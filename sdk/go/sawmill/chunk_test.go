@@ -1,3 +1,6 @@
+// Tests of chunks: their golden bytes, chunks that make no sense, and chunks applied in any order,
+// beside a model. Not here: mutated chunks (fuzz_test.go).
+
 package sawmill
 
 import (

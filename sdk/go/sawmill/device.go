@@ -1,3 +1,7 @@
+// What a device can do, as interfaces: reads and writes, and optionally flushes, discards, zeroes
+// and FUA. Invariant: a device is called only through interfaces that it has. Not here: devices
+// that take chunks (chunk.go).
+
 package sawmill
 
 import (

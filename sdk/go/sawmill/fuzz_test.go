@@ -1,3 +1,6 @@
+// The fuzz target of chunks, with the corpus of the targets in Rust. Not here: packets
+// (internal/driver/fuzz_test.go).
+
 package sawmill
 
 import (

@@ -1,3 +1,6 @@
+// A file on a web server, as an io.ReaderAt. Not here: a cache, and a second try after a failed
+// request: an error goes to the device's user.
+
 package sawmill
 
 import (

@@ -1,3 +1,6 @@
+// The main function of a simple driver: serve one device until a signal or its end. Not here:
+// anything that a program may want to decide (serve.go).
+
 package sawmill
 
 import (

@@ -1,3 +1,7 @@
+// The options of a device, and the facts of the protocol that they become. Invariant: an option
+// that is not given is not sent, so that the host's default holds. Not here: the abilities of a
+// device (device.go).
+
 package sawmill
 
 import (

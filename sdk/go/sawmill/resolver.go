@@ -1,3 +1,7 @@
+// Which of two writes in chunks is newer. Invariant: bytes of an older write never replace those of
+// a newer one, in whatever order chunks are applied; what nothing older can come for is forgotten.
+// Not here: the bytes of a chunk (chunk.go).
+
 package sawmill
 
 import "sync"

@@ -1,3 +1,6 @@
+// How a program serves a device: it starts or finds a host, attaches, and waits for the end. Not
+// here: the protocol (internal/driver).
+
 package sawmill
 
 import (

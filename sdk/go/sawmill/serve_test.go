@@ -1,3 +1,6 @@
+// Tests of a served device against a mock host: payloads, errors, the end, refusals and breaches.
+// Not here: chunks (chunk_test.go).
+
 package sawmill
 
 import (

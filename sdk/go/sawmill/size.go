@@ -1,3 +1,5 @@
+// Sizes as people write them, in units of 1024. Not here: durations, which are Go's own.
+
 package sawmill
 
 import (

@@ -1,3 +1,7 @@
+// How a driver attaches: its hello, the queues that the host sends, and what must be true of them.
+// Invariant: what was taken before a refusal is closed and unmapped. Not here: what happens after
+// (serve.go).
+
 package driver
 
 import (

@@ -1,3 +1,6 @@
+// Commands and answers as bytes. Invariant: a decoded command lies inside the memory of its queue.
+// Not here: control packets (control.go).
+
 package driver
 
 import (

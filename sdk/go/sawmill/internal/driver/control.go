@@ -1,3 +1,6 @@
+// Control packets as bytes: a kind, and facts with names. Not here: which facts a kind needs
+// (attach.go).
+
 package driver
 
 import (

@@ -1,3 +1,6 @@
+// The fuzz target of packets, with the corpus of the targets in Rust. Not here: golden packets
+// (vectors_test.go).
+
 package driver
 
 import (

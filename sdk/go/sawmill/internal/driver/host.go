@@ -1,3 +1,6 @@
+// A host as a child process: which program it is, how it starts, and where its socket is. Not here:
+// the packets on that socket (attach.go).
+
 package driver
 
 import (

@@ -1,3 +1,7 @@
+// The life of an attached driver: control messages, and commands that are answered on each queue.
+// Invariant: each command is answered once, also if its callback panics. Not here: how it attached
+// (attach.go).
+
 package driver
 
 import (

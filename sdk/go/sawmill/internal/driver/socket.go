@@ -1,3 +1,6 @@
+// Packets with descriptors over Unix sockets, and mapped memory. Invariant: no descriptor of a
+// refused packet stays open. Not here: what packets mean (control.go, command.go).
+
 package driver
 
 import (

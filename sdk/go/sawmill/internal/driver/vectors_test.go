@@ -1,3 +1,6 @@
+// Tests with the golden packets of crates/driver/vectors, which the tests in Rust read too. Not
+// here: mutated packets (fuzz_test.go).
+
 package driver
 
 import (

@@ -1,3 +1,6 @@
+// Inputs for fuzz targets: the corpus of crates/fuzz and changed copies, the same in each run. Not
+// here: what a target does with them.
+
 package mockhost
 
 import (

@@ -1,3 +1,6 @@
+// The golden files and the corpus of the repository. Outside of it a test is skipped; inside, one
+// that finds no file fails, because it would pass without any.
+
 package mockhost
 
 import (
