@@ -1,7 +1,7 @@
 //! A driver that sends anything, valid packets and invalid ones, to the host of a device.
 //!
-//! Invariants: a driver's bytes can end only its own session: afterwards the next driver attaches
-//! and gets what the first did not answer. Each request is answered once.
+//! Invariants: a driver's bytes can end only its own connection: afterwards the next driver
+//! attaches and gets what the first did not answer. Each request is answered once.
 //!
 //! Not here: the decoders alone (`driver`); a second driver beside the first, and honest drivers
 //! that die at any moment (`crates/driver/tests`).
@@ -107,7 +107,7 @@ fn send_pieces(path: &Path, driver: &RawDriver, input: &[u8]) -> Vec<PacketSocke
             };
             pairs.flat_map(|pair| answer(pair).encode()).collect()
         };
-        // The host may have ended the session, which is its answer.
+        // The host may have closed the connection, which is its answer.
         let _ = match how & 7 {
             0 => driver.control.send(body, &[]),
             1 => driver.control.send(&control_packet(body), &[]),

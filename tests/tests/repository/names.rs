@@ -128,7 +128,7 @@ const OF_A_KIND: [(&str, &[&str]); 4] = [
     // Each door has the same files, and in them the same types.
     (
         "crates/frontend",
-        &["Body", "Counters", "End", "Message", "Queue", "Refusal", "Session", "Ticket"],
+        &["Body", "Counters", "End", "Message", "Queue", "Refusal", "Ticket"],
     ),
     // Each command has its arguments, and a document that it prints.
     ("crates/lab", &["Arguments", "Document"]),

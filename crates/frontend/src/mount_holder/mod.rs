@@ -2,8 +2,8 @@
 //!
 //! A FUSE mount dies with the last process that holds its descriptor. So that a server's death is
 //! only a pause for its users, the door starts this process, and the next server gets the
-//! descriptor from it. It has a session of its own and outlives the process that started it. It
-//! ends when it is told to, or when the mount is gone.
+//! descriptor from it. It has a POSIX session of its own and outlives the process that started it.
+//! It ends when it is told to, or when the mount is gone.
 //!
 //! Modules: [`holder`](keep) (the process), `client` (the processes that talk to it), `wire` (the
 //! bytes between them), `fuzzing` (what must hold of any packet).

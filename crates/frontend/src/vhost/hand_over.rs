@@ -5,8 +5,8 @@
 //! order: the connection, the memory regions, the dirty log, the in-flight region, the backend's
 //! channel, then for each queue kick, call and error; only those that exist.
 //!
-//! Invariant: unpacking what was packed gives a session that continues where the other one stopped.
-//! Not here: how pieces travel.
+//! Invariant: unpacking what was packed gives a frontend that continues where the other one
+//! stopped. Not here: how pieces travel.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,11 +17,11 @@ use std::sync::Arc;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::Violation;
+use super::frontend_state::{DoorState, FrontendState, QueueDraft};
 use super::inflight::Inflight;
 use super::memory::{DirtyLog, Memory, RegisteredRegion};
 use super::message::{Area, InflightShape, REGIONS_MAX, Region, RingAddresses};
 use super::protocol::CacheMode;
-use super::session::{DoorState, QueueDraft, Session};
 use super::wire;
 use crate::door::DoorPiece;
 use crate::unix_socket::UnixSocket;
@@ -29,11 +29,14 @@ use crate::unix_socket::UnixSocket;
 /// The pieces of another process.
 pub(super) struct Pieces {
     pub(super) listener: OwnedFd,
-    pub(super) session: Option<Session>,
+    pub(super) frontend: Option<FrontendState>,
 }
 
 /// All pieces of a quiet door.
-pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<DoorPiece>> {
+pub(super) fn pack(
+    listener: &UnixSocket,
+    frontend: Option<&FrontendState>,
+) -> Result<Vec<DoorPiece>> {
     let failed = |error: std::io::Error| {
         Error::caused(
             ErrorKind::Unavailable,
@@ -47,48 +50,48 @@ pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<V
         ..DoorPiece::default()
     };
     let mut pieces = vec![listener];
-    if let Some(session) = session {
-        pieces.push(pack_session(session).map_err(failed)?);
+    if let Some(frontend) = frontend {
+        pieces.push(pack_frontend(frontend).map_err(failed)?);
     }
     Ok(pieces)
 }
 
-fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
+fn pack_frontend(frontend: &FrontendState) -> std::io::Result<DoorPiece> {
     let mut facts = BTreeMap::new();
-    // `unpack_session` takes the descriptors in this very order; the facts say which ones are
+    // `unpack_frontend` takes the descriptors in this very order; the facts say which ones are
     // there.
-    let mut descriptors = vec![session.socket.try_clone()?];
+    let mut descriptors = vec![frontend.socket.try_clone()?];
     let mut say = |name: String, numbers: &[u64]| {
         let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
         facts.insert(name, words.join(" "));
     };
-    say("features".into(), &[session.features]);
-    say("protocol_features".into(), &[session.protocol_features]);
-    say("status".into(), &[session.status]);
-    say("writeback".into(), &[session.cache_mode.byte().into()]);
-    say("regions".into(), &[session.memory.regions().len() as u64]);
-    for (n, RegisteredRegion { region, file }) in session.memory.regions().iter().enumerate() {
+    say("features".into(), &[frontend.features]);
+    say("protocol_features".into(), &[frontend.protocol_features]);
+    say("status".into(), &[frontend.status]);
+    say("writeback".into(), &[frontend.cache_mode.byte().into()]);
+    say("regions".into(), &[frontend.memory.regions().len() as u64]);
+    for (n, RegisteredRegion { region, file }) in frontend.memory.regions().iter().enumerate() {
         say(
             format!("region.{n}"),
             &[region.guest, region.size_bytes, region.user, region.file_offset],
         );
         descriptors.push(file.as_fd().try_clone_to_owned()?);
     }
-    if let Some((area, log)) = &session.log {
+    if let Some((area, log)) = &frontend.log {
         say("log".into(), &[area.size_bytes, area.offset]);
         descriptors.push(log.file().as_fd().try_clone_to_owned()?);
     }
-    if let Some(inflight) = &session.inflight {
+    if let Some(inflight) = &frontend.inflight {
         let InflightShape { area, queues, queue_size } = inflight.shape();
         say("inflight".into(), &[area.size_bytes, area.offset, queues.into(), queue_size.into()]);
         descriptors.push(inflight.file()?);
     }
-    if let Some(channel) = &session.backend_channel {
+    if let Some(channel) = &frontend.backend_channel {
         say("backend_channel".into(), &[1]);
         descriptors.push(channel.try_clone()?);
     }
-    say("queues".into(), &[session.drafts.len() as u64]);
-    for (n, draft) in session.drafts.iter().enumerate() {
+    say("queues".into(), &[frontend.drafts.len() as u64]);
+    for (n, draft) in frontend.drafts.iter().enumerate() {
         // A running queue is ahead of the base that the frontend has set.
         let base = draft.running.as_ref().map_or(draft.base, |queue| queue.base());
         // 0 and 1 are the frontend's setting; 2 means that there is none.
@@ -111,16 +114,16 @@ fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
 
 /// Parses the pieces of a door.
 pub(super) fn unpack(door_state: &Arc<DoorState>, pieces: Vec<DoorPiece>) -> Result<Pieces> {
-    let (mut listener, mut session) = (None, None);
+    let (mut listener, mut frontend) = (None, None);
     for piece in pieces {
         match &*piece.what {
             "listener" => listener = piece.descriptors.into_iter().next(),
-            "frontend" => session = Some(unpack_session(door_state, piece).map_err(not_whole)?),
+            "frontend" => frontend = Some(unpack_frontend(door_state, piece).map_err(not_whole)?),
             _ => (),
         }
     }
     let missing = || not_whole(Violation::new("the listening socket is missing"));
-    Ok(Pieces { listener: listener.ok_or_else(missing)?, session })
+    Ok(Pieces { listener: listener.ok_or_else(missing)?, frontend })
 }
 
 fn not_whole(violation: Violation) -> Error {
@@ -186,18 +189,21 @@ fn narrow(number: u64) -> Result<u16, Violation> {
     u16::try_from(number).map_err(|_| Violation::new(format!("{number} does not fit 16 bits")))
 }
 
-fn unpack_session(door_state: &Arc<DoorState>, piece: DoorPiece) -> Result<Session, Violation> {
+fn unpack_frontend(
+    door_state: &Arc<DoorState>,
+    piece: DoorPiece,
+) -> Result<FrontendState, Violation> {
     let mut from = Unpacker { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
     let socket = from.descriptor("the connection")?;
     wire::set_times(&socket).map_err(|error| Violation::caused("the connection", error))?;
-    let mut session = Session::new(door_state.clone(), Arc::new(socket));
-    [session.features] = from.numbers("features")?;
-    [session.protocol_features] = from.numbers("protocol_features")?;
-    [session.status] = from.numbers("status")?;
-    session.cache_mode = CacheMode::of((from.numbers("writeback")? == [1]).into());
+    let mut frontend = FrontendState::new(door_state.clone(), Arc::new(socket));
+    [frontend.features] = from.numbers("features")?;
+    [frontend.protocol_features] = from.numbers("protocol_features")?;
+    [frontend.status] = from.numbers("status")?;
+    frontend.cache_mode = CacheMode::of((from.numbers("writeback")? == [1]).into());
     let [regions] = from.numbers("regions")?;
     let mut registered_regions = Vec::new();
-    // A frontend cannot have set more, so a larger number is no session of this door.
+    // A frontend cannot have set more, so a larger number is no frontend of this door.
     for n in 0..regions.min(REGIONS_MAX as u64) {
         let [guest, size_bytes, user, file_offset] = from.numbers(&format!("region.{n}"))?;
         let file = Arc::new(File::from(from.descriptor("a memory region")?));
@@ -206,32 +212,32 @@ fn unpack_session(door_state: &Arc<DoorState>, piece: DoorPiece) -> Result<Sessi
             file,
         });
     }
-    session.memory = Arc::new(Memory::map(registered_regions)?);
+    frontend.memory = Arc::new(Memory::map(registered_regions)?);
     if let Some([size_bytes, offset]) = from.optional("log")? {
         let file = from.descriptor("the dirty log")?;
         let log = DirtyLog::open(file, offset, size_bytes)?;
-        session.log = Some((Area { size_bytes, offset }, Arc::new(log)));
+        frontend.log = Some((Area { size_bytes, offset }, Arc::new(log)));
     }
     if let Some([size_bytes, offset, queues, queue_size]) = from.optional("inflight")? {
         let file = from.descriptor("the in-flight region")?;
         let area = Area { size_bytes, offset };
         let shape =
             InflightShape { area, queues: narrow(queues)?, queue_size: narrow(queue_size)? };
-        session.inflight = Some(Arc::new(Inflight::open(file, shape)?));
+        frontend.inflight = Some(Arc::new(Inflight::open(file, shape)?));
     }
-    session.backend_channel = from.event("backend_channel")?;
+    frontend.backend_channel = from.event("backend_channel")?;
     let [queues] = from.numbers("queues")?;
     let mut drafts = (0..queues).map(|n| from.draft(n)).collect::<Result<Vec<_>, _>>()?;
     // This server may allow fewer queues than the one before, as long as the frontend does not use
     // the rest.
     let used_count = drafts.iter().rposition(|draft| draft.size != 0).map_or(0, |last| last + 1);
-    if used_count > session.drafts.len() {
+    if used_count > frontend.drafts.len() {
         return Err(Violation::new(format!(
             "{used_count} queues are in use; the limit is {}",
-            session.drafts.len()
+            frontend.drafts.len()
         )));
     }
-    drafts.resize_with(session.drafts.len(), QueueDraft::default);
-    session.drafts = drafts;
-    Ok(session)
+    drafts.resize_with(frontend.drafts.len(), QueueDraft::default);
+    frontend.drafts = drafts;
+    Ok(frontend)
 }

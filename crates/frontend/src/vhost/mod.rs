@@ -2,10 +2,10 @@
 //! guest's requests are in memory that both processes map, and this door reads them there.
 //!
 //! Modules: [`options`](VhostOptions), `limits`, [`server`](VhostDoor) (the socket, one frontend at
-//! a time), `session` (the setup of one frontend), `message` and `wire` (its messages, and their
-//! transport), `queue` (a thread per queue, with `ticket`, one request in flight), `ring` (a split
-//! virtqueue), `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory`
-//! (the guest's), `hand_over`, `metrics`.
+//! a time), `frontend_state` (the setup of one frontend), `message` and `wire` (its messages, and
+//! their transport), `queue` (a thread per queue, with `ticket`, one request in flight), `ring` (a
+//! split virtqueue), `inflight` (what survives this process), `protocol` (virtio-blk, pure),
+//! `memory` (the guest's), `hand_over`, `metrics`.
 //!
 //! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user
 //! and provides files and addresses: an invalid message ends its connection. The guest is
@@ -21,6 +21,7 @@
 //!
 //! Not here: packed rings (the crates in use have their descriptors but not their rings); an IOMMU.
 
+mod frontend_state;
 mod hand_over;
 mod inflight;
 mod limits;
@@ -32,7 +33,6 @@ mod protocol;
 mod queue;
 mod ring;
 mod server;
-mod session;
 #[cfg(test)]
 mod tests;
 mod wire;

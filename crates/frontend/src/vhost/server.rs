@@ -19,11 +19,11 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::Waker;
 
+use super::frontend_state::{DoorState, FrontendState};
 use super::hand_over;
 use super::limits::{QUEUE_SIZE_MAX, QUEUES_MAX};
 use super::options::VhostOptions;
 use super::protocol::ID_BYTES;
-use super::session::{DoorState, Session};
 use super::wire::{self, End};
 use crate::door::{Door, DoorCounts, DoorPiece, ExportStatus, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
@@ -32,8 +32,8 @@ use crate::unix_socket::UnixSocket;
 const ACCEPT_RETRY_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The state shared by the thread and the owner of the door.
-struct SessionState {
-    session: Option<Session>,
+struct SharedState {
+    frontend: Option<FrontendState>,
     /// The door is quiet.
     is_held: bool,
 }
@@ -41,7 +41,7 @@ struct SessionState {
 struct VhostState {
     door_state: Arc<DoorState>,
     listener: UnixSocket,
-    state: Mutex<SessionState>,
+    state: Mutex<SharedState>,
     /// The connection, so that it can be closed while a message is being received.
     socket: Mutex<Option<Arc<OwnedFd>>>,
     is_stopping: AtomicBool,
@@ -67,7 +67,7 @@ impl VhostDoor {
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         let door_state = door_state(&options, device)?;
         let listener = UnixSocket::listen("vhost-user", &options.socket)?;
-        Self::run(door_state, listener, SessionState { session: None, is_held: false })
+        Self::run(door_state, listener, SharedState { frontend: None, is_held: false })
     }
 
     /// Takes over the door of another process. The door is quiet: it serves once it is resumed,
@@ -85,7 +85,7 @@ impl VhostDoor {
         let door = Self::run(
             door_state,
             listener,
-            SessionState { session: taken_over.session, is_held: true },
+            SharedState { frontend: taken_over.frontend, is_held: true },
         )?;
         let quiet_door = Box::new(QuietVhostDoor(Arc::clone(&door.shared)));
         Ok((door, quiet_door))
@@ -94,13 +94,13 @@ impl VhostDoor {
     fn run(
         door_state: Arc<DoorState>,
         listener: UnixSocket,
-        session_state: SessionState,
+        shared_state: SharedState,
     ) -> Result<Self> {
         let system = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
         // A door that is taken over is held. Until it resumes, the other process still listens.
-        let is_on_trial = session_state.is_held;
+        let is_on_trial = shared_state.is_held;
         let failed = |listener: &UnixSocket, error| {
             if !is_on_trial {
                 listener.remove();
@@ -108,11 +108,11 @@ impl VhostDoor {
             system(error)
         };
         let waker = Waker::new().map_err(|error| failed(&listener, error))?;
-        let socket = session_state.session.as_ref().map(|session| session.socket.clone());
+        let socket = shared_state.frontend.as_ref().map(|frontend| frontend.socket.clone());
         let shared = Arc::new(VhostState {
             door_state,
             listener,
-            state: Mutex::new(session_state),
+            state: Mutex::new(shared_state),
             socket: Mutex::new(socket),
             is_stopping: AtomicBool::new(false),
             waker,
@@ -134,8 +134,8 @@ impl VhostDoor {
 
     /// Notifies the frontend that the device has another size.
     pub fn resized(&self) {
-        if let Some(session) = &self.shared.state.lock().session {
-            session.announce_config();
+        if let Some(frontend) = &self.shared.state.lock().frontend {
+            frontend.announce_config();
         }
     }
 }
@@ -165,7 +165,7 @@ impl VhostState {
         while !self.is_stopping.load(Ordering::SeqCst) {
             let (socket, is_held) = {
                 let state = self.state.lock();
-                (state.session.as_ref().map(|session| session.socket.clone()), state.is_held)
+                (state.frontend.as_ref().map(|frontend| frontend.socket.clone()), state.is_held)
             };
             let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
             let (mut frontend, mut newcomer) = (usize::MAX, usize::MAX);
@@ -206,10 +206,10 @@ impl VhostState {
         if state.is_held {
             return;
         }
-        let Some(session) = &mut state.session else { return };
-        let Err(end) = session.serve_one() else { return };
+        let Some(frontend) = &mut state.frontend else { return };
+        let Err(end) = frontend.serve_one() else { return };
         *self.socket.lock() = None;
-        state.session = None;
+        state.frontend = None;
         match end {
             End::Closed => tracing::info!("vhost-user: the frontend closed the connection"),
             End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
@@ -236,7 +236,7 @@ impl VhostState {
         tracing::info!("vhost-user: a frontend connected");
         let mut state = self.state.lock();
         *self.socket.lock() = Some(socket.clone());
-        state.session = Some(Session::new(self.door_state.clone(), socket));
+        state.frontend = Some(FrontendState::new(self.door_state.clone(), socket));
         None
     }
 
@@ -254,14 +254,14 @@ impl VhostState {
         if state.is_held {
             return Ok(());
         }
-        if let Some(session) = &mut state.session {
-            session.pause(Some(deadline)).map_err(|_| busy())?;
+        if let Some(frontend) = &mut state.frontend {
+            frontend.pause(Some(deadline)).map_err(|_| busy())?;
         }
         // Includes what an earlier frontend left in the device.
         let lingering: Vec<_> = self.door_state.roster.lock().clone();
         if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
-            if let Some(session) = &mut state.session {
-                session.start();
+            if let Some(frontend) = &mut state.frontend {
+                frontend.start();
             }
             return Err(busy());
         }
@@ -278,10 +278,10 @@ impl VhostState {
         if !std::mem::take(&mut state.is_held) {
             return;
         }
-        if let Some(session) = &mut state.session {
-            session.start();
+        if let Some(frontend) = &mut state.frontend {
+            frontend.start();
             // After a takeover, none is running yet.
-            if let Err(violation) = session.run_what_can_run() {
+            if let Err(violation) = frontend.run_what_can_run() {
                 self.door_state.counters.violations.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
             }
@@ -296,7 +296,7 @@ impl VhostState {
             let text = "vhost-user: only a quiet door can be handed over";
             return Err(Error::new(ErrorKind::Internal, text));
         }
-        hand_over::pack(&self.listener, state.session.as_ref())
+        hand_over::pack(&self.listener, state.frontend.as_ref())
     }
 
     fn release(&self) {
@@ -306,15 +306,15 @@ impl VhostState {
         *self.socket.lock() = None;
         // Nothing is in flight, and closing our descriptors ends nothing, because others have
         // duplicates.
-        self.state.lock().session = None;
+        self.state.lock().frontend = None;
     }
 
     fn stop(&self) {
         // The queues of a door on trial belong to another process, as `stop_now` knows.
         if !self.is_on_trial.load(Ordering::SeqCst) {
             let mut state = self.state.lock();
-            if let Some(session) = &mut state.session {
-                let _ = session.pause(None);
+            if let Some(frontend) = &mut state.frontend {
+                let _ = frontend.pause(None);
             }
             state.is_held = true;
         }
@@ -336,7 +336,7 @@ impl VhostState {
             let _ = shutdown(socket, Shutdown::Both);
         }
         self.end_thread();
-        self.state.lock().session = None;
+        self.state.lock().frontend = None;
     }
 
     fn end_thread(&self) {

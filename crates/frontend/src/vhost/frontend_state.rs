@@ -55,7 +55,7 @@ pub(super) struct QueueDraft {
 }
 
 /// One frontend.
-pub(super) struct Session {
+pub(super) struct FrontendState {
     pub(super) door_state: Arc<DoorState>,
     pub(super) socket: Arc<OwnedFd>,
     pub(super) features: u64,
@@ -83,10 +83,10 @@ fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
     Err(Violation::new(text))
 }
 
-impl Session {
+impl FrontendState {
     pub(super) fn new(door_state: Arc<DoorState>, socket: Arc<OwnedFd>) -> Self {
         door_state.counters.connections.fetch_add(1, Relaxed);
-        Session {
+        FrontendState {
             drafts: (0..door_state.queues_max).map(|_| QueueDraft::default()).collect(),
             door_state,
             socket,
@@ -157,8 +157,8 @@ impl Session {
             Message::SetLogBase(area) => {
                 let log =
                     Arc::new(DirtyLog::open(next_descriptor()?, area.offset, area.size_bytes)?);
-                self.alter(|session| {
-                    session.log = Some((area, log));
+                self.alter(|frontend| {
+                    frontend.log = Some((area, log));
                     Ok(())
                 })?;
                 // The one setting that always gets a reply.
@@ -235,8 +235,8 @@ impl Session {
             Message::SetConfig { offset, bytes } => self.set_config(offset, &bytes),
             Message::SetInflight(shape) => {
                 let region = Arc::new(Inflight::open(next_descriptor()?, shape)?);
-                self.alter(|session| {
-                    session.inflight = Some(region);
+                self.alter(|frontend| {
+                    frontend.inflight = Some(region);
                     Ok(())
                 })
             }
@@ -257,8 +257,8 @@ impl Session {
         if features & !self.offered() != 0 {
             return violation(format!("features {features:#x} were not offered"));
         }
-        self.alter(|session| {
-            session.features = features;
+        self.alter(|frontend| {
+            frontend.features = features;
             Ok(())
         })
     }
@@ -266,8 +266,8 @@ impl Session {
     fn set_memory(&mut self, regions: Vec<RegisteredRegion>) -> Result<(), Violation> {
         let memory = Memory::map(regions)?;
         tracing::debug!(bytes = memory.size_bytes(), "vhost-user: the guest's memory is mapped");
-        self.alter(|session| {
-            session.memory = Arc::new(memory);
+        self.alter(|frontend| {
+            frontend.memory = Arc::new(memory);
             Ok(())
         })
     }
@@ -353,8 +353,8 @@ impl Session {
         if offset != WRITEBACK_OFFSET {
             return violation(format!("the configuration at {offset} is read-only"));
         }
-        self.alter(|session| {
-            session.cache_mode = CacheMode::of(writeback);
+        self.alter(|frontend| {
+            frontend.cache_mode = CacheMode::of(writeback);
             Ok(())
         })
     }
@@ -529,7 +529,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for FrontendState {
     /// The connection is gone: do not touch the guest's memory any more.
     fn drop(&mut self) {
         for draft in &self.drafts {
