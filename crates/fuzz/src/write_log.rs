@@ -15,10 +15,10 @@ use sawmill_format::write_log::{entry_at, superblock_at};
 use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
 use sawmill_verify::power_cut::{EntrySelection, PowerCut, Replay, flushed_before};
+use sawmill_verify::recorded_run;
 use sawmill_verify::recording::{
     DISK_BYTES_MAX, LogWriter, RecordedEntry, Recording, SECTOR_BYTES,
 };
-use sawmill_verify::session;
 use sawmill_verify::stamp::CutTime;
 
 use crate::mend::{put, u64_at};
@@ -91,7 +91,7 @@ fn check_log(bytes: &[u8]) {
     PLACES.with(|places| {
         fresh(&places.foreign);
         std::fs::write(&places.foreign, bytes).expect("a temporary file");
-        let Ok(opened) = session::RecordedSession::foreign(&places.foreign, MODEL_BYTES as u64)
+        let Ok(opened) = recorded_run::RecordedRun::foreign(&places.foreign, MODEL_BYTES as u64)
         else {
             return;
         };

@@ -13,7 +13,7 @@ use crate::bridge::NbdFile;
 use crate::file_system::FileSystem;
 use crate::power_cut::{PowerCut, Replay};
 use crate::program;
-use crate::session::{Knowledge, RecordedSession};
+use crate::recorded_run::{Knowledge, RecordedRun};
 use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
 use crate::subject::{RecoveryMode, Remains, RestartResult, RunningDevice, Subject};
 use crate::{Error, Result};
@@ -42,7 +42,7 @@ pub enum Judge {
 /// The parameters of a check.
 pub struct CutCheck<'a> {
     /// The run whose remains are checked.
-    pub recorded: &'a RecordedSession,
+    pub recorded: &'a RecordedRun,
     /// The device to start again; with `None`, the images themselves are judged.
     pub subject: Option<&'a dyn Subject>,
     /// What the device promises of writes between two flushes.

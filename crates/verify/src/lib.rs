@@ -7,10 +7,10 @@
 //! to test the checker itself). The work and its judges: `stamp` (blocks that record which write
 //! made them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
 //! `file_system` (made, mounted, checked). A server killed under its users: `crash`. A check of
-//! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
-//! (one power cut after another), `cut_check` (one of them), `report`. Tools: `nbd` (the client of
-//! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (third-party
-//! programs).
+//! power failures as a whole: `run` (the work, recorded), `recorded_run` (what it leaves),
+//! `campaign` (one power cut after another), `cut_check` (one of them), `report`. Tools: `nbd` (the
+//! client of `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program`
+//! (third-party programs).
 //!
 //! Invariant: this crate knows devices only by their doors; nothing here names the engine or a
 //! store.
@@ -30,11 +30,11 @@ pub mod load;
 pub mod plan;
 pub mod power_cut;
 pub mod program;
+pub mod recorded_run;
 pub mod recorder;
 pub mod recording;
 pub mod report;
 pub mod run;
-pub mod session;
 pub mod stamp;
 pub mod subject;
 pub mod target;

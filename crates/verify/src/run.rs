@@ -20,9 +20,9 @@ use crate::image::Image;
 use crate::load::{Load, Mix};
 use crate::nbd::{Client, Style};
 use crate::program;
+use crate::recorded_run::{Knowledge, RecordedRun};
 use crate::recorder::Recorder;
 use crate::recording::LogWriter;
-use crate::session::{Knowledge, RecordedSession};
 use crate::stamp::{self, Clock};
 use crate::subject::Subject;
 use crate::{Error, Result};
@@ -61,7 +61,7 @@ pub fn below(
     work: &Work,
     seed: u64,
     folder: &Path,
-) -> Result<RecordedSession> {
+) -> Result<RecordedRun> {
     let clock = Clock::default();
     let before = subject.prepare(disk_bytes, folder)?;
     let log = LogWriter::create(&folder.join("log"))?;
@@ -86,7 +86,7 @@ pub fn below(
         }
     };
     running.stop()?;
-    let recorded = RecordedSession { recording: disk.finish()?, before, first, knowledge };
+    let recorded = RecordedRun { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
     Ok(recorded)
 }
@@ -98,7 +98,7 @@ pub fn above(
     work: &Work,
     seed: u64,
     folder: &Path,
-) -> Result<(RecordedSession, Option<String>)> {
+) -> Result<(RecordedRun, Option<String>)> {
     let clock = Clock::default();
     let before = content_before(&*target, work)?;
     let log = LogWriter::create(&folder.join("log"))?;
@@ -127,7 +127,7 @@ pub fn above(
     };
     // Before the log is completed, so that the last requests are in it.
     server.stop(Stop::Drained);
-    let recorded = RecordedSession { recording: disk.finish()?, before, first, knowledge };
+    let recorded = RecordedRun { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
     Ok((recorded, wrong))
 }

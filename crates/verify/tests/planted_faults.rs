@@ -5,9 +5,9 @@ use std::sync::Arc;
 use sawmill_verify::cut_check::{CutCheck, Judge, Rule};
 use sawmill_verify::faulty::{Fault, Faulty};
 use sawmill_verify::plan::Budget;
+use sawmill_verify::recorded_run::RecordedRun;
 use sawmill_verify::report::Report;
 use sawmill_verify::run::{self, Work};
-use sawmill_verify::session::RecordedSession;
 use sawmill_verify::subject::{InProcess, RecoveryMode, Subject};
 
 const DISK_BYTES: u64 = 8 << 20;
@@ -21,7 +21,7 @@ fn check(fault: Fault, rule: Rule, images_max: usize) -> Report {
     let subject = device(fault);
     let work = Work::Stamps { area_bytes: 1 << 20, requests: 600, trim: true };
     run::below(&subject, DISK_BYTES, &work, 1, folder.path()).unwrap();
-    let recorded = RecordedSession::open(folder.path()).unwrap();
+    let recorded = RecordedRun::open(folder.path()).unwrap();
     let budget = Budget { images_max, tear_bytes: Some(512), seed: 1 };
     let (subject, judge) = (Some(&subject as &dyn Subject), &Judge::Workload);
     let cut_check = CutCheck { recorded: &recorded, subject, rule, judge, folder: folder.path() };

@@ -23,8 +23,8 @@ use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
 use sawmill_verify::power_cut::PowerCut;
 use sawmill_verify::program::Process;
+use sawmill_verify::recorded_run::{Knowledge, RecordedRun};
 use sawmill_verify::recording::Recording;
-use sawmill_verify::session::{Knowledge, RecordedSession};
 
 const VOLUME_BYTES: u64 = 2 << 20;
 /// With segments of 32 MiB nothing is stored before the journal is nearly full.
@@ -205,7 +205,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let budget =
         Budget { images_max: images_max.unwrap_or(IMAGES), tear_bytes: Some(512), seed: 1 };
     let plan = plan(&recording, first, &budget);
-    let recorded = RecordedSession { recording, before, first, knowledge: Knowledge::Nothing };
+    let recorded = RecordedRun { recording, before, first, knowledge: Knowledge::Nothing };
     let folders: Vec<PathBuf> =
         (0..WORKERS).map(|worker| inside(&format!("again-{worker}"))).collect();
     let check = &|worker: usize| {

@@ -16,9 +16,9 @@ use clap::{Args, ValueEnum};
 use sawmill_device::BlockDevice;
 use sawmill_verify::cut_check::CutCheck;
 use sawmill_verify::power_cut::PowerCut;
+use sawmill_verify::recorded_run::RecordedRun;
 use sawmill_verify::recording::SECTOR_BYTES;
 use sawmill_verify::run;
-use sawmill_verify::session::RecordedSession;
 use sawmill_verify::subject::{RecoveryMode, Subject};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 
@@ -262,13 +262,13 @@ fn obtain(
     arguments: &Arguments,
     subject: Option<&dyn Subject>,
     folder: &Path,
-) -> Result<(RecordedSession, Option<String>)> {
+) -> Result<(RecordedRun, Option<String>)> {
     let disk_bytes = arguments.disk_bytes();
     if let Some(log) = &arguments.subject.write_log {
         let recorded = if log.is_dir() {
-            RecordedSession::open(log)?
+            RecordedRun::open(log)?
         } else {
-            RecordedSession::foreign(log, arguments.subject.disk_size.unwrap_or(0))?
+            RecordedRun::foreign(log, arguments.subject.disk_size.unwrap_or(0))?
         };
         return Ok((recorded, None));
     }

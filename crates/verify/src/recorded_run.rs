@@ -4,7 +4,7 @@
 //! In the folder: `log` and `moments` (the recording), `before` (the disk's content before it,
 //! sparse), and `workload` (lines of text with the knowledge of the device's user).
 //!
-//! Invariant: [`RecordedSession::save`] writes `workload` last, and [`RecordedSession::open`]
+//! Invariant: [`RecordedRun::save`] writes `workload` last, and [`RecordedRun::open`]
 //! refuses a folder without it.
 //!
 //! Not here: writing `log` and `moments` (`recording`), the workload itself (`run`), the check of
@@ -41,7 +41,7 @@ pub enum Knowledge {
 
 /// A recording with everything needed to judge its cuts.
 #[derive(Debug)]
-pub struct RecordedSession {
+pub struct RecordedRun {
     /// The recording of the disk.
     pub recording: Recording,
     /// The disk's content before the recording.
@@ -55,7 +55,7 @@ pub struct RecordedSession {
 const WORKLOAD: &str = "workload";
 const BEFORE: &str = "before";
 
-impl RecordedSession {
+impl RecordedRun {
     /// Writes everything except the recording, which is already there, to `folder`.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(BEFORE);
@@ -74,7 +74,7 @@ impl RecordedSession {
         std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, error))
     }
 
-    /// Opens a folder that [`RecordedSession::save`] wrote.
+    /// Opens a folder that [`RecordedRun::save`] wrote.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
@@ -106,7 +106,7 @@ impl RecordedSession {
         let before =
             Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, error))?;
         let recording = Recording::open(&folder.join("log"))?;
-        Ok(RecordedSession { recording, before, first, knowledge })
+        Ok(RecordedRun { recording, before, first, knowledge })
     }
 
     /// A log of another program, for a device that held zeroes before.
@@ -114,7 +114,7 @@ impl RecordedSession {
         let recording = Recording::open(log)?;
         // At least as long as what is written: a log says nothing about the size of its disk.
         let before = Image::new(disk_bytes.max(recording.end_bytes()));
-        Ok(RecordedSession { recording, before, first: 0, knowledge: Knowledge::Nothing })
+        Ok(RecordedRun { recording, before, first: 0, knowledge: Knowledge::Nothing })
     }
 
     /// Lets power fail only before entry `first` or a later one.
