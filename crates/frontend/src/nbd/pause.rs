@@ -134,9 +134,12 @@ impl NbdState {
         self.end_pause(&mut self.registry.lock());
     }
 
-    fn end_pause(&self, _registry: &mut Registry) {
+    fn end_pause(&self, registry: &mut Registry) {
         self.is_pausing.store(false, Relaxed);
         self.released.notify_all();
+        // A thread that is not paused yet waits for answers, and may receive again meanwhile.
+        let busy = registry.entries.values().filter(|entry| entry.connection.is_none());
+        busy.for_each(|entry| entry.channel.waker.wake());
     }
 }
 

@@ -34,8 +34,10 @@ fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
     assert!(text.contains("1 requests are not answered") && text.contains("\"disk\""), "{text}");
     client.write_ok(0, b"as if nothing was");
     served.raw().go("quick");
+    let another = stuck.request(0, READ, 0, 1);
+    wait_until("the read behind the flush", || device.count() == 2);
     device.stop_holding();
-    assert_eq!(stuck.answer().cookie, cookie);
+    assert_eq!([stuck.answer().cookie, stuck.answer().cookie], [cookie, another]);
     drop(served.server.quiesce(PATIENCE).expect("now it can"));
 }
 
