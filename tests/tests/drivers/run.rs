@@ -241,22 +241,19 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
 /// Later ones are the example `file`.
 fn staying_predecessor(place: &Place) -> std::process::Command {
     let text = "import os, sys, time
-from sawmill import host_connection, wire
+import sawmill
+from sawmill import host_connection
 first, second, driver = *sys.argv[1:3], sys.argv[3:]
-address, options = os.environ['SAWMILL_DRIVER'], {'size': driver[-1]}
 class Device:
     def read(self, offset, buffer): pass
 if not os.path.exists(first):
     open(first, 'w').close()
-    attached = host_connection.attach(address, Device(), options, replace=False)
-    while wire.decode(wire.receive(attached.control)[0])[0] != wire.Control.FINISH:
-        pass
-    os.closerange(3, 256)
+    sawmill.serve(Device(), size=int(driver[-1]))
     while True:
         time.sleep(1)
 if not os.path.exists(second):
     open(second, 'w').close()
-    host_connection.attach(address, Device(), options, replace=False)
+    host_connection.attach(os.environ['SAWMILL_DRIVER'], Device(), {}, replace=False)
     os._exit(1)
 os.execvp('python3', ['python3', *driver])
 ";
@@ -323,7 +320,7 @@ fn a_successor_that_dies_while_the_old_driver_finishes_is_started_again() {
 fn a_driver_is_restarted_though_its_predecessor_goes_on_as_a_process() {
     let place = Place::new(&store::folder());
     let mut driven = DrivenDevice::start(&place, "disk", &[], &staying_predecessor(&place));
-    place.sawmill(&["driver", "replace", "disk"]).ok();
+    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
     driven.wait_for_next_driver();
     driven.wait_for_next_driver();
     driven.connect().write(0, &[7; 512]).expect("by the third");
