@@ -230,9 +230,9 @@ pub(crate) fn open_volume(
     let volume = Volume::open(dynamic, &address.name, options)?;
     // At once, so that an older store is recognized even if this process dies early (P210).
     seen::remember(local.folder, &volume);
-    for step in &volume.recovery().steps {
-        tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: \
-            {}", step.name, step.detail);
+    for taken in &volume.recovery().steps {
+        tracing::info!(volume = address.name, took = ?taken.took, "recovery, {}: \
+            {}", taken.step.name(), taken.detail);
     }
     Ok(volume)
 }

@@ -85,7 +85,7 @@ pub use names::{
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};
 pub use past::Undo;
-pub use recovery::{RecoveryReport, RecoveryStep};
+pub use recovery::{RecoveryReport, RecoveryStep, RecoveryStepReport};
 pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept_block::CutKind;
 pub use status::{Counters, GcReport, Health, Positions, Safety, Stall, Status};

@@ -126,10 +126,7 @@ fn a_name_that_a_rename_left_behind_is_found() {
 /// says which.
 const OF_A_KIND: [(&str, &[&str]); 4] = [
     // Each door has the same files, and in them the same types.
-    (
-        "crates/frontend",
-        &["Body", "Counters", "End", "Message", "Queue", "Refusal", "Ticket"],
-    ),
+    ("crates/frontend", &["Body", "Counters", "End", "Message", "Queue", "Refusal", "Ticket"]),
     // Each command has its arguments, and a document that it prints.
     ("crates/lab", &["Arguments", "Document"]),
     ("crates/sawmill", &["Arguments"]),
@@ -139,7 +136,7 @@ const OF_A_KIND: [(&str, &[&str]); 4] = [
 
 /// Types that share a name and should not. None is added.
 const SHARED: [(&str, &[&str]); 2] =
-    [("crates/driver", &["Chunk", "Host", "Plain"]), ("crates/volume", &["Entry", "Step"])];
+    [("crates/driver", &["Chunk", "Host", "Plain"]), ("crates/volume", &["Entry"])];
 
 /// The type that a line declares for other files.
 fn visible_type(line: &str) -> Option<&str> {

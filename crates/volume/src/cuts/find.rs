@@ -20,7 +20,7 @@ use crate::recovery::checkpoint::{self, NewestCheckpoint};
 use crate::recovery::end::start_of;
 use crate::recovery::roll_forward::{RollForwardLimit, roll_forward_until};
 use crate::recovery::stored::StoredVolume;
-use crate::recovery::{Reporter, Step};
+use crate::recovery::{RecoveryStep, Reporter};
 use crate::replicate::role::is_copied;
 use crate::view::View;
 use crate::world::{RealWorld, World};
@@ -124,7 +124,7 @@ fn cut_of(
     let root = checkpoint::kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
     reporter.step(
-        Step::Cut,
+        RecoveryStep::Cut,
         format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position),
     );
     let number_max = now.newest.number_max;

@@ -22,7 +22,7 @@ use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::roll_forward;
 use crate::recovery::stored::{StoredVolume, stored_of};
-use crate::recovery::{Reporter, Step, checkpoint};
+use crate::recovery::{RecoveryStep, Reporter, checkpoint};
 use crate::replicate::role::require_primary;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
@@ -57,7 +57,10 @@ pub(crate) fn attach(
         if let Some(attached) = try_attach(store, name, options, world, reporter, &mut own)? {
             return Ok(attached);
         }
-        reporter.step(Step::Again, "the writer was active while it was being fenced".to_owned());
+        reporter.step(
+            RecoveryStep::Again,
+            "the writer was active while it was being fenced".to_owned(),
+        );
     }
     let text = format!("volume {name} is being written faster than it can be fenced: try again");
     Err(Error::new(ErrorKind::Unavailable, text))
@@ -84,7 +87,7 @@ fn try_attach(
     let memory = memory::in_use(options, world)?;
     let mut judged = judge(&stored, options, world)?;
     check_fits(&stored, &judged)?;
-    reporter.step(Step::Journal, judged.describe());
+    reporter.step(RecoveryStep::Journal, judged.describe());
     if let JournalVerdict::Use(usable) = &mut judged
         && let Some(log) = &mut usable.log
     {
@@ -103,7 +106,7 @@ fn try_attach(
         return Ok(None);
     }
     reporter.step(
-        Step::Fence,
+        RecoveryStep::Fence,
         format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence),
     );
     let bound = bind(intended, &stored, options, memory, reporter)?;

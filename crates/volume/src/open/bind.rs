@@ -22,7 +22,7 @@ use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::stored::StoredVolume;
-use crate::recovery::{Reporter, Step};
+use crate::recovery::{RecoveryStep, Reporter};
 use crate::store_calls::cannot_encode;
 use crate::{Error, Result};
 
@@ -99,7 +99,7 @@ pub(super) fn bind(
     remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
-        Step::Replay,
+        RecoveryStep::Replay,
         format!("{} records, {bytes} bytes; the journal continues at {position}", records.len()),
     );
     let start = Start {

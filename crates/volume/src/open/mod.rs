@@ -15,7 +15,7 @@ use sawmill_store::ObjectStore;
 use crate::Result;
 use crate::names;
 use crate::options::OpenOptions;
-use crate::recovery::{RecoveryReport, Reporter, Step};
+use crate::recovery::{RecoveryReport, RecoveryStep, Reporter};
 use crate::world::World;
 
 mod attach;
@@ -43,8 +43,8 @@ pub(crate) fn dry_run(
     let stored = names::stored(store, name, &mut reporter)?;
     if let Some(options) = journal {
         match journal::judge(&stored, options, world) {
-            Ok(judged) => reporter.step(Step::Journal, judged.describe()),
-            Err(error) => reporter.step(Step::Journal, format!("would stop: {error}")),
+            Ok(judged) => reporter.step(RecoveryStep::Journal, judged.describe()),
+            Err(error) => reporter.step(RecoveryStep::Journal, format!("would stop: {error}")),
         }
     }
     Ok(reporter.report)

@@ -18,10 +18,10 @@ pub(crate) mod roll_forward;
 pub(crate) mod stored;
 
 /// The steps of recovery that are reported. Each is taken once, in this order, unless the writer is
-/// still active: then the attach starts over. A state of the past ends with [`Step::Cut`], and a
-/// volume that is opened for reading with [`Step::RollForward`].
+/// still active: then the attach starts over. A state of the past ends with [`RecoveryStep::Cut`],
+/// and a volume that is opened for reading with [`RecoveryStep::RollForward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum RecoveryStep {
     /// The volume's record is read.
     VolumeRecord,
     /// The newest checkpoint that can be read is found.
@@ -42,40 +42,42 @@ pub(crate) enum Step {
     Replay,
 }
 
-impl Step {
+impl RecoveryStep {
     #[cfg(test)]
-    const ALL: [Step; 9] = [
-        Step::VolumeRecord,
-        Step::NewestCheckpoint,
-        Step::Map,
-        Step::RollForward,
-        Step::Cut,
-        Step::Journal,
-        Step::Again,
-        Step::Fence,
-        Step::Replay,
+    const ALL: [RecoveryStep; 9] = [
+        RecoveryStep::VolumeRecord,
+        RecoveryStep::NewestCheckpoint,
+        RecoveryStep::Map,
+        RecoveryStep::RollForward,
+        RecoveryStep::Cut,
+        RecoveryStep::Journal,
+        RecoveryStep::Again,
+        RecoveryStep::Fence,
+        RecoveryStep::Replay,
     ];
 
-    const fn name(self) -> &'static str {
+    /// Its name in reports and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
-            Step::VolumeRecord => "volume record",
-            Step::NewestCheckpoint => "newest checkpoint",
-            Step::Map => "map",
-            Step::RollForward => "roll forward",
-            Step::Cut => "cut",
-            Step::Journal => "journal",
-            Step::Again => "again",
-            Step::Fence => "fence",
-            Step::Replay => "replay",
+            RecoveryStep::VolumeRecord => "volume record",
+            RecoveryStep::NewestCheckpoint => "newest checkpoint",
+            RecoveryStep::Map => "map",
+            RecoveryStep::RollForward => "roll forward",
+            RecoveryStep::Cut => "cut",
+            RecoveryStep::Journal => "journal",
+            RecoveryStep::Again => "again",
+            RecoveryStep::Fence => "fence",
+            RecoveryStep::Replay => "replay",
         }
     }
 }
 
 /// One step of recovery, as it happened.
 #[derive(Clone, Debug)]
-pub struct RecoveryStep {
+pub struct RecoveryStepReport {
     /// Which step.
-    pub name: &'static str,
+    pub step: RecoveryStep,
     /// What was found, with counts.
     pub detail: String,
     /// How long it took.
@@ -85,8 +87,8 @@ pub struct RecoveryStep {
 /// The steps of recovery, in order.
 #[derive(Clone, Debug, Default)]
 pub struct RecoveryReport {
-    /// See [`RecoveryStep`].
-    pub steps: Vec<RecoveryStep>,
+    /// Each step that was taken.
+    pub steps: Vec<RecoveryStepReport>,
 }
 
 /// Writes the report while recovery goes on.
@@ -102,11 +104,11 @@ impl<'a> Reporter<'a> {
     }
 
     /// A step has ended.
-    pub(crate) fn step(&mut self, step: Step, detail: String) {
-        let (name, now) = (step.name(), self.world.now());
+    pub(crate) fn step(&mut self, step: RecoveryStep, detail: String) {
+        let now = self.world.now();
         let took = now.saturating_sub(self.since);
-        tracing::debug!("recovery: {name}: {detail} ({took:?})");
-        self.report.steps.push(RecoveryStep { name, detail, took });
+        tracing::debug!("recovery: {}: {detail} ({took:?})", step.name());
+        self.report.steps.push(RecoveryStepReport { step, detail, took });
         self.since = now;
     }
 }
@@ -123,9 +125,10 @@ mod tests {
         let rows = section.lines().filter_map(|line| line.strip_prefix("| "));
         let listed: Vec<&str> = rows.filter_map(|row| row.split(" |").next()).skip(1).collect();
         // What happens only now and then is in the text below the table.
-        let (aside, usual): (Vec<Step>, Vec<Step>) =
-            Step::ALL.into_iter().partition(|step| matches!(step, Step::Cut | Step::Again));
-        assert_eq!(listed, usual.into_iter().map(Step::name).collect::<Vec<_>>());
+        let (aside, usual): (Vec<RecoveryStep>, Vec<RecoveryStep>) = RecoveryStep::ALL
+            .into_iter()
+            .partition(|step| matches!(step, RecoveryStep::Cut | RecoveryStep::Again));
+        assert_eq!(listed, usual.into_iter().map(RecoveryStep::name).collect::<Vec<_>>());
         assert!(aside.iter().all(|step| section.contains(&format!("`{}`", step.name()))));
     }
 }

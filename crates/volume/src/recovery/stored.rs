@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 use super::checkpoint::{self, NewestCheckpoint};
 use super::end::{LogEnd, start_of};
 use super::roll_forward::roll_forward;
-use super::{Reporter, Step};
+use super::{RecoveryStep, Reporter};
 use crate::replicate::role;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
@@ -86,8 +86,10 @@ fn stored_as(
     reporter: &mut Reporter<'_>,
     may_fall: &dyn Fn(&DamagedCheckpoint, &NewestCheckpoint) -> Result<()>,
 ) -> Result<(StoredVolume, Option<DamagedCheckpoint>)> {
-    reporter
-        .step(Step::VolumeRecord, format!("id {}, {} bytes", record.volume_id, record.size_bytes));
+    reporter.step(
+        RecoveryStep::VolumeRecord,
+        format!("id {}, {} bytes", record.volume_id, record.size_bytes),
+    );
     let mut newest = checkpoint::newest(store, record.volume_id)?;
     let mut first_skipped = None;
     loop {
@@ -156,7 +158,7 @@ fn stored_from(
 ) -> Result<StoredVolume> {
     let root = &newest.checkpoint;
     reporter.step(
-        Step::NewestCheckpoint,
+        RecoveryStep::NewestCheckpoint,
         format!(
             "number {}, epoch {}, through segment {}, {} parts{}",
             root.number,
@@ -172,13 +174,13 @@ fn stored_from(
     );
     let mut view = checkpoint::load(store, root)?;
     reporter.step(
-        Step::Map,
+        RecoveryStep::Map,
         format!("{} extents, {} segments", view.map.extents(), root.segments.len()),
     );
     let mut end = start_of(root);
     roll_forward(store, record.volume_id, Some(&mut view), &mut end)?;
     reporter.step(
-        Step::RollForward,
+        RecoveryStep::RollForward,
         format!(
             "{} segments, {} extents; the log ends before segment {}, at position {}, epoch {}{}",
             end.segments,

@@ -7,7 +7,7 @@ use crate::rig::{MIB, Model, Rig, pattern};
 use sawmill_device::{
     BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request, conformance,
 };
-use sawmill_volume::{ErrorKind, FlushMode, Safety, check, open_cache};
+use sawmill_volume::{ErrorKind, FlushMode, RecoveryStep, Safety, check, open_cache};
 
 #[test]
 fn a_volume_keeps_the_contract_of_a_block_device() {
@@ -238,11 +238,11 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
 
     let volume = rig.open();
     let recovery_step =
-        |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
+        |step| volume.recovery().steps.iter().find(|report| report.step == step).unwrap();
     assert!(
-        recovery_step("roll forward").detail.starts_with("0 segments"),
+        recovery_step(RecoveryStep::RollForward).detail.starts_with("0 segments"),
         "{}",
-        recovery_step("roll forward").detail
+        recovery_step(RecoveryStep::RollForward).detail
     );
     assert_eq!(
         (preallocated.len(), files(&rig, "staging")),

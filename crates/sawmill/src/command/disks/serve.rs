@@ -253,10 +253,10 @@ fn announce(console: Console, serving: &ServeProcess, admin: &Admin) {
             read_only: status.read_only,
             admin: admin.clone(),
             recovery: steps
-                .map(|step| Step {
-                    name: step.name.to_string(),
-                    detail: step.detail.clone(),
-                    took_ms: milliseconds(step.took),
+                .map(|taken| Step {
+                    name: taken.step.name().to_owned(),
+                    detail: taken.detail.clone(),
+                    took_ms: milliseconds(taken.took),
                 })
                 .collect(),
         });

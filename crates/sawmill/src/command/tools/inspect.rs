@@ -423,16 +423,17 @@ fn recovery(context: &Context, volume: &str, journal: Option<&Path>) -> Result<(
         let steps: Vec<StepDocument> = report
             .steps
             .iter()
-            .map(|step| StepDocument {
-                name: step.name.to_string(),
-                detail: step.detail.clone(),
-                took_ms: milliseconds(step.took),
+            .map(|taken| StepDocument {
+                name: taken.step.name().to_owned(),
+                detail: taken.detail.clone(),
+                took_ms: milliseconds(taken.took),
             })
             .collect();
         return output::json(&steps);
     }
     let rows = report.steps.iter();
-    let rows = rows
-        .map(|step| vec![step.name.to_string(), human_duration(step.took), step.detail.clone()]);
+    let rows = rows.map(|taken| {
+        vec![taken.step.name().to_owned(), human_duration(taken.took), taken.detail.clone()]
+    });
     output::table(&["step", "took", "what"], rows.collect())
 }
