@@ -46,6 +46,22 @@ pub(crate) struct JournalWriter {
     records_since_flush: u32,
 }
 
+/// Which of the whole blocks are written now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WantedBlocks {
+    All,
+    /// Only if they make up a span.
+    OfSpans,
+}
+
+/// What the superblock says of the log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LogState {
+    InUse,
+    /// Everything is stored, and nothing more will be written.
+    Clean,
+}
+
 /// How long flushes are gathered for one sync, in steps.
 const ROUNDS_SHARED_MAX: u32 = 4;
 
@@ -85,11 +101,12 @@ impl JournalWriter {
             self.journal.expects_flush.store(false, Ordering::Relaxed);
         }
         let early = !records.is_empty() && self.journal.expects_flush.load(Ordering::Relaxed);
-        let whole = flush_through.is_some() || early;
-        if whole && self.journal.pad() {
+        let is_all_wanted = flush_through.is_some() || early;
+        if is_all_wanted && self.journal.pad() {
             records.extend(self.take_complete());
         }
-        let mut wrote = self.write(whole);
+        let mut wrote =
+            self.write(if is_all_wanted { WantedBlocks::All } else { WantedBlocks::OfSpans });
         if flush_through.is_some() {
             wrote = wrote.and_then(|wrote| Ok(self.sync_for_waiters()? || wrote));
         }
@@ -121,7 +138,7 @@ impl JournalWriter {
 
     /// Moves the marks to the disk when nothing else does.
     pub(crate) fn settle(&mut self) -> Result<()> {
-        self.write_superblock(0, false)
+        self.write_superblock(0, LogState::InUse)
     }
 
     /// Writes the final superblock: everything is stored (`clean`) or not.
@@ -131,7 +148,7 @@ impl JournalWriter {
         } else {
             self.journal.trim()
         };
-        self.write_superblock(trim, clean)
+        self.write_superblock(trim, if clean { LogState::Clean } else { LogState::InUse })
     }
 
     /// Ends without everything stored. If everything accepted is logged, the superblock records
@@ -174,12 +191,12 @@ impl JournalWriter {
         self.journal.waiters.lock().iter().map(|waiter| waiter.through).max()
     }
 
-    /// Writes whole blocks: all there are if `whole`, else only if they make up a span.
-    fn write(&mut self, whole: bool) -> Result<bool> {
+    /// Writes blocks that are whole.
+    fn write(&mut self, blocks: WantedBlocks) -> Result<bool> {
         let Some(span) = &mut self.span else { return Ok(false) };
         let end = span.end() / BLOCK_BYTES * BLOCK_BYTES;
         let start = span.start();
-        if end <= start || (!whole && end - start < limits::SPAN_BYTES) {
+        if end <= start || (blocks == WantedBlocks::OfSpans && end - start < limits::SPAN_BYTES) {
             return Ok(false);
         }
         // One span at a time, so that its memory can be used again while the next is written.
@@ -282,19 +299,19 @@ impl JournalWriter {
             if reached > trim {
                 // Readers must see the new trim before a byte below it can change.
                 journal.trim.store(reached, Ordering::Release);
-                self.write_superblock(reached, false)?;
+                self.write_superblock(reached, LogState::InUse)?;
                 journal.ring.set_position_max(reached + capacity - limits::PAD_RESERVE_BYTES);
                 return Ok(true);
             }
         }
         if journal.logged() >= self.superblock.current().logged + limits::MARK_BYTES {
-            self.write_superblock(0, false)?;
+            self.settle()?;
         }
         Ok(false)
     }
 
     /// Nothing before `trim` is needed any more; the trim on the disk may be higher already.
-    fn write_superblock(&mut self, trim: u64, clean: bool) -> Result<()> {
+    fn write_superblock(&mut self, trim: u64, state: LogState) -> Result<()> {
         let journal = &self.journal;
         let logged = journal.logged();
         let position = journal.segments_end.load(Ordering::Acquire);
@@ -304,8 +321,8 @@ impl JournalWriter {
             block.logged = block.logged.max(logged);
             block.stored_sequence = block.stored_sequence.max(sequence);
             block.stored_position = block.stored_position.max(position);
-            block.clean = clean;
-            if clean {
+            block.clean = state == LogState::Clean;
+            if block.clean {
                 // Everything is stored: nothing is only in memory.
                 block.memory = None;
             }
