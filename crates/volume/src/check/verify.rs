@@ -24,15 +24,18 @@ use crate::recovery::stored::StoredVolume;
 use crate::store_calls::{self, want, want_named};
 use crate::{Error, ErrorKind, Result};
 
-/// Objects fetched at once.
+/// Objects fetched at once. Each may have the length of a whole segment, and a server that checks
+/// its own volume has users to serve.
 const FETCHES_PARALLEL_MAX: usize = 4;
 
-/// An error of kind `Corrupt`, for a known object.
+/// An error of kind `Corrupt`, for a known object. It names no key: the list of damage is sorted by
+/// keys.
 fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Corrupt, what)
 }
 
-/// Reads an object once more when it is damaged.
+/// Reads an object once more when it is damaged: a transfer may have damaged it, and then the store
+/// has it whole. `answer` is that of the first read.
 fn verified<T>(
     store: &dyn ObjectStore,
     get: &Get,
@@ -46,7 +49,7 @@ fn verified<T>(
     }))
 }
 
-/// Reads all map parts that are needed.
+/// Reads all map parts that are needed, each once, however many states share it.
 pub(super) fn parts(
     store: &dyn ObjectStore,
     list: &KeptList,
@@ -81,10 +84,12 @@ fn check_part(
     part: &KeptPart,
     bytes: &Bytes,
 ) -> Result<()> {
+    // Its checkpoint names the bytes: any other part under this key is damage, also an intact one.
     if part_crc(bytes) != part.crc {
         return Err(damaged("it is not the object that its checkpoint names"));
     }
     for extent in decode_part(bytes, identity).map_err(undecodable)? {
+        // A clone's map names segments of its ancestors.
         let owner = list.lineage.owner(list.volume_id, extent.sequence);
         let segment = list.segments.get(&(owner, extent.sequence));
         let sequence = extent.sequence;
@@ -143,12 +148,14 @@ fn check_segment(
 ) -> Result<(u64, u64)> {
     let identity = SegmentIdentity { volume_id, sequence };
     let header = SegmentHeader::decode(bytes, &identity).map_err(undecodable)?;
+    // What a reader takes from the table of segments, without a look at the header.
     let agrees = header.epoch == known.epoch
         && header.data_bytes == known.data_bytes
         && header.header_bytes() == known.header_bytes;
     if !agrees {
         return Err(damaged("its header does not agree with the table of segments"));
     }
+    // Bytes past the end are damage too: no writer of ours puts them.
     if bytes.len() as u64 != header.object_bytes() {
         return Err(damaged(format!(
             "it has {} bytes, and its header says {}",
@@ -174,7 +181,8 @@ fn check_segment(
     Ok((header.frames.len() as u64, bytes.len() as u64))
 }
 
-/// Compares the map of the present with its table of segments.
+/// Compares the map of the present with its table of segments. Garbage collection deletes by these
+/// counts: one that is too low would let it delete a segment that is needed.
 pub(super) fn counts(stored: &StoredVolume, report: &mut CheckReport, damage: &mut DamageList) {
     let present = ["the volume as it is"];
     let volume_id = stored.record.volume_id;
@@ -201,6 +209,7 @@ pub(super) fn counts(stored: &StoredVolume, report: &mut CheckReport, damage: &m
             damage.add(&key(sequence), &what, &present);
         }
     }
+    // What is left has no row in the table.
     for sequence in mapped.keys() {
         damage.add(
             &key(*sequence),
