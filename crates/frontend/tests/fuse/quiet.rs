@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
+use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_frontend::{Door, DoorPiece, Stop};
 
@@ -14,23 +14,6 @@ use crate::process::SOCKET;
 use crate::setting::{SIZE, memory, needs_mounts, pattern, show, show_with, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-
-#[test]
-fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
-    needs_mounts!();
-    let device = memory();
-    let scene = show(device.clone());
-    let file = scene.open();
-    std::thread::scope(|scope| {
-        let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
-        let writing = scope.spawn(|| file.write_all_at(b"later", 0));
-        assert_eq!(device.read_at(0, 5).expect("in range"), [0; 5]);
-        assert!(!writing.is_finished());
-        quiet_door.resume();
-        writing.join().expect("no panic").expect("answered");
-    });
-    assert_eq!(device.read_at(0, 5).expect("in range"), b"later");
-}
 
 #[test]
 fn a_door_that_cannot_be_quiet_in_time_resumes() {
@@ -104,16 +87,6 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
     drop(doors);
     last.stop(Stop::Drained);
     assert!(!number.is_of(&last.file()));
-}
-
-#[test]
-fn a_hand_over_that_is_taken_back_goes_on() {
-    needs_mounts!();
-    let scene = show(memory());
-    let quiet_door = scene.door.quiesce(PATIENCE).expect("nothing is in flight");
-    drop(quiet_door.hand_over().expect("it is quiet"));
-    quiet_door.resume();
-    scene.open().write_all_at(b"as before", 0).expect("served");
 }
 
 #[test]

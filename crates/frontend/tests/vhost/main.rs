@@ -2,6 +2,9 @@
 //! done with it (`devices`). `requests` tests what it serves, `hostile_guest` what no guest can do
 //! to it, `restart` what it survives.
 
+#[path = "../door/conformance.rs"]
+mod conformance;
+mod contract;
 mod devices;
 mod guest;
 mod hostile_guest;
