@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::machine::{PATIENCE, command, output_text};
 use crate::nbd::{Client, Style};
-use crate::place::Place;
+use crate::test_bed::TestBed;
 
 /// The same driver with its error output in a file, so that expected errors do not look like a
 /// failure of the test.
@@ -49,9 +49,9 @@ impl DrivenDevice {
     /// # Panics
     /// When it does not get ready.
     #[must_use]
-    pub fn start(place: &Place, name: &str, arguments: &[&str], driver: &Command) -> Self {
-        let door = format!("nbd=unix:{}", place.path(&format!("{name}.sock")).display());
-        let mut host = place.command(&["run", "--json", "--name", name, "--door", &door]);
+    pub fn start(bed: &TestBed, name: &str, arguments: &[&str], driver: &Command) -> Self {
+        let door = format!("nbd=unix:{}", bed.path(&format!("{name}.sock")).display());
+        let mut host = bed.command(&["run", "--json", "--name", name, "--door", &door]);
         host.args(arguments).arg("--").arg(driver.get_program()).args(driver.get_args());
         let set = driver.get_envs().filter_map(|(name, value)| value.map(|value| (name, value)));
         host.envs(set.collect::<Vec<(&OsStr, &OsStr)>>());
@@ -65,9 +65,9 @@ impl DrivenDevice {
     /// # Panics
     /// When it does not get ready.
     #[must_use]
-    pub fn beside(place: &Place, name: &str, arguments: &[&str], driver: &mut Command) -> Self {
-        let door = format!("nbd=unix:{}", place.path(&format!("{name}.sock")).display());
-        let mut host = place.command(&["run", "--json", "--name", name, "--door", &door]);
+    pub fn beside(bed: &TestBed, name: &str, arguments: &[&str], driver: &mut Command) -> Self {
+        let door = format!("nbd=unix:{}", bed.path(&format!("{name}.sock")).display());
+        let mut host = bed.command(&["run", "--json", "--name", name, "--door", &door]);
         let mut driven = DrivenDevice::launch(host.args(arguments));
         driven.attach(driver);
         driven.wait_until_ready();
@@ -146,8 +146,8 @@ impl DrivenDevice {
     }
 
     /// Replaces the driver, and waits until the new one is attached.
-    pub fn replace_driver(&mut self, place: &Place, name: &str) {
-        let _ = place.sawmill(&["driver", "replace", name]).ok();
+    pub fn replace_driver(&mut self, bed: &TestBed, name: &str) {
+        let _ = bed.sawmill(&["driver", "replace", name]).ok();
         self.wait_for_next_driver();
     }
 
@@ -183,8 +183,8 @@ impl DrivenDevice {
     ///
     /// # Panics
     /// When it does not end well.
-    pub fn end(mut self, place: &Place, name: &str) {
-        let _ = place.sawmill(&["driver", "end", name]).ok();
+    pub fn end(mut self, bed: &TestBed, name: &str) {
+        let _ = bed.sawmill(&["driver", "end", name]).ok();
         let status = self.child.wait().expect("the host ends");
         assert!(status.success(), "the host ended with {status}");
     }
@@ -207,13 +207,9 @@ impl Drop for DrivenDevice {
 /// # Panics
 /// When fio finds an error or a wrong byte.
 #[must_use]
-pub fn fio_verifies(uri: &str, place: &Place, arguments: &[&str]) -> u64 {
+pub fn fio_verifies(uri: &str, bed: &TestBed, arguments: &[&str]) -> u64 {
     let mut fio = command("fio");
-    fio.current_dir(place.path("")).args([
-        "--name=driver",
-        "--ioengine=nbd",
-        "--output-format=json",
-    ]);
+    fio.current_dir(bed.path("")).args(["--name=driver", "--ioengine=nbd", "--output-format=json"]);
     fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--randrepeat=0"]);
     let output = fio.arg(format!("--uri={uri}")).args(arguments).output().expect("fio starts");
     assert!(output.status.success(), "{fio:?}: {}", output_text(&output));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::driven::{DrivenDevice, fio_verifies};
-use crate::place::Place;
+use crate::test_bed::TestBed;
 use sawmill_testkit::Dice;
 
 /// The size of all disks here.
@@ -35,7 +35,7 @@ pub fn text(path: &Path) -> &str {
 ///
 /// # Panics
 /// When it does not behave as a disk.
-pub fn assert_is_disk(place: &Place, device: &DrivenDevice) {
+pub fn assert_is_disk(bed: &TestBed, device: &DrivenDevice) {
     let common = ["--size=16M", "--do_verify=1"];
     let jobs: [&[&str]; 3] = [
         &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
@@ -43,7 +43,7 @@ pub fn assert_is_disk(place: &Place, device: &DrivenDevice) {
         &["--rw=write", "--bs=1M", "--iodepth=4"],
     ];
     for job in jobs {
-        let _ = fio_verifies(&device.uri, place, &[&common[..], job].concat());
+        let _ = fio_verifies(&device.uri, bed, &[&common[..], job].concat());
     }
     let client = device.connect();
     client.write(12_345, b"at any byte").expect("accepted");
@@ -55,18 +55,18 @@ pub fn assert_is_disk(place: &Place, device: &DrivenDevice) {
 ///
 /// # Panics
 /// When they do not.
-pub fn ram_and_file(place: &Place, example: Example<'_>) {
-    let image = place.path("image");
+pub fn ram_and_file(bed: &TestBed, example: Example<'_>) {
+    let image = bed.path("image");
     let batch = &["--option", "mode=batch", "--option", "hw_queues=2"];
     for options in [&[][..], &batch[..2], batch, &["--option", "hw_queues=3"]] {
-        let device = DrivenDevice::start(place, "ram", options, &example("ram", &["16M"]));
-        assert_is_disk(place, &device);
-        device.end(place, "ram");
+        let device = DrivenDevice::start(bed, "ram", options, &example("ram", &["16M"]));
+        assert_is_disk(bed, &device);
+        device.end(bed, "ram");
         let device =
-            DrivenDevice::start(place, "file", options, &example("file", &[text(&image), "16M"]));
-        assert_is_disk(place, &device);
+            DrivenDevice::start(bed, "file", options, &example("file", &[text(&image), "16M"]));
+        assert_is_disk(bed, &device);
         let content = device.connect().read_all().expect("readable");
-        device.end(place, "file");
+        device.end(bed, "file");
         assert!(
             std::fs::read(&image).expect("the image") == content,
             "the file has other bytes: {options:?}"
@@ -78,46 +78,46 @@ pub fn ram_and_file(place: &Place, example: Example<'_>) {
 ///
 /// # Panics
 /// When it does not.
-pub fn mirror(place: &Place, example: Example<'_>) {
-    let sides = [place.path("one"), place.path("other")];
+pub fn mirror(bed: &TestBed, example: Example<'_>) {
+    let sides = [bed.path("one"), bed.path("other")];
     std::fs::write(&sides[0], vec![0; SIZE_BYTES as usize]).expect("a side");
     std::fs::write(&sides[1], vec![0xff; SIZE_BYTES as usize]).expect("a side");
     let device = DrivenDevice::start(
-        place,
+        bed,
         "mirror",
         &[],
         &example("mirror", &[text(&sides[0]), text(&sides[1])]),
     );
-    assert_is_disk(place, &device);
+    assert_is_disk(bed, &device);
     let mut side = std::fs::read(&sides[1]).expect("a side");
     side[8192] ^= 1;
     std::fs::write(&sides[1], side).expect("a side");
     let client = device.connect();
     assert!(client.read(8192, 512).is_err(), "the sides differ there");
     let _ = client.read(16_384, 512).expect("and nowhere else");
-    device.end(place, "mirror");
+    device.end(bed, "mirror");
 }
 
 /// `null` accepts everything and reads as zeroes.
 ///
 /// # Panics
 /// When it does not.
-pub fn null(place: &Place, example: Example<'_>) {
-    let device = DrivenDevice::start(place, "null", &[], &example("null", &["16M"]));
+pub fn null(bed: &TestBed, example: Example<'_>) {
+    let device = DrivenDevice::start(bed, "null", &[], &example("null", &["16M"]));
     let client = device.connect();
     client.write(4096, &[7; 65_536]).expect("accepted");
     assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
-    device.end(place, "null");
+    device.end(bed, "null");
 }
 
 /// `lazy` begins with the content of its source, and fetches each part once.
 ///
 /// # Panics
 /// When it does not.
-pub fn lazy(place: &Place, example: Example<'_>) {
+pub fn lazy(bed: &TestBed, example: Example<'_>) {
     let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
     let source = Source::start(content.clone());
-    lazy_of(place, example, content, &source.url, || source.is_gone.store(true, Ordering::SeqCst));
+    lazy_of(bed, example, content, &source.url, || source.is_gone.store(true, Ordering::SeqCst));
 }
 
 /// As [`lazy`], of another source: what it has, where it is, and how it ends.
@@ -125,22 +125,22 @@ pub fn lazy(place: &Place, example: Example<'_>) {
 /// # Panics
 /// When it does not.
 pub fn lazy_of(
-    place: &Place,
+    bed: &TestBed,
     example: Example<'_>,
     mut expected: Vec<u8>,
     url: &str,
     end_source: impl FnOnce(),
 ) {
-    let copy = place.path("copy");
-    let device = DrivenDevice::start(place, "lazy", &[], &example("lazy", &[url, text(&copy)]));
+    let copy = bed.path("copy");
+    let device = DrivenDevice::start(bed, "lazy", &[], &example("lazy", &[url, text(&copy)]));
     let client = device.connect();
     client.write(70_000, b"news").expect("accepted");
     expected[70_000..70_004].copy_from_slice(b"news");
     assert!(client.read_all().expect("readable") == expected, "the source with news in it");
     end_source();
     assert!(client.read_all().expect("readable") == expected, "and again without a source");
-    assert_is_disk(place, &device);
-    device.end(place, "lazy");
+    assert_is_disk(bed, &device);
+    device.end(bed, "lazy");
 }
 
 /// How often a test kills or replaces a driver: `SAWMILL_ROUNDS`, or 5 without it.
@@ -155,17 +155,17 @@ pub fn rounds() -> u64 {
 /// # Panics
 /// When a byte is lost, or a request fails.
 pub fn undisturbed(
-    place: &Place,
+    bed: &TestBed,
     example: Example<'_>,
     what: &str,
-    disturb: impl Fn(&Place, &mut DrivenDevice),
+    disturb: impl Fn(&TestBed, &mut DrivenDevice),
 ) {
-    let (rounds, image) = (rounds(), place.path("image"));
+    let (rounds, image) = (rounds(), bed.path("image"));
     for options in [&[][..], &["--option", "mode=batch"]] {
         let mut device =
-            DrivenDevice::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
-        let stall = longest_request(place, &mut device, rounds, |device| disturb(place, device));
-        device.end(place, "disk");
+            DrivenDevice::start(bed, "disk", options, &example("file", &[text(&image), "16M"]));
+        let stall = longest_request(bed, &mut device, rounds, |device| disturb(bed, device));
+        device.end(bed, "disk");
         println!("{rounds} {what}, {options:?}: the longest request took {stall:?}");
     }
 }
@@ -176,7 +176,7 @@ pub fn undisturbed(
 /// # Panics
 /// When a byte is lost, or a request fails.
 pub fn longest_request(
-    place: &Place,
+    bed: &TestBed,
     device: &mut DrivenDevice,
     rounds: u64,
     mut disturb: impl FnMut(&mut DrivenDevice),
@@ -187,7 +187,7 @@ pub fn longest_request(
         let load = scope.spawn(|| {
             let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
             while !is_over.load(Ordering::SeqCst) {
-                let took_ns = fio_verifies(&uri, place, &arguments);
+                let took_ns = fio_verifies(&uri, bed, &arguments);
                 longest_ns.fetch_max(took_ns, Ordering::SeqCst);
             }
         });
@@ -199,7 +199,7 @@ pub fn longest_request(
         }
         is_over.store(true, Ordering::SeqCst);
     });
-    assert_is_disk(place, device);
+    assert_is_disk(bed, device);
     Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
 }
 

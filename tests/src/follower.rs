@@ -4,18 +4,18 @@
 
 use std::process::{Child, Stdio};
 
-use crate::place::Place;
+use crate::test_bed::TestBed;
 
 /// A copier that follows a volume.
 #[derive(Debug)]
 pub struct Follower(Child);
 
 impl Follower {
-    /// Copies `source` to `destination` again and again, as a user of `place`.
+    /// Copies `source` to `destination` again and again, as a user of `bed`.
     #[must_use]
-    pub fn start(place: &Place, source: &str, destination: &str) -> Self {
+    pub fn start(bed: &TestBed, source: &str, destination: &str) -> Self {
         let mut command =
-            place.command(&["replicate", source, destination, "--follow", "--every", "20ms"]);
+            bed.command(&["replicate", source, destination, "--follow", "--every", "20ms"]);
         Follower(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
     }
 }

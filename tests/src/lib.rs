@@ -3,7 +3,7 @@
 //!
 //! Modules: `machine` (what this machine can do, running programs, waiting for a condition),
 //! `store` (a folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (faults
-//! between the server and its store), `place` (one simulated machine: its store, its state, its
+//! between the server and its store), `test_bed` (one simulated machine: its store, its state, its
 //! commands), `server` (a running `sawmill serve`), `successor` (programs that take over from it,
 //! or pretend to), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
 //! off at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder),
@@ -29,12 +29,12 @@ pub mod golang;
 pub mod linked;
 pub mod load;
 pub mod machine;
-pub mod place;
 pub mod postgres;
 pub mod proxy;
 pub mod server;
 pub mod store;
 pub mod successor;
+pub mod test_bed;
 pub mod torture;
 
 pub use sawmill_verify::{nbd, stamp};

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::machine::PATIENCE;
 use crate::nbd::{Client, Style};
-use crate::place::{CommandOutput, Place};
+use crate::test_bed::{CommandOutput, TestBed};
 
 /// A running end.
 pub struct End {
@@ -36,8 +36,8 @@ impl End {
     /// # Panics
     /// When it ends before.
     #[must_use]
-    pub fn start(place: &Place, words: &[&str]) -> Self {
-        Self::launch(&mut place.command(&[words, &["--json"]].concat()))
+    pub fn start(bed: &TestBed, words: &[&str]) -> Self {
+        Self::launch(&mut bed.command(&[words, &["--json"]].concat()))
     }
 
     /// The same with a complete command, which prints events.
@@ -212,13 +212,13 @@ pub fn addresses(kinds: &[&str]) -> String {
     kinds.iter().zip(&free).map(address).collect::<Vec<_>>().join(",")
 }
 
-/// A key in the place, and its path.
+/// A key in the bed, and its path.
 ///
 /// # Panics
 /// When it cannot be made.
 #[must_use]
-pub fn key(place: &Place, name: &str) -> String {
-    let path = place.path(name).display().to_string();
-    let _ = place.sawmill(&["link", "key", &path]).ok();
+pub fn key(bed: &TestBed, name: &str) -> String {
+    let path = bed.path(name).display().to_string();
+    let _ = bed.sawmill(&["link", "key", &path]).ok();
     path
 }

@@ -4,7 +4,7 @@
 //! A missing program is a failure, not a skip: the set-up installs it. A test is skipped, with its
 //! reason, and counted only for lack of what no set-up can provide (root, FUSE, loop devices).
 //!
-//! Not here: commands of `sawmill` with a store and a state folder (`place`).
+//! Not here: commands of `sawmill` with a store and a state folder (`test_bed`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

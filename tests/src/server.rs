@@ -23,12 +23,12 @@ use serde_json::Value;
 
 use crate::machine::{self, PATIENCE, wait_for};
 use crate::nbd::{Client, Style};
-use crate::place::{CommandOutput, Place};
+use crate::test_bed::{CommandOutput, TestBed};
 use sawmill_testkit::Dice;
 
 /// A server about to be started.
 pub struct ServerBuilder<'a> {
-    place: &'a Place,
+    bed: &'a TestBed,
     volumes: Vec<String>,
     arguments: Vec<String>,
     listen: String,
@@ -42,13 +42,13 @@ pub struct ServerBuilder<'a> {
 }
 
 impl<'a> ServerBuilder<'a> {
-    /// Serves `volume` on a Unix socket in the place, with a small journal and cache.
+    /// Serves `volume` on a Unix socket in the test bed, with a small journal and cache.
     #[must_use]
-    pub fn new(place: &'a Place, volume: &str) -> Self {
-        let listen = format!("unix:{}", place.path("nbd.sock").display());
+    pub fn new(bed: &'a TestBed, volume: &str) -> Self {
+        let listen = format!("unix:{}", bed.path("nbd.sock").display());
         let volumes = vec![volume.to_owned()];
         ServerBuilder {
-            place,
+            bed,
             volumes,
             arguments: Vec::new(),
             listen,
@@ -151,7 +151,7 @@ impl<'a> ServerBuilder<'a> {
         words.extend(self.volumes);
         words.extend(["--json".to_owned(), "--nbd".to_owned(), self.listen]);
         words.extend(self.arguments);
-        let staging = self.place.memory().display().to_string();
+        let staging = self.bed.memory().display().to_string();
         for (option, value) in
             [("--journal-bytes", "64M"), ("--cache-bytes", "64M"), ("--staging", staging.as_str())]
         {
@@ -163,7 +163,7 @@ impl<'a> ServerBuilder<'a> {
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         set_child_subreaper(Some(getpid())).expect("Linux lets a process inherit orphans");
-        let mut child = through(&self.through, self.place.command(&words))
+        let mut child = through(&self.through, self.bed.command(&words))
             .envs(self.environment)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -226,8 +226,8 @@ impl Server {
     ///
     /// # Panics
     /// When it was not handed over.
-    pub fn hand_off(&mut self, place: &Place, volume: &str) -> Value {
-        let outcome = place.sawmill(&["handoff", volume, "--json"]).json();
+    pub fn hand_off(&mut self, bed: &TestBed, volume: &str) -> Value {
+        let outcome = bed.sawmill(&["handoff", volume, "--json"]).json();
         self.follow(&outcome);
         outcome
     }

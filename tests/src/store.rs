@@ -30,7 +30,7 @@ pub const PASSWORD: &str = "sawmill-test-secret";
 /// A store for volumes. Cheap to clone; clones are the same store.
 #[derive(Clone, Debug)]
 pub enum StoreUnderTest {
-    /// A folder inside each place.
+    /// A folder inside each test bed.
     Folder,
     /// A prefix in a bucket.
     Minio(Arc<Minio>),

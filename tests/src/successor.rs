@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 use crate::machine::{sawmill_binary, wait_for};
-use crate::place::Place;
+use crate::test_bed::TestBed;
 
 /// An impostor's messages until its predecessor has released its volumes and sent its doors.
 pub const TAKES_ALL: &str = "send(word='hello', conversation=1, version='9.9')
@@ -25,8 +25,8 @@ receive()
 /// A program that runs these lines of Python. It has its socket as `s`, `send(word)` and
 /// `receive()`, and `hold(name)`, which waits for the test; see [`reached`].
 #[must_use]
-pub fn impostor(place: &Place, lines: &str) -> PathBuf {
-    let folder = place.path("");
+pub fn impostor(bed: &TestBed, lines: &str) -> PathBuf {
+    let folder = bed.path("");
     let text = format!(
         "#!/usr/bin/python3
 import json, os, signal, socket, struct, sys
@@ -46,14 +46,14 @@ def hold(name):
 {lines}
 "
     );
-    script(place, "impostor", &text)
+    script(bed, "impostor", &text)
 }
 
 /// A program that runs these lines of shell, and then execs the real server. `hold NAME` waits for
 /// the test.
 #[must_use]
-pub fn real_after(place: &Place, lines: &str) -> PathBuf {
-    let (folder, real) = (place.path(""), sawmill_binary());
+pub fn real_after(bed: &TestBed, lines: &str) -> PathBuf {
+    let (folder, real) = (bed.path(""), sawmill_binary());
     let text = format!(
         "#!/bin/sh
 hold() {{ cat '{}/hold-'$1 < /dev/null; }}
@@ -63,26 +63,26 @@ exec '{}' \"$@\"
         folder.display(),
         real.display()
     );
-    script(place, "after", &text)
+    script(bed, "after", &text)
 }
 
-fn script(place: &Place, name: &str, text: &str) -> PathBuf {
+fn script(bed: &TestBed, name: &str, text: &str) -> PathBuf {
     for hold in text.split("hold").skip(1).map(|rest| rest.trim_start_matches([' ', '(', '\''])) {
         let end = hold.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(hold.len());
-        let pipe = pipe(place, &hold[..end]);
+        let pipe = pipe(bed, &hold[..end]);
         if !pipe.exists() {
             mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
                 .expect("room for a pipe");
         }
     }
-    let path = place.path(name);
+    let path = bed.path(name);
     std::fs::write(&path, text).expect("room for a script");
     std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("our own file");
     path
 }
 
-fn pipe(place: &Place, name: &str) -> PathBuf {
-    place.path(&format!("hold-{name}"))
+fn pipe(bed: &TestBed, name: &str) -> PathBuf {
+    bed.path(&format!("hold-{name}"))
 }
 
 /// A paused program. It continues when this is dropped.
@@ -97,8 +97,8 @@ impl PausedProgram {
 
 /// Waits until a program pauses under this name.
 #[must_use]
-pub fn reached(place: &Place, name: &str) -> PausedProgram {
-    let pipe: &Path = &pipe(place, name);
+pub fn reached(bed: &TestBed, name: &str) -> PausedProgram {
+    let pipe: &Path = &pipe(bed, name);
     let nobody_reads = OFlags::NONBLOCK.bits() as i32;
     PausedProgram(wait_for(&format!("a program holds still at {name}"), || {
         File::options().write(true).custom_flags(nobody_reads).open(pipe).ok()

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sawmill_tests::machine::{command, require_mount, run, wait_for};
-use sawmill_tests::place::Place;
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 use tempfile::TempDir;
 
 /// What stands in PostgreSQL's log when a disk fails it.
@@ -26,27 +26,27 @@ fn load_s() -> u64 {
 
 /// A volume served as a file with a loop device on it.
 struct Disk {
-    place: Place,
+    bed: TestBed,
     mountpoint: PathBuf,
 }
 
 impl Disk {
     fn new() -> Self {
-        let place = Place::new(&store::folder());
-        place.create("disk", "1G", &[]);
-        let mountpoint = place.path("fuse");
+        let bed = TestBed::new(&store::folder());
+        bed.create("disk", "1G", &[]);
+        let mountpoint = bed.path("fuse");
         std::fs::create_dir(&mountpoint).expect("room for a folder");
-        Disk { place, mountpoint }
+        Disk { bed, mountpoint }
     }
 
     fn serve(&self) -> Server {
         let mountpoint = self.mountpoint.to_str().expect("UTF-8");
-        self.place.serve("disk").with(&["--fuse", mountpoint, "--loop"]).start()
+        self.bed.serve("disk").with(&["--fuse", mountpoint, "--loop"]).start()
     }
 
     /// The loop device, as the server says.
     fn node(&self) -> String {
-        let doors = self.place.sawmill(&["door", "list", "disk", "--json"]).json();
+        let doors = self.bed.sawmill(&["door", "list", "disk", "--json"]).json();
         let addresses =
             doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
         let mut nodes = addresses.filter(|address| address.starts_with("/dev/loop"));
@@ -145,7 +145,7 @@ fn a_database_meets_no_error_while_its_server_is_killed_and_started_again() {
 fn a_database_meets_no_error_while_one_server_hands_over_to_the_next() {
     requires!(require_mount());
     survives(|disk, mut server| {
-        let _ = server.hand_off(&disk.place, "disk");
+        let _ = server.hand_off(&disk.bed, "disk");
         server
     });
 }

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sawmill_tests::machine::{command, require_mount};
-use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 
 /// Reads and writes at once, of more than the cache holds: requests to the store are always under
 /// way.
@@ -31,33 +31,32 @@ fn hand_offs() -> u32 {
 
 /// The files that the user names.
 struct FioFiles {
-    place: Place,
+    bed: TestBed,
     mountpoint: PathBuf,
 }
 
 impl FioFiles {
     fn new() -> Self {
-        let place = Place::new(&store::folder());
-        place.create("disk", "128M", &["--segment-bytes", "1M"]);
-        let mountpoint = place.path("fuse");
+        let bed = TestBed::new(&store::folder());
+        bed.create("disk", "128M", &["--segment-bytes", "1M"]);
+        let mountpoint = bed.path("fuse");
         std::fs::create_dir(&mountpoint).expect("room for a folder");
-        FioFiles { place, mountpoint }
+        FioFiles { bed, mountpoint }
     }
 
     fn serve(&self, options: &[&str]) -> Server {
         let text = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-        let (journal, cache) =
-            (text(self.place.path("my.journal")), text(self.place.path("my.cache")));
-        let memory = text(self.place.memory().to_path_buf());
+        let (journal, cache) = (text(self.bed.path("my.journal")), text(self.bed.path("my.cache")));
+        let memory = text(self.bed.memory().to_path_buf());
         let files = ["--journal", &journal, "--cache", &cache, "--staging", &memory];
-        self.place.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(options).start()
+        self.bed.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(options).start()
     }
 
     /// Hands over several times while fio writes and verifies; `disk` is how fio reaches it.
     fn hand_over_under_fio(&self, server: &mut Server, disk: &[&str]) {
         let fio = |job: &[&str]| {
             let mut fio = command("fio");
-            fio.current_dir(self.place.path("")).args([
+            fio.current_dir(self.bed.path("")).args([
                 "--name=load",
                 "--verify=crc32c",
                 "--randrepeat=0",
@@ -84,7 +83,7 @@ impl FioFiles {
                 if load.is_finished() {
                     break;
                 }
-                let done = self.place.sawmill(&["handoff", "disk", "--json"]);
+                let done = self.bed.sawmill(&["handoff", "disk", "--json"]);
                 if done.code != Some(0) {
                     is_done.store(true, Ordering::Release);
                     panic!("hand-off {number}: {}\n{}", done.stderr, server.stderr());
@@ -122,7 +121,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_nbd() {
     named.hand_over_under_fio(&mut server, &["--ioengine=nbd", &uri]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let _ = named.place.sawmill(&["check", "disk"]).ok();
+    let _ = named.bed.sawmill(&["check", "disk"]).ok();
 }
 
 #[test]
@@ -131,7 +130,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device(
     let named = FioFiles::new();
     let mountpoint = named.mountpoint.to_str().expect("UTF-8");
     let mut server = named.serve(&["--admin", "127.0.0.1:0", "--fuse", mountpoint, "--loop"]);
-    let doors = named.place.sawmill(&["door", "list", "disk", "--json"]).json();
+    let doors = named.bed.sawmill(&["door", "list", "disk", "--json"]).json();
     let addresses =
         doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
     let node = addresses
@@ -142,5 +141,5 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device(
     named.hand_over_under_fio(&mut server, &["--ioengine=libaio", "--direct=1", &file]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let _ = named.place.sawmill(&["check", "disk"]).ok();
+    let _ = named.bed.sawmill(&["check", "disk"]).ok();
 }

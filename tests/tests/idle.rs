@@ -6,9 +6,9 @@
 //! watched.
 
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::{self, StoreUnderTest};
+use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
 on_each_store!(an_idle_volume_makes_no_request_to_its_store);
@@ -33,9 +33,9 @@ fn requests(server: &Server) -> (u64, u64) {
 fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
     let watch_s =
         std::env::var("SAWMILL_IDLE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8_u64);
-    let place = Place::new(store);
-    place.create("disk", "1T", &[]);
-    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "1T", &[]);
+    let server = bed.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
     let client = server.connect();
     // Never-written ranges are zeroes and cost no request either.
     let (at_start, _) = requests(&server);
@@ -45,7 +45,7 @@ fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
         "reading nothing asked the store for more than one look"
     );
     client.write(0, &[1; 4096]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let (_, used) = requests(&server);
     let (before, since) = loop {
         let (now, age) = requests(&server);
@@ -69,10 +69,10 @@ fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
 
 #[test]
 fn an_idle_volume_of_one_tebibyte_takes_less_than_60_mebibytes() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "1T", &[]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1T", &[]);
     let options = ["--journal-bytes", "1G", "--cache-bytes", "4G"];
-    let server = place.serve("disk").with(&options).start();
+    let server = bed.serve("disk").with(&options).start();
     let client = server.connect();
     assert_eq!(client.read(0, 4096), Ok(vec![0; 4096]));
     let resident = server.resident_bytes();

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use sawmill_tests::machine::{require_mount, wait_for};
-use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::requires;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{CommandOutput, TestBed};
 use sawmill_verify::bridge::{FileSystemMount, LoopDevice};
 use sawmill_verify::file_system::FileSystem;
 use serde_json::Value;
@@ -20,8 +20,8 @@ fn images(usual: usize) -> String {
     std::env::var("SAWMILL_CRASH_IMAGES").unwrap_or_else(|_| usual.to_string())
 }
 
-fn verify(place: &Place, arguments: &[&str]) -> CommandOutput {
-    place.sawmill(&[&["verify-crash", "--json"], arguments].concat())
+fn verify(bed: &TestBed, arguments: &[&str]) -> CommandOutput {
+    bed.sawmill(&[&["verify-crash", "--json"], arguments].concat())
 }
 
 /// The report of a check that ended as it should: `found` says whether anything must be found.
@@ -35,13 +35,13 @@ fn report(finished: &CommandOutput, found: bool) -> Value {
     report
 }
 
-fn place() -> Place {
-    Place::new(&store::folder())
+fn bed() -> TestBed {
+    TestBed::new(&store::folder())
 }
 
 #[test]
 fn every_planted_fault_is_found_and_an_honest_device_is_not_blamed() {
-    let report = report(&verify(&place(), &["--self-test", "--images", &images(150)]), false);
+    let report = report(&verify(&bed(), &["--self-test", "--images", &images(150)]), false);
     let faults = report["faults"].as_array().expect("a list");
     let (healthy, planted): (Vec<&Value>, Vec<&Value>) =
         faults.iter().partition(|row| row["fault"] == "none");
@@ -54,8 +54,7 @@ fn every_planted_fault_is_found_and_an_honest_device_is_not_blamed() {
 fn honest_servers_of_other_people_are_not_blamed() {
     requires!(require_mount());
     for line in ["nbdkit -f -U {socket} file {backing}", "qemu-nbd -f raw -k {socket} {backing}"] {
-        let report =
-            report(&verify(&place(), &["--device", line, "--images", &images(150)]), false);
+        let report = report(&verify(&bed(), &["--device", line, "--images", &images(150)]), false);
         assert!(
             report["flushes"].as_u64() > Some(20),
             "the device passed no flushes on: {report:#}"
@@ -66,15 +65,15 @@ fn honest_servers_of_other_people_are_not_blamed() {
 #[test]
 fn a_server_that_ignores_flushes_is_found_and_the_finding_can_be_had_again() {
     requires!(require_mount());
-    let place = place();
+    let bed = bed();
     let line = "qemu-nbd --cache=unsafe -f raw -k {socket} {backing}";
-    let keep = place.path("kept").display().to_string();
+    let keep = bed.path("kept").display().to_string();
     let report =
-        report(&verify(&place, &["--device", line, "--images", "60", "--keep", &keep]), true);
+        report(&verify(&bed, &["--device", line, "--images", "60", "--keep", &keep]), true);
     let finding = &report["findings"][0];
     let cut = finding["cut"].as_str().expect("a cut");
     assert!(finding["repeat"].as_str().is_some_and(|again| again.contains(cut)), "{finding:#}");
-    let again = verify(&place, &["--device", line, "--write-log", &keep, "--cut", cut]);
+    let again = verify(&bed, &["--device", line, "--write-log", &keep, "--cut", cut]);
     let again: Value = serde_json::from_str(&again.stdout).expect("JSON");
     assert_eq!(again["found"], finding["what"]);
 }
@@ -99,20 +98,19 @@ fn forget_flushes(log: &Path) {
 fn sawmill_survives_with_its_journal_kept_lost_stale_and_elsewhere() {
     requires!(require_mount());
     for flush in ["logged", "stored"] {
-        let place = place();
-        let keep = place.path("kept");
+        let bed = bed();
+        let keep = bed.path("kept");
         let at = keep.display().to_string();
         let count = images(60);
         let arguments = ["--sawmill", "--flush", flush, "--images", &count];
-        let outcome = report(&verify(&place, &[&arguments[..], &["--keep", &at]].concat()), false);
+        let outcome = report(&verify(&bed, &[&arguments[..], &["--keep", &at]].concat()), false);
         for mode in ["kept", "lost", "stale", "elsewhere"] {
             assert!(outcome["ways"][mode].as_u64() > Some(3), "{outcome:#}");
         }
         // The check of this check: had the journal not been flushed, that would have been found.
         if flush == "logged" {
             forget_flushes(&keep.join("log"));
-            let _ =
-                report(&verify(&place, &[&arguments[..], &["--write-log", &at]].concat()), true);
+            let _ = report(&verify(&bed, &[&arguments[..], &["--write-log", &at]].concat()), true);
         }
     }
 }
@@ -121,7 +119,7 @@ fn keeps_file_systems(kind: &str) {
     requires!(require_mount());
     let count = images(12);
     let arguments = ["--sawmill", "--workload", kind, "--files", "40", "--images", &count];
-    let _ = report(&verify(&place(), &arguments), false);
+    let _ = report(&verify(&bed(), &arguments), false);
 }
 
 #[test]
@@ -142,22 +140,22 @@ fn btrfs_on_sawmill_survives_power_loss() {
 #[test]
 fn a_disk_is_overwritten_only_when_overwrite_is_given() {
     requires!(require_mount());
-    let place = place();
-    let disk = place.path("disk");
+    let bed = bed();
+    let disk = bed.path("disk");
     fs::File::create(&disk).and_then(|file| file.set_len(512 << 20)).expect("a sparse file");
     let path = disk.display().to_string();
     let arguments =
         ["--target", path.as_str(), "--workload", "ext4", "--files", "20", "--images", "8"];
-    let refused = place.sawmill(&[&["verify-crash"], &arguments[..]].concat());
+    let refused = bed.sawmill(&[&["verify-crash"], &arguments[..]].concat());
     refused.refused(5, &["--overwrite", &path]);
-    let _ = report(&verify(&place, &[&arguments[..], &["--overwrite"]].concat()), false);
+    let _ = report(&verify(&bed, &[&arguments[..], &["--overwrite"]].concat()), false);
 }
 
 #[test]
 fn a_wrong_request_says_what_is_missing() {
-    let place = place();
+    let bed = bed();
     let refused = |arguments: &[&str], words: &[&str]| {
-        place.sawmill(&[&["verify-crash"], arguments].concat()).refused(2, words);
+        bed.sawmill(&[&["verify-crash"], arguments].concat()).refused(2, words);
     };
     refused(&[], &["--device", "--self-test"]);
     refused(&["--device", "nbdkit -f file {backing}"], &["{socket}"]);
@@ -165,7 +163,7 @@ fn a_wrong_request_says_what_is_missing() {
     let crash = ["--target", "/dev/null", "--overwrite", "--crash", "true"];
     refused(&[&crash[..], &["--workload", "ext4"]].concat(), &["--crash", "--workload"]);
     refused(&["--sawmill", "--check", "e2fsck"], &["e2fsck", "{image}"]);
-    let zeroes = place.path("zeroes");
+    let zeroes = bed.path("zeroes");
     fs::write(&zeroes, [0; 4096]).expect("a file");
     refused(
         &["--write-log", &zeroes.display().to_string(), "--check", "ext4"],
@@ -191,31 +189,31 @@ impl Drop for UnmountGuard {
 
 /// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`,
 /// with `between` done in between.
-fn crashed_on_a_loop_device(options: &[&str], between: impl Fn(&Place)) -> CommandOutput {
-    let place = place();
-    place.create("disk", "8M", &[]);
-    let unmounted = UnmountGuard(place.path("mount"));
+fn crashed_on_a_loop_device(options: &[&str], between: impl Fn(&TestBed)) -> CommandOutput {
+    let bed = bed();
+    bed.create("disk", "8M", &[]);
+    let unmounted = UnmountGuard(bed.path("mount"));
     let mount = unmounted.0.display().to_string();
     let serve =
-        || place.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
+        || bed.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
     let mut server = serve();
-    let doors = place.sawmill(&["door", "list", "disk", "--json"]).json();
+    let doors = bed.sawmill(&["door", "list", "disk", "--json"]).json();
     let mut addresses =
         doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
     let node = addresses.find(|address| address.starts_with("/dev/loop")).expect("a loop device");
     // The command asks this test to do it, and waits until it is done.
-    let (wanted, done) = (place.path("crash.wanted"), place.path("crash.done"));
+    let (wanted, done) = (bed.path("crash.wanted"), bed.path("crash.done"));
     let crash = format!(
         "touch '{0}'; until [ ! -e '{0}' -a -e '{1}' ]; do cd '{2}' || exit; sleep 0.01; done; rm \
         '{1}'",
         wanted.display(),
         done.display(),
-        place.path("").display()
+        bed.path("").display()
     );
     let words =
         ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
     let words = [&words[..], &["--crash", &crash], options].concat();
-    let mut command = place.command(&words);
+    let mut command = bed.command(&words);
     let mut check =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut ended = || check.try_wait().expect("it is ours").is_some();
@@ -224,7 +222,7 @@ fn crashed_on_a_loop_device(options: &[&str], between: impl Fn(&Place)) -> Comma
         wait_for(what, || (wanted.exists() || ended()).then_some(()));
         if fs::remove_file(&wanted).is_ok() {
             server.kill();
-            between(&place);
+            between(&bed);
             server = serve();
             fs::write(&done, "").expect("room for a file");
         }
@@ -249,9 +247,9 @@ fn a_loop_device_keeps_what_it_answered_when_its_server_is_killed() {
 #[test]
 fn a_loop_device_that_lost_what_it_answered_is_found() {
     requires!(require_mount());
-    let lose = |place: &Place| {
-        let staged = fs::read_dir(place.memory()).expect("the folder in memory").flatten();
-        let all = place.journals().into_iter().chain(staged.map(|entry| entry.path()));
+    let lose = |bed: &TestBed| {
+        let staged = fs::read_dir(bed.memory()).expect("the folder in memory").flatten();
+        let all = bed.journals().into_iter().chain(staged.map(|entry| entry.path()));
         all.for_each(|path| fs::remove_file(path).expect("ours"));
     };
     let finished = crashed_on_a_loop_device(&["--rounds", "3", "--requests", "300"], lose);
@@ -263,37 +261,37 @@ fn a_loop_device_that_lost_what_it_answered_is_found() {
 #[test]
 fn a_device_in_use_is_not_overwritten_by_a_check() {
     use rustix::fs::{FlockOperation, flock};
-    let place = place();
-    let disk = fs::File::create(place.path("disk")).expect("a file");
+    let bed = bed();
+    let disk = fs::File::create(bed.path("disk")).expect("a file");
     disk.set_len(8 << 20).expect("a sparse file");
     flock(&disk, FlockOperation::NonBlockingLockExclusive).expect("it is free");
-    let path = place.path("disk").display().to_string();
+    let path = bed.path("disk").display().to_string();
     let line = ["verify-crash", "--target", &path, "--crash", "true"];
-    place.sawmill(&line).refused(5, &["--overwrite", &path]);
-    place.sawmill(&[&line[..], &["--overwrite"]].concat()).refused(11, &[&path, "unmount"]);
+    bed.sawmill(&line).refused(5, &["--overwrite", &path]);
+    bed.sawmill(&[&line[..], &["--overwrite"]].concat()).refused(11, &[&path, "unmount"]);
     requires!(require_mount());
     // A loop device takes the bytes of a file system that is mounted on it from nobody either.
-    let other = place.path("other");
+    let other = bed.path("other");
     fs::File::create(&other).and_then(|file| file.set_len(8 << 20)).expect("a sparse file");
     let device = LoopDevice::new(&other).expect("a loop device");
     FileSystem::Ext4.make(device.path()).expect("made");
-    let mounted = FileSystemMount::new(device.path(), &place.path("mounted"), "").expect("mounted");
+    let mounted = FileSystemMount::new(device.path(), &bed.path("mounted"), "").expect("mounted");
     let node = device.path().display().to_string();
     let line = ["verify-crash", "--target", &node, "--overwrite", "--crash", "true"];
-    place.sawmill(&line).refused(11, &[&node, "mounted"]);
+    bed.sawmill(&line).refused(11, &[&node, "mounted"]);
     mounted.unmount().expect("unmounted");
 }
 
 #[test]
 fn an_export_is_checked_over_new_connections_and_a_failed_crash_is_reported() {
-    let place = place();
-    place.create("disk", "8M", &[]);
-    let server = place.serve("disk").start();
+    let bed = bed();
+    bed.create("disk", "8M", &[]);
+    let server = bed.serve("disk").start();
     let uri = server.uri();
     let target = ["--target", uri.as_str(), "--overwrite", "--trim", "--rounds", "2", "--crash"];
-    let finished = verify(&place, &[&target[..], &["true"]].concat());
+    let finished = verify(&bed, &[&target[..], &["true"]].concat());
     let report = document(&finished);
     assert_eq!((finished.code, &report["rounds"]), (Some(0), &Value::from(2)), "{report:#}");
     let line = [&["verify-crash"], &target[..], &["echo not here; false"]].concat();
-    place.sawmill(&line).refused(7, &["echo not here; false", "failed", ": not here"]);
+    bed.sawmill(&line).refused(7, &["echo not here; false", "failed", ": not here"]);
 }

@@ -73,13 +73,13 @@ impl Torture {
             }
             let within = self.dice.below(KILL_DELAY_US_MAX);
             machine::kill_after(
-                volume.place.command(&killed),
+                volume.bed.command(&killed),
                 std::time::Duration::from_micros(within),
             );
             self.report.did("command at rest killed");
         }
         let moment = volume.commits.log.clock.tick();
-        let done = volume.place.sawmill(&words);
+        let done = volume.bed.sawmill(&words);
         if done.code == Some(0) {
             self.report.did(name);
             // It released the volume with everything stored.
@@ -90,7 +90,7 @@ impl Torture {
     }
 
     fn only_looks(&mut self, volume: &Volume, name: &'static str, words: &[&str]) {
-        let done = volume.place.sawmill(words);
+        let done = volume.bed.sawmill(words);
         self.report.did(name);
         if done.code != Some(0) {
             self.violation(volume, &format!("`{}`: {:?}: {}", done.line, done.code, done.stderr));
@@ -100,7 +100,7 @@ impl Torture {
     /// Nothing was damaged.
     pub(super) fn check(&mut self, volume: &Volume) {
         self.proxy.stop_faults();
-        let done = volume.place.sawmill(&["check", "disk"]);
+        let done = volume.bed.sawmill(&["check", "disk"]);
         self.report.did("check");
         if done.code != Some(0) {
             let what = format!("`check` says {:?}: {}{}", done.code, done.stdout, done.stderr);
@@ -114,7 +114,7 @@ impl Torture {
         if !volume.is_folder() {
             return;
         }
-        let log = volume.place.sawmill(&["log", "disk", "--json"]).into_ok().unwrap_or_default();
+        let log = volume.bed.sawmill(&["log", "disk", "--json"]).into_ok().unwrap_or_default();
         let log: serde_json::Value = serde_json::from_str(&log).unwrap_or_default();
         let (Some(position), Ok(image)) = (log["position"].as_u64(), client.read_all()) else {
             return self.violation(volume, "neither its log nor its bytes can be read");
@@ -173,10 +173,10 @@ impl Torture {
                 volume.forget_memory();
             }
             let groups = 1 + self.dice.below(20);
-            let (place, mut output) = (&volume.place, None);
+            let (bed, mut output) = (&volume.bed, None);
             let words = ["handoff", "disk", "--json", "--timeout", "60s", "--stall-max", "30s"];
             let counts =
-                volume.commits.drive(clients, groups, || output = Some(place.sawmill(&words)));
+                volume.commits.drive(clients, groups, || output = Some(bed.sawmill(&words)));
             self.note(volume, counts);
             let Some(output) = output else { return };
             match output.code {

@@ -13,8 +13,8 @@ use super::Torture;
 use super::volume::{AttachOptions, Loss, NextAttach, Volume};
 use crate::machine;
 use crate::nbd::Client;
-use crate::place::{Place, field};
 use crate::server::Server;
+use crate::test_bed::{TestBed, field};
 
 /// `docker stop` waits this long before it kills.
 const GRACE: Duration = Duration::from_secs(10);
@@ -69,13 +69,13 @@ impl Torture {
         let groups = 1 + self.dice.below(60);
         let (clock, proxy) = (volume.commits.log.clock.clone(), self.proxy.clone());
         let (mut stop_tick, mut stop) = (0, None);
-        let place = &volume.place;
+        let bed = &volume.bed;
         let counts = volume.commits.drive(clients, groups, || {
             if is_away {
                 proxy.shut();
             }
             stop_tick = clock.tick();
-            stop = Some(stop_with_grace(place, server));
+            stop = Some(stop_with_grace(bed, server));
             proxy.open();
         });
         self.note(volume, counts);
@@ -99,7 +99,7 @@ impl Torture {
 
     /// The container is gone, and its shared memory with it.
     fn judge_memory(&mut self, volume: &mut Volume, is_needed: bool) {
-        let state = volume.place.path("state");
+        let state = volume.bed.path("state");
         if volume.memories().iter().any(|memory| memory.starts_with(&state)) {
             self.report.did("container left its memory beside the journal");
         } else {
@@ -116,11 +116,11 @@ enum Stop {
 }
 
 /// As `docker stop`: SIGTERM, then `kill -9`, once everything accepted had time to be logged.
-fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
+fn stop_with_grace(bed: &TestBed, mut server: Server) -> Stop {
     server.signal(Signal::TERM);
     let began = std::time::Instant::now();
     machine::wait_for("the server has ended, or logged everything", || {
-        (!server.is_running() || is_logged(place) || began.elapsed() > GRACE).then_some(())
+        (!server.is_running() || is_logged(bed) || began.elapsed() > GRACE).then_some(())
     });
     if server.is_running() {
         server.kill();
@@ -134,8 +134,8 @@ fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
 }
 
 /// Whether everything accepted is logged, as far as the server reports it.
-fn is_logged(place: &Place) -> bool {
-    let Some(output) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
+fn is_logged(bed: &TestBed) -> bool {
+    let Some(output) = bed.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
     let document: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
     let number =
         |name: &str| field(&document["positions"], name).and_then(serde_json::Value::as_u64);

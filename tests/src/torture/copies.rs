@@ -12,8 +12,8 @@ use std::fs;
 use super::Torture;
 use super::life::REFUSED;
 use super::volume::{AttachOptions, Backup, Loss, NextAttach, Volume, copy_folder};
-use crate::place::Place;
 use crate::stamp::{Verdict, Violation, check_nothing_accepted_lost};
+use crate::test_bed::TestBed;
 
 const BESIDE_THE_JOURNAL: &str = "state/memory";
 /// Held by another process.
@@ -25,7 +25,7 @@ impl Torture {
         if self.dice.one_in(2) {
             return self.attach_options(volume);
         }
-        fs::create_dir_all(volume.place.path(BESIDE_THE_JOURNAL)).expect("room for a folder");
+        fs::create_dir_all(volume.bed.path(BESIDE_THE_JOURNAL)).expect("room for a folder");
         Some(AttachOptions {
             staging: Some(volume.text(BESIDE_THE_JOURNAL)),
             ..AttachOptions::default()
@@ -35,8 +35,8 @@ impl Torture {
     /// Copies the state folder of a running server, and starts another one on the copy.
     pub(super) fn state_copied(&mut self, volume: &mut Volume) {
         self.proxy.stop_faults();
-        let elsewhere = volume.place.neighbor();
-        copy_folder(&volume.place.path("state"), &elsewhere.path("state"));
+        let elsewhere = volume.bed.neighbor();
+        copy_folder(&volume.bed.path("state"), &elsewhere.path("state"));
         let mut serve = volume.serve_elsewhere(&elsewhere);
         let text = |name: &str| elsewhere.path(name).display().to_string();
         let (journal, memory) = (text("state/named/journal"), text(BESIDE_THE_JOURNAL));
@@ -62,7 +62,7 @@ impl Torture {
     /// Keeps a copy of the store the first time, and restores it the next.
     pub(super) fn store_put_back(&mut self, volume: &mut Volume) {
         let Some(backup) = volume.backup.take() else { return self.back_up(volume) };
-        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
+        let store = volume.bed.store_folder().expect("the store is a folder").to_owned();
         fs::remove_dir_all(&store).expect("a folder of ours");
         fs::rename(&backup.folder, &store).expect("a folder of ours");
         self.report.did("store put back");
@@ -78,8 +78,8 @@ impl Torture {
             // Then the volume in the copy counts as closed cleanly.
             self.snapshot(volume);
         }
-        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
-        let folder = volume.place.path("backup");
+        let store = volume.bed.store_folder().expect("the store is a folder").to_owned();
+        let folder = volume.bed.path("backup");
         copy_folder(&store, &folder);
         self.report.did("store backed up");
         let (log, stored, past) = (volume.commits.log.clone(), volume.stored, volume.past.len());
@@ -88,8 +88,8 @@ impl Torture {
 
     /// Copies the store at rest, and continues both histories, in turn and side by side.
     pub(super) fn store_copied(&mut self, volume: &mut Volume) {
-        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
-        let copy = volume.place.path("copy");
+        let store = volume.bed.store_folder().expect("the store is a folder").to_owned();
+        let copy = volume.bed.path("copy");
         copy_folder(&store, &copy);
         self.report.did("store copied");
         let url = format!("file://{}/disk", copy.display());
@@ -146,7 +146,7 @@ impl Torture {
             );
         }
         fs::remove_dir_all(&copy).expect("a folder of ours");
-        forget_twin(&volume.place, &volume.id);
+        forget_twin(&volume.bed, &volume.id);
     }
 
     /// The control: restores a store without the judge's knowledge. Returns the judge's result,
@@ -191,8 +191,8 @@ impl Torture {
 }
 
 /// Removes the copy's own files below the state folder.
-fn forget_twin(place: &Place, id: &str) {
-    for entry in fs::read_dir(place.path("state/sawmill")).into_iter().flatten().flatten() {
+fn forget_twin(bed: &TestBed, id: &str) {
+    for entry in fs::read_dir(bed.path("state/sawmill")).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(&format!("{id}-")) {
             fs::remove_dir_all(entry.path()).expect("a folder of ours");
         }

@@ -10,10 +10,10 @@ use super::commits::{LoadCounts, SESSIONS_MAX};
 use super::volume::{AttachOptions, Loss, NextAttach, Volume, digest};
 use super::{Action, Torture};
 use crate::nbd::{Client, Failure};
-use crate::place::CommandOutput;
 use crate::proxy::FaultRates;
 use crate::server::Server;
 use crate::stamp::Verdict;
+use crate::test_bed::CommandOutput;
 use sawmill_testkit::Dice;
 
 /// The exit code of an attach that could hide a loss.
@@ -95,7 +95,7 @@ impl Torture {
 
     /// A user's way to run: memory at a given place, or at the default one.
     pub(super) fn attach_options(&mut self, volume: &Volume) -> Option<AttachOptions> {
-        let staging = self.dice.one_in(2).then(|| volume.place.memory().display().to_string());
+        let staging = self.dice.one_in(2).then(|| volume.bed.memory().display().to_string());
         Some(AttachOptions { staging, ..AttachOptions::default() })
     }
 
@@ -210,7 +210,7 @@ impl Torture {
 
     pub(super) fn wait_stored(&mut self, volume: &mut Volume) {
         let moment = volume.commits.log.clock.tick();
-        let waited = volume.place.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]);
+        let waited = volume.bed.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]);
         if waited.code == Some(0) {
             volume.stored = moment;
         } else {
@@ -292,7 +292,7 @@ impl Torture {
             );
         }
         self.proxy.deliver_late();
-        let elsewhere = volume.place.neighbor();
+        let elsewhere = volume.bed.neighbor();
         let server = elsewhere.serve("disk").start();
         if server.connect().read_all() != image {
             self.violation(volume, "the store has another state than its writer had");

@@ -61,7 +61,7 @@ impl Torture {
 
     /// Its folder is mounted elsewhere: nothing is lost.
     fn move_memory(&mut self, volume: &mut Volume) {
-        let elsewhere = volume.place.path("moved");
+        let elsewhere = volume.bed.path("moved");
         fs::create_dir_all(&elsewhere).expect("room for a folder");
         for memory in volume.memories() {
             let name = memory.file_name().expect("a file has a name");

@@ -19,10 +19,10 @@ use super::Torture;
 use super::commits::Commits;
 use super::volume::{Loss, NextAttach, Volume};
 use crate::nbd::Client;
-use crate::place::Place;
 use crate::server::Server;
 use crate::stamp::check_nothing_accepted_lost;
 use crate::store::{self, StoreUnderTest};
+use crate::test_bed::TestBed;
 
 const FENCED: i32 = 6;
 const IN_USE: i32 = 11;
@@ -62,7 +62,7 @@ impl Torture {
             RivalFate::Stopped => "taken over while it is stopped",
             RivalFate::CutOff => "taken over while it is cut off",
         });
-        let elsewhere = volume.place.neighbor_by(&rival_store);
+        let elsewhere = volume.bed.neighbor_by(&rival_store);
         let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile)
         else {
             return;
@@ -87,16 +87,16 @@ impl Torture {
             Err(violation) => self.violation(volume, &format!("the winner: {violation}")),
         }
         self.leave_the_winner(volume, second, &image);
-        // The first place has a journal of an older epoch.
+        // The first machine has a journal of an older epoch.
         volume.note_lost(Loss::Journal, NextAttach::MustRefuse);
     }
 
-    /// Another place takes the volume over with requests in flight at the first. Returns when the
+    /// Another machine takes the volume over with requests in flight at the first. Returns when the
     /// first could know.
     fn take_over(
         &mut self,
         volume: &mut Volume,
-        elsewhere: &Place,
+        elsewhere: &TestBed,
         first: &Server,
         clients: &[Client],
         meanwhile: RivalFate,
@@ -187,7 +187,7 @@ impl Torture {
         }
     }
 
-    /// The volume returns from the winner's place, after a clean end or not.
+    /// The volume returns from the winner's machine, after a clean end or not.
     fn leave_the_winner(&mut self, volume: &mut Volume, second: Server, image: &[u8]) {
         if self.dice.one_in(2) {
             self.report.did("winner's machine lost");
@@ -208,17 +208,16 @@ impl Torture {
     pub(super) fn one_journal(&mut self, volume: &mut Volume) {
         self.proxy.stop_faults();
         let journal = volume.journal();
-        let elsewhere = volume.place.neighbor();
+        let elsewhere = volume.bed.neighbor();
         let (name, path) = match self.dice.below(4) {
             0 => ("one journal by a symbolic link", elsewhere.path("link")),
             1 => ("one journal by a second name", journal.with_file_name("second")),
-            2 => ("one journal by another path", volume.place.path("state/../state")),
+            2 => ("one journal by another path", volume.bed.path("state/../state")),
             _ => ("one journal without its lock file", journal.clone()),
         };
         let path = match name {
-            "one journal by another path" => path.join(
-                journal.strip_prefix(volume.place.path("state")).expect("in the state folder"),
-            ),
+            "one journal by another path" => path
+                .join(journal.strip_prefix(volume.bed.path("state")).expect("in the state folder")),
             _ => path,
         };
         match name {

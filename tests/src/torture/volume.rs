@@ -1,4 +1,5 @@
-//! One volume of the torture: its place, what is known of it, what may be lost at the next check.
+//! One volume of the torture: its test bed, what is known of it, what may be lost at the next
+//! check.
 //!
 //! Invariants: the demands on an image are the strictest promises after the actions. With journal
 //! and memory, nothing accepted is lost; without memory, nothing flushed and nothing that an attach
@@ -10,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use super::commits::Commits;
 use crate::machine;
-use crate::place::Place;
 use crate::server::ServerBuilder;
 use crate::stamp::{
     Flush, Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
 use crate::store::StoreUnderTest;
+use crate::test_bed::TestBed;
 use sawmill_testkit::Dice;
 
 pub(super) const VOLUME_BYTES: u64 = 16 << 20;
@@ -75,7 +76,7 @@ pub(super) struct Backup {
 
 /// One volume and what is known about it.
 pub(super) struct Volume {
-    pub place: Place,
+    pub bed: TestBed,
     pub flush: &'static str,
     /// Journal and cache are given by name.
     pub is_named: bool,
@@ -106,15 +107,15 @@ pub(super) struct Volume {
 
 impl Volume {
     pub(super) fn create(store: &StoreUnderTest, flush: &'static str, dice: Dice) -> Self {
-        let place = Place::new(store);
+        let bed = TestBed::new(store);
         let mut options = vec!["--segment-bytes", "256K", "--flush", flush];
-        if place.store_folder().is_some() {
+        if bed.store_folder().is_some() {
             options.extend(["--retention", "24h"]);
         }
-        place.create("disk", "16M", &options);
-        let id = place.info("disk")["id"].as_str().expect("a volume has an id").to_owned();
+        bed.create("disk", "16M", &options);
+        let id = bed.info("disk")["id"].as_str().expect("a volume has an id").to_owned();
         Volume {
-            place,
+            bed,
             flush,
             is_named: false,
             commits: Commits::new(VOLUME_BYTES, dice),
@@ -135,19 +136,19 @@ impl Volume {
 
     /// The same with journal and cache given by name, in a folder of their own.
     pub(super) fn named(mut self) -> Self {
-        std::fs::create_dir_all(self.place.path("state/named")).expect("room for a folder");
+        std::fs::create_dir_all(self.bed.path("state/named")).expect("room for a folder");
         self.is_named = true;
         self
     }
 
     /// Whether the store is a folder: it can be copied, and does not check the time.
     pub(super) fn is_folder(&self) -> bool {
-        self.place.store_folder().is_some()
+        self.bed.store_folder().is_some()
     }
 
     /// Prepares to serve it with its journal.
     pub(super) fn serve(&self, options: &AttachOptions) -> ServerBuilder<'_> {
-        let mut serve = self.place.serve("disk").with(&OPTIONS);
+        let mut serve = self.bed.serve("disk").with(&OPTIONS);
         if self.is_named {
             let (journal, cache) =
                 (self.text("state/named/journal"), self.text("state/named/cache"));
@@ -174,19 +175,19 @@ impl Volume {
         if self.was_put_back { serve.with(&["--accept-older-store"]) } else { serve }
     }
 
-    /// Prepares to serve it at another place, which takes it over.
-    pub(super) fn serve_elsewhere<'a>(&self, elsewhere: &'a Place) -> ServerBuilder<'a> {
+    /// Prepares to serve it at another machine, which takes it over.
+    pub(super) fn serve_elsewhere<'a>(&self, elsewhere: &'a TestBed) -> ServerBuilder<'a> {
         elsewhere.serve("disk").with(&OPTIONS)
     }
 
     /// Prepares to serve another name here: a copy, or a state of the past.
     pub(super) fn serve_beside(&self, name: &str) -> ServerBuilder<'_> {
         let socket = format!("unix:{}", self.text("beside.sock"));
-        self.place.serve(name).with(&OPTIONS).at(&socket)
+        self.bed.serve(name).with(&OPTIONS).at(&socket)
     }
 
     pub(super) fn text(&self, name: &str) -> String {
-        self.place.path(name).display().to_string()
+        self.bed.path(name).display().to_string()
     }
 
     /// The journal option for a command at rest.
@@ -198,7 +199,7 @@ impl Volume {
     }
 
     pub(super) fn journal(&self) -> PathBuf {
-        let mut journals = self.place.journals().into_iter();
+        let mut journals = self.bed.journals().into_iter();
         journals
             .find(|path| path.file_name().is_some_and(|name| name == "journal"))
             .expect("a journal")
@@ -267,7 +268,7 @@ impl Volume {
     }
 
     pub(super) fn each_journal(&self, act: impl Fn(&Path) -> std::io::Result<()>) {
-        for journal in self.place.journals() {
+        for journal in self.bed.journals() {
             act(&journal).expect("a journal is a file of ours");
         }
     }
@@ -276,7 +277,7 @@ impl Volume {
     pub(super) fn memories(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut folders =
-            vec![self.place.memory().to_owned(), self.place.path("state"), default_memory()];
+            vec![self.bed.memory().to_owned(), self.bed.path("state"), default_memory()];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
@@ -295,10 +296,10 @@ impl Volume {
 
     /// Loses all local state of this machine, including memory at its default place.
     pub(super) fn lose_state(&self) {
-        self.place.lose_state();
+        self.bed.lose_state();
         self.forget_memory();
         if self.is_named {
-            std::fs::create_dir_all(self.place.path("state/named")).expect("room for a folder");
+            std::fs::create_dir_all(self.bed.path("state/named")).expect("room for a folder");
         }
     }
 
@@ -310,7 +311,7 @@ impl Volume {
 }
 
 impl Drop for Volume {
-    /// Files in the folders of the place are removed with it.
+    /// Files in the folders of the bed are removed with it.
     fn drop(&mut self) {
         for memory in self.memories() {
             let _ = std::fs::remove_file(memory);

@@ -15,12 +15,12 @@ use sawmill_tests::bad_disk::{BadDisk, DiskRequest, Trouble};
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::{self, command, require_mount, run, wait_for};
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
-use sawmill_tests::place::Place;
 use sawmill_tests::proxy::Proxy;
 use sawmill_tests::requires;
 use sawmill_tests::server::{Server, ServerBuilder};
 use sawmill_tests::stamp::{check_flushed_kept, check_nothing_accepted_lost};
 use sawmill_tests::store::{self, shared_minio};
+use sawmill_tests::test_bed::TestBed;
 
 const VOLUME_BYTES: u64 = 8 << 20;
 const EIO: u32 = 5;
@@ -36,26 +36,26 @@ struct Scene {
     journal: PathBuf,
     load: Load,
     has_lost_memory: bool,
-    // The place goes last: its folder is under the disk.
-    place: Place,
+    // The bed goes last: its folder is under the disk.
+    bed: TestBed,
 }
 
 impl Scene {
     fn new() -> Self {
         let proxy = Proxy::before(shared_minio());
-        let place = Place::new(&proxy.store());
-        place.create("disk", "8M", &["--segment-bytes", "256K"]);
-        let journal = place.path("journal");
+        let bed = TestBed::new(&proxy.store());
+        bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+        let journal = bed.path("journal");
         // A good life makes the journal; then the bad disk takes its place.
-        let server = serve(&place, &journal).start();
+        let server = serve(&bed, &journal).start();
         let _ = server.stop().ok();
         let disk = BadDisk::over(&journal);
         let load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
-        Scene { proxy, disk, journal, load, place, has_lost_memory: false }
+        Scene { proxy, disk, journal, load, bed, has_lost_memory: false }
     }
 
     fn start(&self) -> Server {
-        let serve = serve(&self.place, &self.journal);
+        let serve = serve(&self.bed, &self.journal);
         // The machine does not reboot, so the test declares the power loss.
         if self.has_lost_memory {
             serve.with(&["--accept-memory-loss"]).start()
@@ -65,8 +65,7 @@ impl Scene {
     }
 
     fn lose_power(&mut self) {
-        for entry in std::fs::read_dir(self.place.memory()).expect("the folder in memory").flatten()
-        {
+        for entry in std::fs::read_dir(self.bed.memory()).expect("the folder in memory").flatten() {
             std::fs::remove_file(entry.path()).expect("memory is lost");
         }
         self.has_lost_memory = true;
@@ -94,9 +93,9 @@ impl Scene {
     }
 }
 
-fn serve<'a>(place: &'a Place, journal: &Path) -> ServerBuilder<'a> {
+fn serve<'a>(bed: &'a TestBed, journal: &Path) -> ServerBuilder<'a> {
     let journal = journal.display().to_string();
-    place.serve("disk").with(&["--journal", &journal, "--journal-bytes", "16M"])
+    bed.serve("disk").with(&["--journal", &journal, "--journal-bytes", "16M"])
 }
 
 /// The first sync fails, and the disk drops what it had; the next would succeed. Nothing is in the
@@ -267,17 +266,15 @@ impl Drop for Tmpfs {
 #[test]
 fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("8m");
     let journal = PathBuf::from(small.path("journal"));
-    let Err(refusal) = serve(&place, &journal).attempt() else {
-        panic!("16 MiB do not fit into 8")
-    };
+    let Err(refusal) = serve(&bed, &journal).attempt() else { panic!("16 MiB do not fit into 8") };
     refusal.refused(FULL, &["journal", &small.path("journal")]);
     assert!(!journal.exists(), "a half-made journal was left");
     // Elsewhere it goes on as if nothing had been.
-    let server = serve(&place, &place.path("journal")).start();
+    let server = serve(&bed, &bed.path("journal")).start();
     server.connect().write(0, &[1; 512]).expect("accepted");
     let _ = server.stop().ok();
 }
@@ -285,13 +282,13 @@ fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
 #[test]
 fn the_volumes_of_one_command_share_a_small_disk() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     for name in ["oak", "ash"] {
-        place.create(name, "8M", &["--segment-bytes", "256K"]);
+        bed.create(name, "8M", &["--segment-bytes", "256K"]);
     }
     let small = Tmpfs::new("320m");
     let serve = || {
-        let serve = place.serve("oak").and("ash").with_default_sizes();
+        let serve = bed.serve("oak").and("ash").with_default_sizes();
         serve.env("XDG_STATE_HOME", &small.path("state")).start()
     };
     let sizes = || {
@@ -318,24 +315,24 @@ fn the_volumes_of_one_command_share_a_small_disk() {
 #[test]
 fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("40m");
     let journal = PathBuf::from(small.path("journal"));
     let cache = small.path("cache");
     let options = ["--cache", cache.as_str(), "--cache-bytes", "64M"];
-    let server = serve(&place, &journal).with(&options).start();
+    let server = serve(&bed, &journal).with(&options).start();
     small.fill();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
     // The journal has all its blocks and wraps around; the cache, which is sparse, is not used.
     load.run(&[server.connect()], 3000);
     server.kill();
-    let server = serve(&place, &journal).with(&options).start();
+    let server = serve(&bed, &journal).with(&options).start();
     let image = server.connect().read_all().expect("readable");
     check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|wrong| panic!("{wrong}"));
     let _ = server.stop().ok();
     // Every read comes from the store, through a cache that cannot grow.
-    let server = serve(&place, &journal).with(&options).start();
+    let server = serve(&bed, &journal).with(&options).start();
     assert!(
         server.connect().read_all().expect("readable") == image,
         "the full cache gave other bytes"
@@ -346,16 +343,15 @@ fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
 #[test]
 fn staging_memory_that_is_not_there_is_refused_before_anybody_relies_on_it() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("8m");
     let staging = small.path("");
-    let Err(refusal) = place.serve("disk").with(&["--staging", &staging]).attempt() else {
+    let Err(refusal) = bed.serve("disk").with(&["--staging", &staging]).attempt() else {
         panic!("32 MiB of staging memory do not fit into 8")
     };
     refusal.refused(FULL, &["staging"]);
-    let server =
-        place.serve("disk").with(&["--staging", &staging, "--staging-bytes", "4M"]).start();
+    let server = bed.serve("disk").with(&["--staging", &staging, "--staging-bytes", "4M"]).start();
     small.fill();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
     load.run(&[server.connect()], 1000);
@@ -364,13 +360,13 @@ fn staging_memory_that_is_not_there_is_refused_before_anybody_relies_on_it() {
 
 #[test]
 fn too_few_file_descriptors_are_refused_before_anything_is_accepted() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    let (memory, socket) = (place.memory().display().to_string(), place.path("nbd.sock"));
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let (memory, socket) = (bed.memory().display().to_string(), bed.path("nbd.sock"));
     let nbd = format!("unix:{}", socket.display());
     let words =
         ["serve", "disk", "--json", "--nbd", &nbd, "--staging", &memory, "--journal-bytes", "16M"];
-    let served = place.command(&words);
+    let served = bed.command(&words);
     for (limit, is_enough) in [(8, false), (21, false), (47, false), (48, true), (128, true)] {
         let mut limited = command("prlimit");
         limited.arg(format!("--nofile={limit}")).arg(machine::sawmill_binary()).args(words);
@@ -408,9 +404,9 @@ fn too_few_file_descriptors_are_refused_before_anything_is_accepted() {
 
 #[test]
 fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later() {
-    let place = Place::new(&store::minio());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    let mut server = place.serve("disk").start();
+    let bed = TestBed::new(&store::minio());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let mut server = bed.serve("disk").start();
     let client = [server.connect()];
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
     load.run(&client, 200);
@@ -419,7 +415,7 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
         std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("it runs").count() as u64;
     let limit = Rlimit { current: Some(open + 3), maximum: Some(4096) };
     prlimit(pid, Resource::Nofile, limit).expect("the server is ours");
-    let socket = place.path("nbd.sock");
+    let socket = bed.path("nbd.sock");
     let crowd: Vec<UnixStream> = (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
     assert!(crowd.len() > 3, "more connections than the server has descriptors");
     load.run(&client, 400);
@@ -431,10 +427,10 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
     newcomer.write(0, &[0; 512]).expect("accepted");
     let limit = Rlimit { current: Some(1024), maximum: Some(4096) };
     prlimit(pid, Resource::Nofile, limit).expect("the server is ours");
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let image = newcomer.read_all().expect("readable");
     server.kill();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     assert!(server.connect().read_all().expect("readable") == image, "the store has another state");
 }

@@ -15,10 +15,10 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::{command, require_mount, run, sawmill_binary};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::stamp::{Log, check_flushed_kept};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
 use sawmill_verify::power_cut::PowerCut;
@@ -170,8 +170,8 @@ fn kept_after(cut: &PowerCut, recorded_log: &RecordedLog, found: Result<Vec<u8>,
 #[test]
 fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    place.create("disk", "2M", &["--segment-bytes", "32M"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "2M", &["--segment-bytes", "32M"]);
     let room =
         tempfile::Builder::new().prefix("sawmill-").tempdir_in("/dev/shm").expect("room in memory");
     let inside = |name: &str| room.path().join(name);
@@ -179,7 +179,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let path = file.display().to_string();
     // A journal bound to the volume: a foreign file would be renamed, and a mount point cannot be.
     let server =
-        place.serve("disk").with(&["--journal", &path, "--journal-bytes", JOURNAL_BYTES]).start();
+        bed.serve("disk").with(&["--journal", &path, "--journal-bytes", JOURNAL_BYTES]).start();
     let _ = server.stop().ok();
     let before = Image::read_file(&file).expect("the journal can be read");
 
@@ -187,14 +187,14 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let path = mountpoint.display().to_string();
     let size = ["--journal-bytes", JOURNAL_BYTES];
     let server =
-        place.serve("disk").with(&["--journal", &path, "--segment-age", "0"]).with(&size).start();
+        bed.serve("disk").with(&["--journal", &path, "--segment-age", "0"]).with(&size).start();
     let first = entry_count(&log);
-    let (live, store) = (place.store_folder().expect("a folder"), inside("store"));
+    let (live, store) = (bed.store_folder().expect("a folder"), inside("store"));
     copy(live, &store);
     let recorded_log = make(server.connect(), &log);
     server.kill();
     // It knows how far the journal was synced, beyond what a cut has: the power took it.
-    for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
+    for entry in fs::read_dir(bed.memory()).expect("the folder in memory").flatten() {
         fs::remove_file(entry.path()).expect("a staging file can be removed");
     }
     check_nothing_new(live, &store);

@@ -9,12 +9,12 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Client;
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::server::{Server, ServerBuilder};
 use sawmill_tests::stamp::{
     Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     accepted_writes_survive_kill_nine,
@@ -58,13 +58,13 @@ fn completed_flushes_survive_a_lost_journal_when_flush_is_stored(store: &StoreUn
 /// The proof that the judge has teeth: what a lost journal costs is seen as a loss.
 #[test]
 fn a_lost_journal_does_not_pass_for_a_kept_one() {
-    let place = Place::new(&sawmill_tests::store::folder());
-    place.create("disk", "16M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&sawmill_tests::store::folder());
+    bed.create("disk", "16M", &[]);
+    let server = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("kill_nine"), Mix::default());
     load.drive(&[server.connect()], 200, || server.kill());
-    place.lose_state();
-    let server = place.serve("disk").with(&["--accept-journal-loss"]).start();
+    bed.lose_state();
+    let server = bed.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = server.connect().read_all().expect("readable");
     assert!(
         check_nothing_accepted_lost(&load.log, &image).is_err(),
@@ -80,8 +80,8 @@ impl CrashCase {
         let share =
             if matches!(store, StoreUnderTest::Folder) { self.share.0 } else { self.share.1 };
         let kills: u64 = (in_all * share / 100).max(1);
-        let place = Place::new(store);
-        place.create("disk", "16M", &["--segment-bytes", "256K", "--flush", self.flush]);
+        let bed = TestBed::new(store);
+        bed.create("disk", "16M", &["--segment-bytes", "256K", "--flush", self.flush]);
         // A flush that goes to the store is slow: fewer of them, or nothing else happens.
         let flush_once_in = if self.flush == "stored" { 150 } else { 40 };
         let mix = Mix { flush_once_in, ..Mix::default() };
@@ -89,17 +89,17 @@ impl CrashCase {
         let mut sum = Verdict::default();
         for kill in 0..kills {
             if load.dice.one_in(5) {
-                self.serve(&place).die_while_starting(&mut load.dice);
+                self.serve(&bed).die_while_starting(&mut load.dice);
             }
-            let server = self.serve(&place).start();
+            let server = self.serve(&bed).start();
             let clients: Vec<Client> = (0..=load.dice.below(3)).map(|_| server.connect()).collect();
             self.check_content(kill, &mut load, &clients[0], &mut sum);
-            self.die_under_load(&place, server, &clients, &mut load);
+            self.die_under_load(&bed, server, &clients, &mut load);
         }
-        let server = self.serve(&place).start();
+        let server = self.serve(&bed).start();
         self.check_content(kills, &mut load, &server.connect(), &mut sum);
         let _ = server.stop().ok();
-        let _ = place.sawmill(&["check", "disk"]).ok();
+        let _ = bed.sawmill(&["check", "disk"]).ok();
         let CrashCase { name, .. } = self;
         println!(
             "{kills} kills, {name}: {} writes kept, {} lost, {} demanded",
@@ -108,8 +108,8 @@ impl CrashCase {
         assert!(sum.kept > 0, "nothing was ever kept: this run proves nothing");
     }
 
-    fn serve<'a>(&self, place: &'a Place) -> ServerBuilder<'a> {
-        let serve = place.serve("disk").with(&["--journal-bytes", "16M"]);
+    fn serve<'a>(&self, bed: &'a TestBed) -> ServerBuilder<'a> {
+        let serve = bed.serve("disk").with(&["--journal-bytes", "16M"]);
         if self.lose_journal { serve.with(&["--accept-journal-loss"]) } else { serve }
     }
 
@@ -126,7 +126,7 @@ impl CrashCase {
         load.log.rebase(&image);
     }
 
-    fn die_under_load(&self, place: &Place, server: Server, clients: &[Client], load: &mut Load) {
+    fn die_under_load(&self, bed: &TestBed, server: Server, clients: &[Client], load: &mut Load) {
         let completions = 1 + load.dice.below(1500);
         let mut server = server;
         load.drive(clients, completions, || {
@@ -134,7 +134,7 @@ impl CrashCase {
             server.kill();
         });
         if self.lose_journal {
-            place.lose_state();
+            bed.lose_state();
         }
     }
 }

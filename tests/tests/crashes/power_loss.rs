@@ -11,9 +11,9 @@ use std::path::Path;
 
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::stamp::check_flushed_kept;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -43,7 +43,7 @@ enum Tail {
 fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &mut Dice) {
     let file =
         OpenOptions::new().read(true).write(true).open(journal).expect("the journal is there");
-    let place = |position: u64| RING_START + position % capacity;
+    let offset_of = |position: u64| RING_START + position % capacity;
     let mut position = from;
     while position < to {
         let length = (SECTOR - position % SECTOR).min(to - position);
@@ -58,13 +58,13 @@ fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &
             match tail {
                 Tail::Mixed => bytes = dice.bytes(length as usize),
                 Tail::Flipped => {
-                    file.read_exact_at(&mut bytes, place(position)).expect("readable");
+                    file.read_exact_at(&mut bytes, offset_of(position)).expect("readable");
                     let bit = dice.below(length * 8);
                     bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
                 }
                 Tail::Kept | Tail::Zeroes => {}
             }
-            file.write_all_at(&bytes, place(position)).expect("writable");
+            file.write_all_at(&bytes, offset_of(position)).expect("writable");
         }
         position += length;
     }
@@ -98,9 +98,9 @@ fn highest_mark(journal: &Path, capacity: u64, from: u64, to: u64) -> u64 {
 
 #[test]
 fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    let journal = place.path("journal");
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let journal = bed.path("journal");
     let path = journal.display().to_string();
     let options = ["--journal", path.as_str(), "--journal-bytes", "16M", "--admin", "127.0.0.1:0"];
     // Flushes are the test's own, so that the flushed position is known.
@@ -110,7 +110,7 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
     for round in 0..ROUNDS {
         // The machine does not reboot, so the test declares the power loss.
         let flags: &[&str] = if round > 0 { &["--accept-memory-loss"] } else { &[] };
-        let server = place.serve("disk").with(&options).with(flags).start();
+        let server = bed.serve("disk").with(&options).with(flags).start();
         let client = server.connect();
         if round > 0 {
             let image = client.read_all().expect("readable after power loss");
@@ -130,10 +130,10 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
         let after = 1 + load.dice.below(300);
         load.drive(&clients, after, || server.kill());
 
-        for entry in std::fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
+        for entry in std::fs::read_dir(bed.memory()).expect("the folder in memory").flatten() {
             std::fs::remove_file(entry.path()).expect("memory is lost");
         }
-        let report = place.sawmill(&["inspect", "journal", &path, "--json"]).json();
+        let report = bed.sawmill(&["inspect", "journal", &path, "--json"]).json();
         let capacity = unsigned(&report, "capacity_bytes");
         let from = unsigned(&report, "from");
         let to = from + capacity;

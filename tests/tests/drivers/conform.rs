@@ -7,17 +7,17 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::machine::repository;
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{CommandOutput, TestBed};
 use serde_json::Value;
 
 fn driver() -> String {
     repository().join("tests/tests/drivers/conform/driver.py").display().to_string()
 }
 
-fn conform(place: &Place, options: &[&str], words: &[&str]) -> CommandOutput {
+fn conform(bed: &TestBed, options: &[&str], words: &[&str]) -> CommandOutput {
     let driver = driver();
-    place.sawmill(&[&["--json", "conform"], options, &["--", "python3", &driver], words].concat())
+    bed.sawmill(&[&["--json", "conform"], options, &["--", "python3", &driver], words].concat())
 }
 
 /// The notes of the clauses with an outcome, by name.
@@ -36,14 +36,14 @@ fn all_kept(finished: CommandOutput, clauses: usize) {
     assert_eq!(with(&finished, "ok").len(), clauses);
 }
 
-fn file(place: &Place) -> String {
-    format!("path={}", place.path("bytes").display())
+fn file(bed: &TestBed) -> String {
+    format!("path={}", bed.path("bytes").display())
 }
 
 #[test]
 fn a_driver_in_another_language_keeps_every_clause() {
-    let place = Place::new(&store::folder());
-    let finished = conform(&place, &[], &[&file(&place)]);
+    let bed = TestBed::new(&store::folder());
+    let finished = conform(&bed, &[], &[&file(&bed)]);
     assert!(
         with(&finished, "ok").iter().all(|(_, note)| note.is_empty()),
         "its bytes outlive its death"
@@ -53,35 +53,35 @@ fn a_driver_in_another_language_keeps_every_clause() {
 
 #[test]
 fn a_driver_behind_an_nbd_door_keeps_every_clause() {
-    let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--door", "nbd"], &[&file(&place)]), 17);
+    let bed = TestBed::new(&store::folder());
+    all_kept(conform(&bed, &["--door", "nbd"], &[&file(&bed)]), 17);
 }
 
 #[test]
 fn a_driver_of_chunks_keeps_every_clause() {
-    let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--option", "mode=batch"], &["hw_queues=1", &file(&place)]), 17);
+    let bed = TestBed::new(&store::folder());
+    all_kept(conform(&bed, &["--option", "mode=batch"], &["hw_queues=1", &file(&bed)]), 17);
 }
 
 #[test]
 fn kinds_of_devices_are_judged_by_what_they_can_show() {
-    let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--kind", "null"], &[]), 9);
-    all_kept(conform(&place, &["--kind", "read-only", "--option", "read_only=1"], &[]), 10);
-    let finished = conform(&place, &["--kind", "read-only", "--clause", "d7"], &[]);
+    let bed = TestBed::new(&store::folder());
+    all_kept(conform(&bed, &["--kind", "null"], &[]), 9);
+    all_kept(conform(&bed, &["--kind", "read-only", "--option", "read_only=1"], &[]), 10);
+    let finished = conform(&bed, &["--kind", "read-only", "--clause", "d7"], &[]);
     assert!(with(&finished, "FAIL")[0].1.contains("--option read_only=1"), "{}", finished.stdout);
 }
 
 #[test]
 fn bytes_lost_with_their_driver_are_reported_and_fail_no_clause() {
-    let place = Place::new(&store::folder());
-    let finished = conform(&place, &["--clause", "driver_killed"], &[]);
+    let bed = TestBed::new(&store::folder());
+    let finished = conform(&bed, &["--clause", "driver_killed"], &[]);
     assert!(with(&finished, "ok")[0].1.contains("its bytes went with it"), "{}", finished.stdout);
 }
 
 #[test]
 fn wrong_drivers_are_found_out() {
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     let batch = ["--option", "mode=batch"];
     for (fault, options, clause, reason) in [
         ("forgets", &[][..], "d3_random", "differs from the model"),
@@ -93,7 +93,7 @@ fn wrong_drivers_are_found_out() {
         ("backwards", &batch, "d3_random", "differs from the model"),
     ] {
         let options = [options, &["--clause", clause]].concat();
-        let finished = conform(&place, &options, &["hw_queues=1", fault]);
+        let finished = conform(&bed, &options, &["hw_queues=1", fault]);
         let failed = with(&finished, "FAIL");
         assert_eq!(finished.code, Some(1), "{fault}: {}{}", finished.stdout, finished.stderr);
         assert!(failed.iter().any(|(_, note)| note.contains(reason)), "{fault}: {failed:?}");
@@ -102,15 +102,12 @@ fn wrong_drivers_are_found_out() {
 
 #[test]
 fn what_cannot_be_judged_is_refused_with_the_reason() {
-    let place = Place::new(&store::folder());
-    place.sawmill(&["conform", "--", "/no/such/driver"]).refused(3, &["/no/such/driver"]);
-    place
-        .sawmill(&["conform", "--", "false"])
-        .refused(7, &["the driver ended before it connected"]);
-    place
-        .sawmill(&["conform", "--clause", "d99", "--", "true"])
+    let bed = TestBed::new(&store::folder());
+    bed.sawmill(&["conform", "--", "/no/such/driver"]).refused(3, &["/no/such/driver"]);
+    bed.sawmill(&["conform", "--", "false"]).refused(7, &["the driver ended before it connected"]);
+    bed.sawmill(&["conform", "--clause", "d99", "--", "true"])
         .refused(2, &["no clause has such a name"]);
-    let finished = conform(&place, &["--clause", "d10", "--option", "size=1048576"], &[]);
+    let finished = conform(&bed, &["--clause", "d10", "--option", "size=1048576"], &[]);
     assert!(
         with(&finished, "FAIL")[0].1.contains("the tests need 16777216"),
         "{}",
@@ -120,8 +117,8 @@ fn what_cannot_be_judged_is_refused_with_the_reason() {
 
 #[test]
 fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
-    let place = Place::new(&store::folder());
-    let (trace, socket) = (place.path("requests.csv"), place.path("nbd.sock"));
+    let bed = TestBed::new(&store::folder());
+    let (trace, socket) = (bed.path("requests.csv"), bed.path("nbd.sock"));
     let (trace, door) = (trace.display().to_string(), format!("nbd=unix:{}", socket.display()));
     let layers = ["--trace", &trace, "--inject", "read:error=ENOSPC:range=1M-2M"];
     let driver = driver();
@@ -131,7 +128,7 @@ fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
         &["--", "python3", &driver],
     ];
     let mut host =
-        place.command(&arguments.concat()).stdout(Stdio::piped()).spawn().expect("started");
+        bed.command(&arguments.concat()).stdout(Stdio::piped()).spawn().expect("started");
     let lines = BufReader::new(host.stdout.take().expect("piped")).lines();
     let mut events =
         lines.map(|line| serde_json::from_str::<Value>(&line.expect("text")).expect("JSON"));
@@ -150,6 +147,6 @@ fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[1].contains(",write,1048576,4096,") && lines[1].ends_with(",done"), "{text}");
     assert!(lines[2].contains(",read,1049088,512,") && lines[2].ends_with(",full"), "{text}");
-    let read = place.sawmill(&["--json", "simulate", &trace, "--size", "32M"]);
+    let read = bed.sawmill(&["--json", "simulate", &trace, "--size", "32M"]);
     assert_eq!(read.code, Some(0), "{}", read.stderr);
 }

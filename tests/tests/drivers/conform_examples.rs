@@ -12,8 +12,8 @@ use sawmill_tests::compiled::{self, c_example, rust_example};
 use sawmill_tests::examples::Source;
 use sawmill_tests::golang::{go_example, require_go};
 use sawmill_tests::machine::repository;
-use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{CommandOutput, TestBed};
 use serde_json::Value;
 
 const SIZE_BYTES: usize = 32 << 20;
@@ -39,8 +39,8 @@ fn languages() -> [Language; 4] {
 
 /// Judges an example on files of its own.
 fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> CommandOutput {
-    let place = Place::new(&store::folder());
-    let file = |name: &str| place.path(name).display().to_string();
+    let bed = TestBed::new(&store::folder());
+    let file = |name: &str| bed.path(name).display().to_string();
     let (one, other) = (file("one"), file("other"));
     // Kept until the end: the driver asks it for what was never written.
     let source = (name == "lazy").then(|| Source::start(vec![0x5a; SIZE_BYTES]));
@@ -57,7 +57,7 @@ fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> CommandOut
     let driver = example(name, &arguments);
     let kind = if name == "null" { "null" } else { "full" };
     let mut command =
-        place.command(&[&["--json", "conform", "--kind", kind], options, &["--"]].concat());
+        bed.command(&[&["--json", "conform", "--kind", kind], options, &["--"]].concat());
     command.arg(driver.get_program()).args(driver.get_args());
     command.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = command.output().expect("the binary under test starts");

@@ -11,12 +11,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::fio_verifies;
 use sawmill_tests::machine::{output_text, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_tests::{compiled, requires, store};
 
 /// A machine with the program `ram` of `sdk/c/tests/bdus` on it.
 struct World {
-    place: Place,
+    bed: TestBed,
     program: PathBuf,
 }
 
@@ -30,18 +30,18 @@ struct Ram {
 
 impl World {
     fn new() -> Self {
-        let place = Place::new(&store::folder());
-        let program = place.path("ram");
+        let bed = TestBed::new(&store::folder());
+        let program = bed.path("ram");
         compiled::c(&repository().join("sdk/c/tests/bdus/ram.c"), &program, &["-std=c11"]);
-        World { place, program }
+        World { bed, program }
     }
 
     fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        let door = format!("nbd=unix:{}", self.place.path("door").display());
+        let door = format!("nbd=unix:{}", self.bed.path("door").display());
         command.env("SAWMILL_DOORS", door).env("SAWMILL", sawmill_binary()).stdin(Stdio::null());
-        command.env("SAWMILL_BDUS_FOLDER", self.place.path("bdus"));
+        command.env("SAWMILL_BDUS_FOLDER", self.bed.path("bdus"));
         command
-            .env("XDG_STATE_HOME", self.place.path("state"))
+            .env("XDG_STATE_HOME", self.bed.path("state"))
             .env("LD_LIBRARY_PATH", compiled::libraries())
     }
 
@@ -85,7 +85,7 @@ impl World {
     }
 
     fn devices(&self) -> usize {
-        let list = self.place.sawmill(&["driver", "list", "--json"]).json();
+        let list = self.bed.sawmill(&["driver", "list", "--json"]).json();
         list.as_array().expect("a list").len()
     }
 }
@@ -154,14 +154,14 @@ fn errors_reach_users_as_they_are_or_as_eio() {
 fn a_daemon_serves_when_the_program_has_ended() {
     requires!(compiled::require_compiler());
     let world = World::new();
-    let image = format!("file={}", world.place.path("image").display());
+    let image = format!("file={}", world.bed.path("image").display());
     let output = world.runs(&[&image]);
     assert!(output.status.success(), "{}", output_text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut words = text.split_whitespace();
     let (id, uri) = (words.next().expect("an id"), words.next().expect("a path"));
     let _ =
-        fio_verifies(uri, &world.place, &["--size=8M", "--rw=randwrite", "--bs=4k", "--iodepth=8"]);
+        fio_verifies(uri, &world.bed, &["--size=8M", "--rw=randwrite", "--bs=4k", "--iodepth=8"]);
     assert_eq!(world.bdus_code(&["flush", id]), Some(0));
     assert_eq!(world.bdus_code(&["destroy", uri]), Some(0), "by its path");
     assert_eq!(world.bdus_code(&["destroy", id]), Some(0), "what is gone is as it shall be");
@@ -189,7 +189,7 @@ fn ids_are_never_used_again() {
 fn retry_request_a_request_waits_for_the_next_driver() {
     requires!(compiled::require_compiler());
     let world = World::new();
-    let image = format!("file={}", world.place.path("image").display());
+    let image = format!("file={}", world.bed.path("image").display());
     let mut first = world.starts(&["recoverable", &image]);
     let client = first.connect();
     client.write(0, b"kept").expect("accepted");
@@ -217,7 +217,7 @@ fn a_device_that_is_not_recoverable_goes_with_its_driver() {
 fn fail_while_replacing_leaves_the_old_driver_or_none() {
     requires!(compiled::require_compiler());
     let world = World::new();
-    let image = format!("file={}", world.place.path("image").display());
+    let image = format!("file={}", world.bed.path("image").display());
     let old = world.starts(&[&image]);
     let rerun = format!("rerun={}", old.id);
     for words in [&["none=flush"][..], &["none=write_zeros"], &["size=4096"], &["recoverable"]] {
@@ -243,7 +243,7 @@ fn fio_verify_while_drivers_are_replaced_and_killed() {
     let world = World::new();
     let rounds: usize =
         std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
-    let image = format!("file={}", world.place.path("image").display());
+    let image = format!("file={}", world.bed.path("image").display());
     let mut driver = world.starts(&["recoverable", &image, "threads=4"]);
     let (id, uri) = (driver.id.clone(), driver.uri.clone());
     let is_over = AtomicBool::new(false);
@@ -252,7 +252,7 @@ fn fio_verify_while_drivers_are_replaced_and_killed() {
             let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
             let mut longest_ns = 0;
             while !is_over.load(Ordering::SeqCst) {
-                longest_ns = fio_verifies(&uri, &world.place, &arguments).max(longest_ns);
+                longest_ns = fio_verifies(&uri, &world.bed, &arguments).max(longest_ns);
             }
             longest_ns
         });

@@ -12,8 +12,8 @@ use sawmill_testkit::Dice;
 use sawmill_tests::golang::{go, require_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
 use sawmill_tests::store::{self, PASSWORD, USER, shared_minio};
+use sawmill_tests::test_bed::TestBed;
 
 const MODULE: &str = "github.com/asch/bs3";
 const REPLACED: &str = "github.com/asch/buse/lib/go/buse";
@@ -39,8 +39,8 @@ fn source() -> Result<PathBuf, String> {
 }
 
 /// Its source with one more line, built.
-fn built(source: &Path, place: &Place) -> PathBuf {
-    let (folder, program) = (place.path("bs3"), place.path("bs3-program"));
+fn built(source: &Path, bed: &TestBed) -> PathBuf {
+    let (folder, program) = (bed.path("bs3"), bed.path("bs3-program"));
     run(command("cp").args(["-r", "--no-preserve=mode"]).arg(source).arg(&folder));
     let ours = repository().join("sdk/go/buse").display().to_string();
     run(go(&folder).args(["mod", "edit", &format!("-replace={REPLACED}={ours}")]));
@@ -52,14 +52,14 @@ fn built(source: &Path, place: &Place) -> PathBuf {
 struct Bs3(Child, String);
 
 impl Bs3 {
-    fn start(program: &Path, place: &Place) -> Self {
-        let socket = place.path("bs3.sock");
+    fn start(program: &Path, bed: &TestBed) -> Self {
+        let socket = bed.path("bs3.sock");
         let child = Command::new(program)
             .arg("-c")
-            .arg(place.path("config.toml"))
+            .arg(bed.path("config.toml"))
             .env("SAWMILL", sawmill_binary())
             .env("SAWMILL_DOORS", format!("nbd=unix:{}", socket.display()))
-            .env("XDG_STATE_HOME", place.path("state"))
+            .env("XDG_STATE_HOME", bed.path("state"))
             .stdin(Stdio::null())
             .spawn()
             .expect("BS3 starts");
@@ -85,7 +85,7 @@ impl Drop for Bs3 {
     }
 }
 
-fn configure(place: &Place) {
+fn configure(bed: &TestBed) {
     let remote = shared_minio().address();
     let text = format!(
         "size = 1\n[s3]\naccess_key = \"{USER}\"\nsecret_key = \"{PASSWORD}\"\nbucket \
@@ -93,7 +93,7 @@ fn configure(place: &Place) {
          8\n[write]\ndurable = true\n",
         std::process::id()
     );
-    std::fs::write(place.path("config.toml"), text).expect("a configuration");
+    std::fs::write(bed.path("config.toml"), text).expect("a configuration");
 }
 
 #[test]
@@ -102,11 +102,11 @@ fn the_original_bs3_serves_a_volume_and_finds_it_again() {
         Ok(source) => source,
         Err(why) => return sawmill_tests::machine::skip(&why),
     };
-    let place = Place::new(&store::folder());
-    let program = built(&source, &place);
-    configure(&place);
+    let bed = TestBed::new(&store::folder());
+    let program = built(&source, &bed);
+    configure(&bed);
     let data = Dice::seeded("bs3").bytes(24 << 20);
-    let bs3 = Bs3::start(&program, &place);
+    let bs3 = Bs3::start(&program, &bed);
     let client = bs3.connect();
     // BS3 forgets what lies in its very first object (sdk/go/buse/README.md): it gets what nobody
     // needs.
@@ -127,7 +127,7 @@ fn the_original_bs3_serves_a_volume_and_finds_it_again() {
     assert_eq!(client.read(512 << 20, 4096).expect("readable"), [0; 4096], "a hole");
     drop(client);
     bs3.stop();
-    let bs3 = Bs3::start(&program, &place);
+    let bs3 = Bs3::start(&program, &bed);
     assert!(read(&bs3.connect()) == expected, "what was written, after BS3 went and came");
     bs3.stop();
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use sawmill_tests::compiled::{c_example, rust_example};
 use sawmill_tests::driven::DrivenDevice;
 use sawmill_tests::machine::{repository, run, skip};
-use sawmill_tests::place::Place;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_tests::{compiled, examples, requires, store};
 
 type Language = (&'static str, fn(&str, &[&str]) -> Command);
@@ -81,47 +81,46 @@ fn examples_are_short() {
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
     for (_, example) in languages() {
-        examples::ram_and_file(&Place::new(&store::folder()), &example);
+        examples::ram_and_file(&TestBed::new(&store::folder()), &example);
     }
 }
 
 #[test]
 fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
     for (_, example) in languages() {
-        examples::mirror(&Place::new(&store::folder()), &example);
+        examples::mirror(&TestBed::new(&store::folder()), &example);
     }
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
     for (_, example) in languages() {
-        examples::null(&Place::new(&store::folder()), &example);
+        examples::null(&TestBed::new(&store::folder()), &example);
     }
 }
 
 #[test]
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
     for (_, example) in languages() {
-        examples::lazy(&Place::new(&store::folder()), &example);
+        examples::lazy(&TestBed::new(&store::folder()), &example);
     }
 }
 
 #[test]
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     for (language, example) in languages() {
-        let place = Place::new(&store::folder());
-        let kill = |_: &Place, device: &mut DrivenDevice| device.kill_driver();
-        examples::undisturbed(&place, &example, &format!("kills in {language}"), kill);
+        let bed = TestBed::new(&store::folder());
+        let kill = |_: &TestBed, device: &mut DrivenDevice| device.kill_driver();
+        examples::undisturbed(&bed, &example, &format!("kills in {language}"), kill);
     }
 }
 
 #[test]
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     for (language, example) in languages() {
-        let place = Place::new(&store::folder());
-        let replace =
-            |place: &Place, device: &mut DrivenDevice| device.replace_driver(place, "disk");
-        examples::undisturbed(&place, &example, &format!("replacements in {language}"), replace);
+        let bed = TestBed::new(&store::folder());
+        let replace = |bed: &TestBed, device: &mut DrivenDevice| device.replace_driver(bed, "disk");
+        examples::undisturbed(&bed, &example, &format!("replacements in {language}"), replace);
     }
 }
 
@@ -131,15 +130,15 @@ fn a_driver_is_a_class_of_cpp() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("fibonacci");
     compiled::cpp(&repository().join("sdk/c/examples/fibonacci.cpp"), &program);
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     let mut driver = Command::new(&program);
     driver.env("LD_LIBRARY_PATH", compiled::libraries());
-    let device = DrivenDevice::start(&place, "fibonacci", &[], &driver);
+    let device = DrivenDevice::start(&bed, "fibonacci", &[], &driver);
     let client = device.connect();
     let bytes = client.read(10 * 8, 8).expect("readable");
     assert_eq!(bytes, 55u64.to_le_bytes());
     assert!(client.write(0, &[1; 512]).is_err(), "it is read-only");
-    device.end(&place, "fibonacci");
+    device.end(&bed, "fibonacci");
 }
 
 /// The blocks of a page that are in this language.
@@ -151,9 +150,9 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
 }
 
 /// Has a driver that starts its own host serve, kills it, and ends the device.
-fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Path) {
+fn serves_by_itself(bed: &TestBed, driver: &mut Command, name: &str, socket: &Path) {
     driver.env("SAWMILL", sawmill_tests::machine::sawmill_binary());
-    let mut driver = driver.env("XDG_STATE_HOME", place.path("state")).spawn().expect("it starts");
+    let mut driver = driver.env("XDG_STATE_HOME", bed.path("state")).spawn().expect("it starts");
     let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
     sawmill_tests::machine::wait_for("the disk is there", || {
         let output =
@@ -162,26 +161,26 @@ fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Pa
     });
     driver.kill().expect("a process of ours");
     let _ = driver.wait();
-    let list = place.sawmill(&["driver", "list", "--json"]).json();
+    let list = bed.sawmill(&["driver", "list", "--json"]).json();
     assert_eq!(list[0]["name"], name, "the host outlives the driver that started it");
-    let _ = place.sawmill(&["driver", "end", "--now", name]).ok();
+    let _ = bed.sawmill(&["driver", "end", "--now", name]).ok();
 }
 
 #[test]
 fn the_program_in_the_guide_for_c_serves_a_disk() {
     requires!(compiled::require_compiler());
-    let place = Place::new(&store::folder());
-    let (source, socket): (PathBuf, PathBuf) = (place.path("ram.c"), place.path("ram.sock"));
+    let bed = TestBed::new(&store::folder());
+    let (source, socket): (PathBuf, PathBuf) = (bed.path("ram.c"), bed.path("ram.sock"));
     let [text] = &blocks("docs/guide/driver-c.md", "c")[..] else {
         panic!("one program in the guide")
     };
     std::fs::write(&source, text.replace("/tmp/ram.sock", socket.to_str().expect("text")))
         .expect("a source");
-    let program = place.path("ram");
+    let program = bed.path("ram");
     compiled::c(&source, &program, &["-std=c99"]);
     let mut driver = Command::new(&program);
     driver.env("LD_LIBRARY_PATH", compiled::libraries());
-    serves_by_itself(&place, &mut driver, "ram", &socket);
+    serves_by_itself(&bed, &mut driver, "ram", &socket);
 }
 
 #[test]
@@ -192,9 +191,9 @@ fn the_program_in_the_guide_for_rust_serves_a_disk() {
         [text.expect("the example")],
         "the page has the example, byte for byte"
     );
-    let place = Place::new(&store::folder());
-    let socket = place.path("ram.sock");
+    let bed = TestBed::new(&store::folder());
+    let socket = bed.path("ram.sock");
     let mut driver = rust_example("quick_start", &[]);
     driver.env("SAWMILL_DOORS", format!("nbd=unix:{}", socket.display()));
-    serves_by_itself(&place, &mut driver, "ram", &socket);
+    serves_by_itself(&bed, &mut driver, "ram", &socket);
 }

@@ -14,7 +14,7 @@ use sawmill_tests::examples::{self, SIZE_BYTES, text};
 use sawmill_tests::golang::{go, require_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_tests::{requires, store};
 
 /// The folder of the examples and of this test's driver, built once.
@@ -53,22 +53,22 @@ fn the_modules_keep_their_own_tests() {
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    examples::ram_and_file(&place, &driver);
+    let bed = TestBed::new(&store::folder());
+    examples::ram_and_file(&bed, &driver);
 }
 
 #[test]
 fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    examples::mirror(&place, &driver);
+    let bed = TestBed::new(&store::folder());
+    examples::mirror(&bed, &driver);
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    examples::null(&place, &driver);
+    let bed = TestBed::new(&store::folder());
+    examples::null(&bed, &driver);
 }
 
 /// A web server for one file, killed when dropped.
@@ -94,22 +94,22 @@ impl Drop for Web {
 #[test]
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    let source = place.path("source");
+    let bed = TestBed::new(&store::folder());
+    let source = bed.path("source");
     let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
     std::fs::write(&source, &content).expect("a source");
     let web = Web::start(&source);
     let url = web.1.clone();
-    examples::lazy_of(&place, &driver, content, &url, || drop(web));
+    examples::lazy_of(&bed, &driver, content, &url, || drop(web));
 }
 
 #[test]
 fn an_error_or_a_panic_is_of_one_request() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    let log_path = place.path("said");
+    let bed = TestBed::new(&store::folder());
+    let log_path = bed.path("said");
     let mut device =
-        DrivenDevice::start(&place, "faulty", &[], &saying_into(&log_path, &driver("faulty", &[])));
+        DrivenDevice::start(&bed, "faulty", &[], &saying_into(&log_path, &driver("faulty", &[])));
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -118,9 +118,9 @@ fn an_error_or_a_panic_is_of_one_request() {
     assert!(full.contains("NoSpace") || full.contains("28"), "{full}");
     assert!(bug.contains("Io") || bug.contains('5'), "{bug}");
     let first = device.driver;
-    device.replace_driver(&place, "faulty");
+    device.replace_driver(&bed, "faulty");
     assert_ne!(device.driver, first);
-    device.end(&place, "faulty");
+    device.end(&bed, "faulty");
     let log = std::fs::read_to_string(log_path).expect("what it said");
     assert!(log.contains("goroutine"), "where it panicked: {log}");
 }
@@ -128,16 +128,16 @@ fn an_error_or_a_panic_is_of_one_request() {
 #[test]
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    examples::undisturbed(&place, &driver, "kills", |_, device| device.kill_driver());
+    let bed = TestBed::new(&store::folder());
+    examples::undisturbed(&bed, &driver, "kills", |_, device| device.kill_driver());
 }
 
 #[test]
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    let replace = |place: &Place, device: &mut DrivenDevice| device.replace_driver(place, "disk");
-    examples::undisturbed(&place, &driver, "replacements", replace);
+    let bed = TestBed::new(&store::folder());
+    let replace = |bed: &TestBed, device: &mut DrivenDevice| device.replace_driver(bed, "disk");
+    examples::undisturbed(&bed, &driver, "replacements", replace);
 }
 
 /// The first block of Go of the guide.
@@ -152,8 +152,8 @@ fn quick_start() -> String {
 #[test]
 fn the_program_in_the_guide_compiles_and_serves_a_disk() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    let folder = place.path("mydisk");
+    let bed = TestBed::new(&store::folder());
+    let folder = bed.path("mydisk");
     std::fs::create_dir(&folder).expect("a folder");
     std::fs::write(folder.join("main.go"), quick_start()).expect("a program");
     let go = |arguments: &[&str]| run(go(text(&folder)).args(arguments));
@@ -161,15 +161,15 @@ fn the_program_in_the_guide_compiles_and_serves_a_disk() {
     let module = repository().join("sdk/go/sawmill").display().to_string();
     let _ = go(&["mod", "edit", &format!("-replace=sawmill={module}"), "-require=sawmill@v0.0.0"]);
     let _ = go(&["build"]);
-    let door = format!("nbd=unix:{}", place.path("disk.sock").display());
+    let door = format!("nbd=unix:{}", bed.path("disk.sock").display());
     let mut disk = Command::new(folder.join("mydisk"))
         .env("SAWMILL", sawmill_binary())
         .env("SAWMILL_DOORS", &door)
-        .env("XDG_STATE_HOME", place.path("state"))
+        .env("XDG_STATE_HOME", bed.path("state"))
         .stdin(Stdio::null())
         .spawn()
         .expect("it starts");
-    let uri = format!("nbd+unix:///mydisk?socket={}", place.path("disk.sock").display());
+    let uri = format!("nbd+unix:///mydisk?socket={}", bed.path("disk.sock").display());
     let size = wait_for("the disk is there", || {
         let output = command("nbdinfo").args(["--size", &uri]).output().expect("nbdinfo starts");
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -179,17 +179,17 @@ fn the_program_in_the_guide_compiles_and_serves_a_disk() {
     let pid = rustix::process::Pid::from_child(&disk);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process of ours");
     assert!(disk.wait().expect("it ends").success());
-    place.sawmill(&["driver", "socket", "mydisk"]).refused(3, &["mydisk"]);
+    bed.sawmill(&["driver", "socket", "mydisk"]).refused(3, &["mydisk"]);
 }
 
 #[test]
 fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     requires!(require_go());
-    let place = Place::new(&store::folder());
-    let (image, socket) = (place.path("image"), place.path("disk.sock"));
+    let bed = TestBed::new(&store::folder());
+    let (image, socket) = (bed.path("image"), bed.path("disk.sock"));
     std::fs::write(&image, vec![0; SIZE_BYTES as usize]).expect("an image");
     let start = |mut command: Command| {
-        let state = place.path("state");
+        let state = bed.path("state");
         let door = format!("nbd=unix:{}", socket.display());
         command
             .env("SAWMILL", sawmill_binary())
@@ -197,7 +197,7 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
             .env("XDG_STATE_HOME", state);
         command.stdin(Stdio::null()).spawn().expect("it starts")
     };
-    let device = || place.sawmill(&["driver", "list", "--json"]).json()[0].clone();
+    let device = || bed.sawmill(&["driver", "list", "--json"]).json()[0].clone();
     let mut first = start(driver("file", &[text(&image)]));
     let name = wait_for("the device is there", || {
         let device = device();
@@ -223,6 +223,6 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     assert_eq!(client.read(1024, 13).expect("readable"), b"of the second");
     assert_eq!(device()["driver_pid"], u64::from(third.id()));
     drop(client);
-    let _ = place.sawmill(&["driver", "end", &name]).ok();
+    let _ = bed.sawmill(&["driver", "end", &name]).ok();
     assert!(third.wait_with_output().expect("it ends").status.success());
 }

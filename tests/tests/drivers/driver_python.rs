@@ -12,7 +12,7 @@ use sawmill_testkit::Dice;
 use sawmill_tests::driven::{DrivenDevice, saying_into};
 use sawmill_tests::examples::{self, SIZE_BYTES, assert_is_disk, rounds, text};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
-use sawmill_tests::place::Place;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_tests::{requires, store};
 
 /// Whether there is a Python that the library is for.
@@ -60,22 +60,22 @@ fn the_library_keeps_its_own_tests() {
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    examples::ram_and_file(&place, &example);
+    let bed = TestBed::new(&store::folder());
+    examples::ram_and_file(&bed, &example);
 }
 
 #[test]
 fn mirror_is_a_disk_and_reports_when_its_sides_differ() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    examples::mirror(&place, &example);
+    let bed = TestBed::new(&store::folder());
+    examples::mirror(&bed, &example);
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    examples::null(&place, &example);
+    let bed = TestBed::new(&store::folder());
+    examples::null(&bed, &example);
 }
 
 /// A web server, killed when dropped.
@@ -102,23 +102,23 @@ impl Drop for Web {
 #[test]
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    let source = place.path("source");
+    let bed = TestBed::new(&store::folder());
+    let source = bed.path("source");
     let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
     std::fs::write(&source, &content).expect("a source");
     let web = Web::start(&source);
     let url = web.1.clone();
-    examples::lazy_of(&place, &example, content, &url, || drop(web));
+    examples::lazy_of(&bed, &example, content, &url, || drop(web));
 }
 
 #[test]
 fn an_exception_is_the_error_of_one_request() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    let log_path = place.path("said");
+    let bed = TestBed::new(&store::folder());
+    let log_path = bed.path("said");
     let faulty =
         saying_into(&log_path, &driver("tests/tests/drivers/driver_python/faulty.py", &[]));
-    let mut device = DrivenDevice::start(&place, "faulty", &[], &faulty);
+    let mut device = DrivenDevice::start(&bed, "faulty", &[], &faulty);
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -127,9 +127,9 @@ fn an_exception_is_the_error_of_one_request() {
     assert!(full.contains("NoSpace") || full.contains("28"), "{full}");
     assert!(bug.contains("Io") || bug.contains('5'), "{bug}");
     let first = device.driver;
-    device.replace_driver(&place, "faulty");
+    device.replace_driver(&bed, "faulty");
     assert_ne!(device.driver, first);
-    device.end(&place, "faulty");
+    device.end(&bed, "faulty");
     let log = std::fs::read_to_string(log_path).expect("what it said");
     assert!(log.contains("Traceback") && log.contains("KeyError: 'a bug'"), "{log}");
 }
@@ -137,13 +137,13 @@ fn an_exception_is_the_error_of_one_request() {
 /// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest
 /// stall.
 fn undisturbed(
-    place: &Place,
+    bed: &TestBed,
     mut device: DrivenDevice,
     rounds: u64,
     mut disturb: impl FnMut(&mut DrivenDevice),
 ) -> Duration {
     let client = device.connect();
-    let stall = examples::longest_request(place, &mut device, rounds, |device| {
+    let stall = examples::longest_request(bed, &mut device, rounds, |device| {
         disturb(device);
         // Requests that waited go before this one.
         let _ = client.read(0, 512).expect("readable");
@@ -156,11 +156,11 @@ fn undisturbed(
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     requires!(require_python());
     for options in [&[][..], &["--option", "mode=batch"]] {
-        let place = Place::new(&store::folder());
-        let file = || example("file", &[text(&place.path("image")), "16M"]);
-        let device = DrivenDevice::beside(&place, "disk", options, &mut file());
+        let bed = TestBed::new(&store::folder());
+        let file = || example("file", &[text(&bed.path("image")), "16M"]);
+        let device = DrivenDevice::beside(&bed, "disk", options, &mut file());
         let stall =
-            undisturbed(&place, device, rounds(), |device| device.kill_and_attach(&mut file()));
+            undisturbed(&bed, device, rounds(), |device| device.kill_and_attach(&mut file()));
         println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
     }
 }
@@ -168,11 +168,11 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 #[test]
 fn a_driver_that_is_killed_under_load_is_started_again() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    let file = example("file", &[text(&place.path("image")), "16M"]);
-    let device = DrivenDevice::start(&place, "disk", &[], &file);
+    let bed = TestBed::new(&store::folder());
+    let file = example("file", &[text(&bed.path("image")), "16M"]);
+    let device = DrivenDevice::start(&bed, "disk", &[], &file);
     // Each restart waits twice as long as the one before.
-    let stall = undisturbed(&place, device, 4, DrivenDevice::kill_driver);
+    let stall = undisturbed(&bed, device, 4, DrivenDevice::kill_driver);
     println!("4 kills of a supervised driver: the longest request took {stall:?}");
 }
 
@@ -180,11 +180,11 @@ fn a_driver_that_is_killed_under_load_is_started_again() {
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(require_python());
     for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
-        let place = Place::new(&store::folder());
-        let file = example("file", &[text(&place.path("image")), "16M"]);
-        let device = DrivenDevice::start(&place, "disk", options, &file);
+        let bed = TestBed::new(&store::folder());
+        let file = example("file", &[text(&bed.path("image")), "16M"]);
+        let device = DrivenDevice::start(&bed, "disk", options, &file);
         let stall =
-            undisturbed(&place, device, rounds(), |device| device.replace_driver(&place, "disk"));
+            undisturbed(&bed, device, rounds(), |device| device.replace_driver(&bed, "disk"));
         println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
     }
 }
@@ -192,12 +192,12 @@ fn a_driver_is_replaced_under_load_and_no_client_notices() {
 #[test]
 fn coroutines_serve_a_disk_request_by_request_and_in_chunks_of_several_queues() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     for arguments in [&[][..], &["batch"]] {
         let coroutines = driver("tests/tests/drivers/driver_python/coroutines.py", arguments);
-        let device = DrivenDevice::start(&place, "coroutines", &[], &coroutines);
-        assert_is_disk(&place, &device);
-        device.end(&place, "coroutines");
+        let device = DrivenDevice::start(&bed, "coroutines", &[], &coroutines);
+        assert_is_disk(&bed, &device);
+        device.end(&bed, "coroutines");
     }
 }
 
@@ -214,10 +214,10 @@ fn quick_start(socket: &str) -> String {
 #[test]
 fn the_program_in_the_guide_serves_a_disk_and_another_driver_takes_over() {
     requires!(require_python());
-    let place = Place::new(&store::folder());
-    let (program, socket) = (place.path("ram.py"), place.path("ram.sock"));
+    let bed = TestBed::new(&store::folder());
+    let (program, socket) = (bed.path("ram.py"), bed.path("ram.sock"));
     std::fs::write(&program, quick_start(text(&socket))).expect("a program");
-    let state = place.path("state");
+    let state = bed.path("state");
     let start = |script: &str| {
         let mut driver = python();
         driver.env("SAWMILL", sawmill_binary()).env("XDG_STATE_HOME", &state);
@@ -247,7 +247,7 @@ fn the_program_in_the_guide_serves_a_disk_and_another_driver_takes_over() {
     let pid = rustix::process::Pid::from_child(&third);
     run(command("nbdinfo").args(["--size", uri]));
     wait_for("the third driver is the one", || {
-        let list = place.sawmill(&["driver", "list", "--json"]).json();
+        let list = bed.sawmill(&["driver", "list", "--json"]).json();
         (list[0]["driver_pid"] == u64::from(third.id())).then_some(())
     });
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process of ours");
@@ -255,7 +255,7 @@ fn the_program_in_the_guide_serves_a_disk_and_another_driver_takes_over() {
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended\n");
     assert!(ended.status.success(), "{}", ended.status);
     wait_for("the host has ended", || {
-        let list = place.sawmill(&["driver", "list", "--json"]).json();
+        let list = bed.sawmill(&["driver", "list", "--json"]).json();
         (list.as_array()?.is_empty()).then_some(())
     });
 }

@@ -8,43 +8,43 @@ use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::DrivenDevice;
 use sawmill_tests::machine::{command, repository, require_mount, run, wait_for};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
+use sawmill_tests::test_bed::TestBed;
 use sawmill_tests::{requires, store};
 use serde_json::Value;
 
 const SIZE: u64 = 8 << 20;
 
 /// The example `file`, in Python: no compiler is needed for these tests.
-fn file(place: &Place) -> std::process::Command {
+fn file(bed: &TestBed) -> std::process::Command {
     let mut driver = command("python3");
     driver.env("PYTHONPATH", repository().join("sdk/python"));
-    driver.arg(repository().join("sdk/python/examples/file.py")).arg(place.path("bytes"));
+    driver.arg(repository().join("sdk/python/examples/file.py")).arg(bed.path("bytes"));
     driver.arg(SIZE.to_string());
     driver
 }
 
 #[test]
 fn a_device_is_listed_flushed_and_ended_by_its_name() {
-    let place = Place::new(&store::folder());
-    let driven = DrivenDevice::start(&place, "disk", &[], &file(&place));
+    let bed = TestBed::new(&store::folder());
+    let driven = DrivenDevice::start(&bed, "disk", &[], &file(&bed));
     driven.connect().write(4096, &[7; 4096]).expect("accepted");
-    let listed = place.sawmill(&["--json", "driver", "list"]).json();
+    let listed = bed.sawmill(&["--json", "driver", "list"]).json();
     let row = &listed.as_array().expect("a list")[0];
     assert_eq!((row["name"].as_str(), row["state"].as_str()), (Some("disk"), Some("running")));
     assert_eq!(
         (row["size_bytes"].as_u64(), row["doors"][0].as_str()),
         (Some(SIZE), Some(&*driven.uri))
     );
-    let socket = place.sawmill(&["driver", "socket", "disk"]).ok();
+    let socket = bed.sawmill(&["driver", "socket", "disk"]).ok();
     assert_eq!(Some(socket.trim()), row["socket"].as_str());
-    let _ = place.sawmill(&["driver", "flush", "disk"]).ok();
-    driven.end(&place, "disk");
-    let bytes = std::fs::read(place.path("bytes")).expect("the driver's file");
+    let _ = bed.sawmill(&["driver", "flush", "disk"]).ok();
+    driven.end(&bed, "disk");
+    let bytes = std::fs::read(bed.path("bytes")).expect("the driver's file");
     assert!(
         bytes[4096..8192].iter().all(|byte| *byte == 7),
         "what was written is where the driver puts it"
     );
-    let outcome = place.sawmill(&["driver", "flush", "disk"]);
+    let outcome = bed.sawmill(&["driver", "flush", "disk"]);
     assert!(
         outcome.code == Some(3) && outcome.stderr.contains("sawmill driver list"),
         "{outcome:?}"
@@ -53,39 +53,39 @@ fn a_device_is_listed_flushed_and_ended_by_its_name() {
 
 #[test]
 fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
-    let place = Place::new(&store::folder());
-    let wrapper = place.path("driver.sh");
-    let driver = file(&place);
+    let bed = TestBed::new(&store::folder());
+    let wrapper = bed.path("driver.sh");
+    let driver = file(&bed);
     let line: Vec<_> = driver.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
     let good = format!("#!/bin/sh\nexec python3 {}\n", line.join(" "));
     std::fs::write(&wrapper, &good).expect("written");
     let mut start = command("sh");
     start.env("PYTHONPATH", repository().join("sdk/python")).arg(&wrapper);
-    let mut driven = DrivenDevice::start(&place, "disk", &[], &start);
+    let mut driven = DrivenDevice::start(&bed, "disk", &[], &start);
     let client = driven.connect();
     client.write(0, &[1; 512]).expect("accepted");
     let first = driven.driver;
-    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    let _ = bed.sawmill(&["driver", "replace", "disk"]).ok();
     driven.wait_for_next_driver();
     assert_ne!(driven.driver, first);
     assert_eq!(client.read(0, 512).expect("the same connection"), [1; 512]);
-    let mark = place.path("broken");
+    let mark = bed.path("broken");
     std::fs::write(&wrapper, format!("touch {}; exit 3\n", mark.display())).expect("written");
-    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    let _ = bed.sawmill(&["driver", "replace", "disk"]).ok();
     wait_for("the broken one has run", || mark.exists().then_some(()));
     client.write(512, &[2; 512]).expect("the old one serves on");
     std::fs::write(&wrapper, &good).expect("written");
     // Also as the one that is started after a death.
     driven.kill_driver();
     assert_eq!(client.read(512, 512).expect("the same connection"), [2; 512]);
-    driven.end(&place, "disk");
+    driven.end(&bed, "disk");
 }
 
 #[test]
 fn what_cannot_run_is_refused_with_what_to_do() {
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     let refused = |words: &[&str], code: i32, text: &str| {
-        let finished = place.sawmill(words);
+        let finished = bed.sawmill(words);
         assert!(
             finished.code == Some(code) && finished.stderr.contains(text),
             "{words:?}: {finished:?}"
@@ -99,15 +99,15 @@ fn what_cannot_run_is_refused_with_what_to_do() {
     refused(&["run", "--name", "x", "--", "/no/such/program"], 3, "/no/such/program");
     refused(&["run", "--name", "x", "--", "true"], 7, "before it declared the device");
     refused(&["driver", "end", "nobody"], 3, "nobody");
-    let driven = DrivenDevice::start(&place, "disk", &[], &file(&place));
+    let driven = DrivenDevice::start(&bed, "disk", &[], &file(&bed));
     refused(&["run", "--name", "disk", "--", "true"], 11, "disk");
-    driven.end(&place, "disk");
+    driven.end(&bed, "disk");
 }
 
 #[test]
 fn without_restarts_the_device_fails_with_its_driver() {
-    let place = Place::new(&store::folder());
-    let mut driven = DrivenDevice::start(&place, "disk", &["--no-restart"], &file(&place));
+    let bed = TestBed::new(&store::folder());
+    let mut driven = DrivenDevice::start(&bed, "disk", &["--no-restart"], &file(&bed));
     let pid = Pid::from_raw(driven.driver.cast_signed()).expect("a process");
     kill_process(pid, Signal::KILL).expect("the driver is ours");
     let ended = wait_for("the device fails", || {
@@ -120,7 +120,7 @@ fn without_restarts_the_device_fails_with_its_driver() {
 
 /// The first time a driver that gives up when the doors are open, in its own way; then the example
 /// `file`.
-fn gives_up_once(place: &Place, how: &str) -> std::process::Command {
+fn gives_up_once(bed: &TestBed, how: &str) -> std::process::Command {
     let text = "import os, signal, sys
 from sawmill import host_connection, wire
 mark, how, driver = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -138,25 +138,25 @@ if how == 'lingers':
 attached.leave()
 os._exit(0)
 ";
-    let real = file(place);
+    let real = file(bed);
     let mut driver = command("python3");
     driver.env("PYTHONPATH", repository().join("sdk/python"));
-    driver.args(["-c", text]).arg(place.path("mark")).arg(how).args(real.get_args());
+    driver.args(["-c", text]).arg(bed.path("mark")).arg(how).args(real.get_args());
     driver
 }
 
 #[test]
 fn a_driver_that_has_left_and_stays_is_killed_and_started_again() {
-    let place = Place::new(&store::folder());
-    let driven = DrivenDevice::start(&place, "disk", &[], &gives_up_once(&place, "lingers"));
+    let bed = TestBed::new(&store::folder());
+    let driven = DrivenDevice::start(&bed, "disk", &[], &gives_up_once(&bed, "lingers"));
     driven.connect().write(0, &[7; 512]).expect("by the next one");
-    driven.end(&place, "disk");
+    driven.end(&bed, "disk");
 }
 
 #[test]
 fn a_driver_that_asks_for_the_end_and_does_not_wait_for_it_is_needed_again() {
-    let place = Place::new(&store::folder());
-    let mut driven = DrivenDevice::start(&place, "disk", &[], &gives_up_once(&place, "leaves"));
+    let bed = TestBed::new(&store::folder());
+    let mut driven = DrivenDevice::start(&bed, "disk", &[], &gives_up_once(&bed, "leaves"));
     let ended = wait_for("the device ends", || {
         let event = driven.next_event();
         (event["event"] == "ended").then_some(event)
@@ -166,14 +166,14 @@ fn a_driver_that_asks_for_the_end_and_does_not_wait_for_it_is_needed_again() {
 
 #[test]
 fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
-    let place = Place::new(&store::folder());
-    let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
-    let mut host = place.command(&["run", "--name", "disk", "--door", &door, "--json"]);
+    let bed = TestBed::new(&store::folder());
+    let door = format!("nbd=unix:{}", bed.path("nbd.sock").display());
+    let mut host = bed.command(&["run", "--name", "disk", "--door", &door, "--json"]);
     let mut host = host.stdout(Stdio::piped()).spawn().expect("it starts");
     let pid = Pid::from_raw(host.id().cast_signed()).expect("a process");
     // No driver ever came: one signal is enough.
     wait_for("it listens", || {
-        place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0)
+        bed.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0)
     });
     kill_process(pid, Signal::TERM).expect("it is ours");
     assert!(host.wait().expect("it ends").success());
@@ -183,11 +183,11 @@ fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
 /// a pipe that nobody reads any more ended the host at the next event.
 #[test]
 fn a_device_outlives_the_reader_of_its_events() {
-    let place = Place::new(&store::folder());
-    let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
+    let bed = TestBed::new(&store::folder());
+    let door = format!("nbd=unix:{}", bed.path("nbd.sock").display());
     let driver = repository().join("tests/tests/drivers/conform/driver.py").display().to_string();
     let words = ["--json", "run", "--name", "alone", "--door", &door, "--", "python3", &driver];
-    let mut host = place.command(&words).stdout(Stdio::piped()).spawn().expect("started");
+    let mut host = bed.command(&words).stdout(Stdio::piped()).spawn().expect("started");
     let mut lines = BufReader::new(host.stdout.take().expect("piped")).lines();
     let event = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
     let mut attached = 0;
@@ -203,7 +203,7 @@ fn a_device_outlives_the_reader_of_its_events() {
     for _ in 0..2 {
         kill_process(Pid::from_raw(attached).expect("a process"), Signal::KILL).expect("killed");
         client.write(0, &[7; 512]).expect("by the next driver");
-        let listed = place.sawmill(&["--json", "driver", "list"]).json();
+        let listed = bed.sawmill(&["--json", "driver", "list"]).json();
         attached = listed[0]["driver_pid"].as_u64().expect("a driver") as i32;
     }
     assert_eq!(host.try_wait().expect("asked"), None, "the host is there");
@@ -216,18 +216,18 @@ fn a_device_outlives_the_reader_of_its_events() {
 #[test]
 fn a_mount_in_batch_mode_ends_with_its_host() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    let folder = place.path("mount").display().to_string();
+    let bed = TestBed::new(&store::folder());
+    let folder = bed.path("mount").display().to_string();
     let driven = DrivenDevice::start(
-        &place,
+        &bed,
         "disk",
         &["--option", "mode=batch", "--fuse", &folder],
-        &file(&place),
+        &file(&bed),
     );
-    let path = place.path("mount/disk");
-    std::fs::write(place.path("block"), [7; 4096]).expect("written");
+    let path = bed.path("mount/disk");
+    std::fs::write(bed.path("block"), [7; 4096]).expect("written");
     let mut copy = command("dd");
-    copy.arg(format!("if={}", place.path("block").display())).arg(format!("of={}", path.display()));
+    copy.arg(format!("if={}", bed.path("block").display())).arg(format!("of={}", path.display()));
     run(copy.args(["bs=4096", "seek=1", "conv=notrunc"]));
     assert_eq!(driven.connect().read(4096, 4096).expect("through the other door"), [7; 4096]);
     // Kills the host.
@@ -239,7 +239,7 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
 
 /// The first driver goes on as a process after it was replaced. The second dies when it serves.
 /// Later ones are the example `file`.
-fn staying_predecessor(place: &Place) -> std::process::Command {
+fn staying_predecessor(bed: &TestBed) -> std::process::Command {
     let text = "import os, sys, time
 import sawmill
 from sawmill import host_connection
@@ -259,14 +259,14 @@ os.execvp('python3', ['python3', *driver])
 ";
     let mut driver = command("python3");
     driver.env("PYTHONPATH", repository().join("sdk/python")).args(["-c", text]);
-    driver.args(["first", "second"].map(|name| place.path(name)));
-    driver.args(file(place).get_args());
+    driver.args(["first", "second"].map(|name| bed.path(name)));
+    driver.args(file(bed).get_args());
     driver
 }
 
 /// The first driver finishes when the second, which is to replace it, has died after its HELLO.
 /// Later ones are the example `file`.
-fn dying_successor(place: &Place) -> std::process::Command {
+fn dying_successor(bed: &TestBed) -> std::process::Command {
     let text = "import os, socket, sys, time
 from sawmill import host_connection, wire
 first, second, finishing, driver = *sys.argv[1:4], sys.argv[4:]
@@ -301,28 +301,28 @@ os.execvp('python3', ['python3', *driver])
 ";
     let mut driver = command("python3");
     driver.env("PYTHONPATH", repository().join("sdk/python")).args(["-c", text]);
-    driver.args(["first", "second", "finishing"].map(|name| place.path(name)));
-    driver.args(file(place).get_args());
+    driver.args(["first", "second", "finishing"].map(|name| bed.path(name)));
+    driver.args(file(bed).get_args());
     driver
 }
 
 #[test]
 fn a_successor_that_dies_while_the_old_driver_finishes_is_started_again() {
-    let place = Place::new(&store::folder());
-    let mut driven = DrivenDevice::start(&place, "disk", &[], &dying_successor(&place));
-    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    let bed = TestBed::new(&store::folder());
+    let mut driven = DrivenDevice::start(&bed, "disk", &[], &dying_successor(&bed));
+    let _ = bed.sawmill(&["driver", "replace", "disk"]).ok();
     driven.wait_for_next_driver();
     driven.connect().write(0, &[7; 512]).expect("by the next one");
-    driven.end(&place, "disk");
+    driven.end(&bed, "disk");
 }
 
 #[test]
 fn a_driver_is_restarted_though_its_predecessor_goes_on_as_a_process() {
-    let place = Place::new(&store::folder());
-    let mut driven = DrivenDevice::start(&place, "disk", &[], &staying_predecessor(&place));
-    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    let bed = TestBed::new(&store::folder());
+    let mut driven = DrivenDevice::start(&bed, "disk", &[], &staying_predecessor(&bed));
+    let _ = bed.sawmill(&["driver", "replace", "disk"]).ok();
     driven.wait_for_next_driver();
     driven.wait_for_next_driver();
     driven.connect().write(0, &[7; 512]).expect("by the third");
-    driven.end(&place, "disk");
+    driven.end(&bed, "disk");
 }

@@ -6,28 +6,28 @@ use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::Client;
-use sawmill_tests::place::Place;
 use sawmill_tests::stamp::{check_nothing_accepted_lost, check_sectors};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 
 const VOLUME_BYTES: u64 = 16 << 20;
 
 struct Scene {
-    place: Place,
+    bed: TestBed,
     listen: String,
     key: String,
 }
 
 impl Scene {
     fn new() -> Self {
-        let place = Place::new(&store::folder());
-        place.create("disk", "16M", &[]);
-        let key = key(&place, "key");
-        Scene { place, listen: addresses(&["udp", "tcp"]), key }
+        let bed = TestBed::new(&store::folder());
+        bed.create("disk", "16M", &[]);
+        let key = key(&bed, "key");
+        Scene { bed, listen: addresses(&["udp", "tcp"]), key }
     }
 
     fn target(&self) -> End {
-        let staging = self.place.memory().display().to_string();
+        let staging = self.bed.memory().display().to_string();
         let words = [
             "target",
             "disk",
@@ -39,16 +39,16 @@ impl Scene {
             &staging,
         ];
         End::start(
-            &self.place,
+            &self.bed,
             &[&words[..], &["--journal-bytes", "64M", "--cache-bytes", "64M"]].concat(),
         )
     }
 
     fn attach(&self, name: &str, options: &[&str]) -> End {
-        let door = format!("unix:{}", self.place.path(&format!("{name}.sock")).display());
+        let door = format!("unix:{}", self.bed.path(&format!("{name}.sock")).display());
         let link = format!("link:{}/disk", self.listen);
         let words = ["attach", &link, "--key-file", &self.key, "--name", name, "--nbd", &door];
-        End::start(&self.place, &[&words, options].concat())
+        End::start(&self.bed, &[&words, options].concat())
     }
 }
 
@@ -102,7 +102,7 @@ fn what_a_cache_had_flushed_survives_it_and_its_end_in_order_flushes_all() {
     drop(client);
     let _ = attached.stop().ok();
     let _ = target.stop().ok();
-    let server = scene.place.serve("disk").start();
+    let server = scene.bed.serve("disk").start();
     assert_eq!(server.connect().read(1 << 20, 100_000).expect("stored"), vec![0xDD; 100_000]);
 }
 
@@ -126,14 +126,14 @@ fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_en
 
 #[test]
 fn memory_that_a_dead_target_kept_is_missed_by_the_next_flush_and_by_no_other() {
-    let place = Place::new(&store::folder());
-    let (listen, key) = (addresses(&["udp"]), key(&place, "key"));
+    let bed = TestBed::new(&store::folder());
+    let (listen, key) = (addresses(&["udp"]), key(&bed, "key"));
     let start =
-        || End::start(&place, &["target", "memory:1M", "--listen", &listen, "--key-file", &key]);
+        || End::start(&bed, &["target", "memory:1M", "--listen", &listen, "--key-file", &key]);
     let target = start();
-    let door = format!("unix:{}", place.path("disk.sock").display());
+    let door = format!("unix:{}", bed.path("disk.sock").display());
     let link = format!("link:{listen}/memory");
-    let attached = End::start(&place, &["attach", &link, "--key-file", &key, "--nbd", &door]);
+    let attached = End::start(&bed, &["attach", &link, "--key-file", &key, "--nbd", &door]);
     let client = attached.connect();
     client.write(0, &[1; 4096]).expect("accepted");
     target.kill();
@@ -153,7 +153,7 @@ fn a_second_signal_while_the_target_is_away_ends_it_and_fails_requests() {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| client.write(0, &[1; 4096]));
         wait_for("the write waits for the target", || {
-            let status = scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
+            let status = scene.bed.sawmill(&["--json", "link", "status", "--over", "0"]).json();
             (status[0]["connections"][0]["pending"].as_u64() > Some(0)).then_some(())
         });
         attached.request_end();

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 use sawmill_tests::linked::{End, addresses, key};
-use sawmill_tests::place::Place;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 
 const REFUSED: i32 = 5;
 const USAGE: i32 = 2;
@@ -15,16 +15,16 @@ const DENIED: i32 = 8;
 
 /// A target of a disk and logs in memory, and the file of its machines.
 struct TargetScene {
-    place: Place,
+    bed: TestBed,
     listen: String,
     machines: PathBuf,
     target: End,
 }
 
 /// Writes the lines of these machines, which have their keys in files of their names.
-fn write_machines(place: &Place, machines: &PathBuf, lines: &[(&str, &str)]) {
+fn write_machines(bed: &TestBed, machines: &PathBuf, lines: &[(&str, &str)]) {
     let line = |(name, exports): &(&str, &str)| {
-        let key = std::fs::read_to_string(place.path(name)).expect("its key");
+        let key = std::fs::read_to_string(bed.path(name)).expect("its key");
         format!("{name} {} {exports}\n", key.trim())
     };
     let text: String = lines.iter().map(line).collect();
@@ -38,12 +38,12 @@ fn target_words<'a>(listen: &'a str, machines: &'a str) -> Vec<&'a str> {
 
 impl TargetScene {
     fn start(lines: &[(&str, &str)]) -> Self {
-        let place = Place::new(&store::folder());
-        let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
-        lines.iter().for_each(|(name, _)| drop(key(&place, name)));
-        write_machines(&place, &machines, lines);
-        let target = End::start(&place, &target_words(&listen, &machines.display().to_string()));
-        TargetScene { place, listen, machines, target }
+        let bed = TestBed::new(&store::folder());
+        let (listen, machines) = (addresses(&["udp"]), bed.path("machines"));
+        lines.iter().for_each(|(name, _)| drop(key(&bed, name)));
+        write_machines(&bed, &machines, lines);
+        let target = End::start(&bed, &target_words(&listen, &machines.display().to_string()));
+        TargetScene { bed, listen, machines, target }
     }
 
     fn words<'a>(&'a self, key: &'a str, link: &'a str, door: &'a str) -> Vec<&'a str> {
@@ -52,18 +52,17 @@ impl TargetScene {
 
     fn attach(&self, machine: &str, export: &str, options: &[&str]) -> End {
         let (key, link, door) = self.of(machine, export);
-        End::start(&self.place, &[&self.words(&key, &link, &door), options].concat())
+        End::start(&self.bed, &[&self.words(&key, &link, &door), options].concat())
     }
 
     fn refused(&self, machine: &str, export: &str, texts: &[&str]) {
         let (key, link, door) = self.of(machine, export);
-        self.place.sawmill(&self.words(&key, &link, &door)).refused(DENIED, texts);
+        self.bed.sawmill(&self.words(&key, &link, &door)).refused(DENIED, texts);
     }
 
     fn of(&self, machine: &str, export: &str) -> (String, String, String) {
-        let key = self.place.path(machine).display().to_string();
-        let door =
-            format!("unix:{}", self.place.path(&format!("{machine}-{export}.sock")).display());
+        let key = self.bed.path(machine).display().to_string();
+        let door = format!("unix:{}", self.bed.path(&format!("{machine}-{export}.sock")).display());
         (key, format!("link:{}/{export}", self.listen), door)
     }
 
@@ -93,9 +92,9 @@ fn each_machine_opens_what_its_line_says() {
     scene.refused("backup", "logs", &["may only read"]);
     let link = format!("link:{}", scene.listen);
     for (machine, count) in [("db", 1), ("backup", 2)] {
-        let key = scene.place.path(machine).display().to_string();
+        let key = scene.bed.path(machine).display().to_string();
         let listed =
-            scene.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
+            scene.bed.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
         let listed = listed
             .as_array()
             .map_or_else(|| listed["exports"].as_array().map(Vec::len), |all| Some(all.len()));
@@ -115,33 +114,33 @@ fn a_reload_ends_connections_whose_line_is_gone_and_no_others() {
     assert!(wrong.contains("line 1") && !wrong.contains("0123"), "{wrong}");
     disk.write(0, &[2; 5000]).expect("nothing has changed");
 
-    write_machines(&scene.place, &scene.machines, &[("logger", "logs")]);
+    write_machines(&scene.bed, &scene.machines, &[("logger", "logs")]);
     assert_eq!(scene.reload(), Ok((1, 1)));
     logs.write(0, &[3; 512]).expect("nothing has changed for it");
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| disk.write(0, &[4; 5000]));
-        write_machines(&scene.place, &scene.machines, &[("logger", "logs"), ("db", "disk")]);
+        write_machines(&scene.bed, &scene.machines, &[("logger", "logs"), ("db", "disk")]);
         assert_eq!(scene.reload(), Ok((2, 0)), "it was ended, and waits");
         writer.join().expect("no panic").expect("it went on");
     });
     assert_eq!(disk.read(0, 5000).expect("read"), [4; 5000]);
 
-    write_machines(&scene.place, &scene.machines, &[("logger", "logs"), ("db", "logs:ro")]);
+    write_machines(&scene.bed, &scene.machines, &[("logger", "logs"), ("db", "logs:ro")]);
     assert_eq!(scene.reload(), Ok((2, 1)));
     assert_eq!(db.finished().code, Some(DENIED));
 }
 
 #[test]
 fn a_file_of_machines_that_cannot_be_is_refused_with_the_line() {
-    let place = Place::new(&store::folder());
-    let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
+    let bed = TestBed::new(&store::folder());
+    let (listen, machines) = (addresses(&["udp"]), bed.path("machines"));
     let path = machines.display().to_string();
-    drop(key(&place, "db"));
-    write_machines(&place, &machines, &[("db", "disk"), ("db", "logs")]);
+    drop(key(&bed, "db"));
+    write_machines(&bed, &machines, &[("db", "disk"), ("db", "logs")]);
     let target =
-        |code, texts: &[&str]| place.sawmill(&target_words(&listen, &path)).refused(code, texts);
+        |code, texts: &[&str]| bed.sawmill(&target_words(&listen, &path)).refused(code, texts);
     target(USAGE, &["machines, line 2", "is listed twice"]);
-    write_machines(&place, &machines, &[]);
+    write_machines(&bed, &machines, &[]);
     target(USAGE, &["no machine"]);
     std::fs::set_permissions(&machines, PermissionsExt::from_mode(0o640)).expect("a file of ours");
     target(REFUSED, &["chmod 600"]);

@@ -6,8 +6,8 @@
 
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::machine::command;
-use sawmill_tests::place::Place;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 
 const BLOCK_BYTES: usize = 512;
 /// What QEMU ends with when its guest put this into the port of isa-debug-exit.
@@ -27,19 +27,19 @@ const BOOT: [u8; 43] = [
 
 #[test]
 fn a_virtual_machine_boots_from_a_device_of_another_machine_and_writes_it() {
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     // This firmware boots from no other.
-    place.create("disk", "4M", &["--block-size", "512"]);
+    bed.create("disk", "4M", &["--block-size", "512"]);
     let (listen, key, staging) =
-        (addresses(&["udp", "tcp"]), key(&place, "key"), place.memory().display().to_string());
+        (addresses(&["udp", "tcp"]), key(&bed, "key"), bed.memory().display().to_string());
     let small = ["--journal-bytes", "64M", "--cache-bytes", "0", "--staging", &staging];
     let words = ["target", "disk", "--listen", &listen, "--key-file", &key];
-    let target = End::start(&place, &[&words[..], &small].concat());
+    let target = End::start(&bed, &[&words[..], &small].concat());
     let (link, socket) =
-        (format!("link:{listen}/disk"), place.path("disk.sock").display().to_string());
-    let door = format!("unix:{}", place.path("nbd.sock").display());
+        (format!("link:{listen}/disk"), bed.path("disk.sock").display().to_string());
+    let door = format!("unix:{}", bed.path("nbd.sock").display());
     let words = ["attach", &link, "--key-file", &key, "--nbd", &door, "--vhost-user", &socket];
-    let attached = End::start(&place, &words);
+    let attached = End::start(&bed, &words);
     let mut block = [0; BLOCK_BYTES];
     block[..BOOT.len()].copy_from_slice(&BOOT);
     block[BLOCK_BYTES - 2..].copy_from_slice(&[0x55, 0xaa]);
@@ -73,7 +73,7 @@ fn a_virtual_machine_boots_from_a_device_of_another_machine_and_writes_it() {
     drop(client);
     let _ = attached.stop().ok();
     let _ = target.stop().ok();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     assert_eq!(
         server.connect().read(BLOCK_BYTES as u64, BLOCK_BYTES as u32).expect("stored"),
         block

@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::machine::{PATIENCE, wait_for};
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::Place;
 use sawmill_tests::server::page;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 use serde_json::Value;
 
 const ADMIN: [&str; 2] = ["--admin", "127.0.0.1:0"];
 
-/// A place with a key, and where its target listens.
+/// A test bed with a key, and where its target listens.
 struct Scene {
-    place: Place,
+    bed: TestBed,
     listen: String,
     key: String,
 }
 
 impl Scene {
     fn new(kinds: &[&str]) -> Self {
-        let place = Place::new(&store::folder());
-        let key = key(&place, "key");
-        Scene { place, listen: addresses(kinds), key }
+        let bed = TestBed::new(&store::folder());
+        let key = key(&bed, "key");
+        Scene { bed, listen: addresses(kinds), key }
     }
 
     fn target_words(&self) -> Vec<&str> {
@@ -40,12 +40,12 @@ impl Scene {
     }
 
     fn target(&self) -> End {
-        End::start(&self.place, &[&self.target_words(), &ADMIN[..]].concat())
+        End::start(&self.bed, &[&self.target_words(), &ADMIN[..]].concat())
     }
 
     fn attach_words(&self) -> Vec<String> {
         let link = format!("link:{}/memory", self.listen);
-        let door = format!("unix:{}", self.place.path("door.sock").display());
+        let door = format!("unix:{}", self.bed.path("door.sock").display());
         ["attach", &link, "--key-file", &self.key, "--nbd", &door].map(str::to_owned).to_vec()
     }
 
@@ -53,7 +53,7 @@ impl Scene {
         let words = self.attach_words();
         let words: Vec<&str> =
             words.iter().map(String::as_str).chain(options.iter().copied()).collect();
-        End::start(&self.place, &words)
+        End::start(&self.bed, &words)
     }
 }
 
@@ -164,7 +164,7 @@ fn a_link_is_reported_down_while_its_target_is_away_and_up_when_it_returns() {
     wait_for("all links are down", || (sum(&up(&attached)) == 0.0).then_some(()));
     assert_eq!(up(&attached).len(), 2, "links that are down are listed");
     let status =
-        |scene: &Scene| scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
+        |scene: &Scene| scene.bed.sawmill(&["--json", "link", "status", "--over", "0"]).json();
     let link = &status(&scene)[0]["connections"][0]["links"][0];
     assert!(matches!(link["state"].as_str(), Some("down" | "silent")), "{link}");
     assert!(
@@ -202,7 +202,7 @@ fn bytes_that_partial_writes_saved_are_counted_as_whole_pages_less_what_was_sent
     );
     assert_eq!(of("saved_bytes_total") + of("sent_bytes_total"), 64.0 * 4096.0, "{after:?}");
     assert!(of("sent_bytes_total") < 64.0 * 16.0, "positions take little: {after:?}");
-    let table = scene.place.sawmill(&["link", "status", "--over", "0"]).ok();
+    let table = scene.bed.sawmill(&["link", "status", "--over", "0"]).ok();
     assert!(table.contains("by 64 partial writes") && table.contains("places in use"), "{table}");
 }
 
@@ -219,7 +219,7 @@ fn rates_of_both_directions_are_measured_over_the_time_that_is_asked_for() {
                 client.write(0, &[3; 65536]).expect("accepted");
             }
         });
-        let status = scene.place.sawmill(&["--json", "link", "status", "--over", "1s"]).json();
+        let status = scene.bed.sawmill(&["--json", "link", "status", "--over", "1s"]).json();
         over.store(true, std::sync::atomic::Ordering::SeqCst);
         load.join().expect("it only writes");
         status
@@ -243,7 +243,7 @@ fn rates_of_both_directions_are_measured_over_the_time_that_is_asked_for() {
 #[test]
 fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
     let scene = Scene::new(&["udp"]);
-    let path = scene.place.path("notify");
+    let path = scene.bed.path("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket in the place");
     socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let notification = || {
@@ -252,7 +252,7 @@ fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
         String::from_utf8_lossy(&message[..length]).into_owned()
     };
     let start = |words: &[&str]| {
-        End::launch(scene.place.command(words).arg("--json").env("NOTIFY_SOCKET", &path))
+        End::launch(scene.bed.command(words).arg("--json").env("NOTIFY_SOCKET", &path))
     };
     let target = start(&scene.target_words());
     assert!(notification().contains("READY=1"));

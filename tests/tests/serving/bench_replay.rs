@@ -6,12 +6,12 @@ use std::process::{Child, Stdio};
 
 use sawmill_testkit::Dice;
 use sawmill_tests::machine::{command, wait_for};
-use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{CommandOutput, TestBed, field};
 
 /// A trace of `count` requests on two disks of 8 MiB, in the CSV that people may write: of any
 /// length, at any byte, overlapping.
-fn trace(place: &Place, count: u64) -> String {
+fn trace(bed: &TestBed, count: u64) -> String {
     let mut dice = Dice::new(7);
     let mut text = String::from("time_ms,operation,device,address_bytes,length_bytes\n");
     for at in 0..count {
@@ -22,13 +22,13 @@ fn trace(place: &Place, count: u64) -> String {
         let address = dice.below((8 << 20) - 100_000);
         writeln!(text, "{at},{operation},{},{address},{length}", dice.below(2)).expect("text");
     }
-    let path = place.path("trace.csv");
+    let path = bed.path("trace.csv");
     std::fs::write(&path, text).expect("written");
     path.to_str().expect("paths of tests are text").to_owned()
 }
 
-fn replay(place: &Place, trace: &str, uri: &str, options: &[&str]) -> CommandOutput {
-    place.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], options].concat())
+fn replay(bed: &TestBed, trace: &str, uri: &str, options: &[&str]) -> CommandOutput {
+    bed.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], options].concat())
 }
 
 fn number(document: &serde_json::Value, name: &str) -> u64 {
@@ -38,11 +38,11 @@ fn number(document: &serde_json::Value, name: &str) -> u64 {
 
 #[test]
 fn a_replayed_trace_is_measured_and_every_read_verified() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "16M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
-    let trace = trace(&place, 3000);
-    let report = replay(&place, &trace, &server.uri(), &[]).json();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "16M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
+    let trace = trace(&bed, 3000);
+    let report = replay(&bed, &trace, &server.uri(), &[]).json();
     assert_eq!(number(&report, "requests"), 3000, "{report:#}");
     assert_eq!(number(&report, "disk_bytes"), 16 << 20, "the disks lie one behind another");
     assert!(number(&report, "verified_bytes") > 10 << 20, "{report:#}");
@@ -56,20 +56,20 @@ fn a_replayed_trace_is_measured_and_every_read_verified() {
     );
     // Ten times as fast as recorded: 300 requests of a millisecond each.
     let report =
-        replay(&place, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
+        replay(&bed, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
     assert!(report["seconds"].as_f64().expect("a number") >= 0.0299, "{report:#}");
     assert_eq!(number(&report, "requests"), 300);
     assert!(report["behind_ms_max"].is_u64());
     let _ = server.stop().ok();
-    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
 }
 
 /// nbdkit, on a socket; it ends when this goes.
 struct Kit(Child, String);
 
 impl Kit {
-    fn start(place: &Place, arguments: &[&str]) -> Self {
-        let socket = place.path("kit.sock");
+    fn start(bed: &TestBed, arguments: &[&str]) -> Self {
+        let socket = bed.path("kit.sock");
         let mut kit = command("nbdkit");
         kit.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(arguments);
         let child = kit.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("nbdkit starts");
@@ -88,31 +88,31 @@ impl Drop for Kit {
 
 #[test]
 fn a_disk_that_loses_data_is_found_with_the_address() {
-    let place = Place::new(&store::folder());
-    let trace = trace(&place, 300);
-    let honest = Kit::start(&place, &["memory", "16M"]);
-    let _ = replay(&place, &trace, &honest.1, &[]).ok();
+    let bed = TestBed::new(&store::folder());
+    let trace = trace(&bed, 300);
+    let honest = Kit::start(&bed, &["memory", "16M"]);
+    let _ = replay(&bed, &trace, &honest.1, &[]).ok();
     drop(honest);
-    let forgetful = Kit::start(&place, &["null", "16M"]);
-    replay(&place, &trace, &forgetful.1, &[]).refused(9, &["byte ", "write number"]);
+    let forgetful = Kit::start(&bed, &["null", "16M"]);
+    replay(&bed, &trace, &forgetful.1, &[]).refused(9, &["byte ", "write number"]);
     drop(forgetful);
     let failing = Kit::start(
-        &place,
+        &bed,
         &["--filter=error", "memory", "16M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"],
     );
-    replay(&place, &trace, &failing.1, &[]).refused(10, &["Write at byte"]);
+    replay(&bed, &trace, &failing.1, &[]).refused(10, &["Write at byte"]);
 }
 
 #[test]
 fn a_replay_that_cannot_be_is_refused() {
-    let place = Place::new(&store::folder());
-    let trace = trace(&place, 30);
-    let small = Kit::start(&place, &["memory", "15M"]);
-    replay(&place, &trace, &small.1, &[]).refused(5, &["16777216", "sawmill create --size"]);
+    let bed = TestBed::new(&store::folder());
+    let trace = trace(&bed, 30);
+    let small = Kit::start(&bed, &["memory", "15M"]);
+    replay(&bed, &trace, &small.1, &[]).refused(5, &["16777216", "sawmill create --size"]);
     drop(small);
-    let fixed = Kit::start(&place, &["--readonly", "memory", "16M"]);
-    replay(&place, &trace, &fixed.1, &[]).refused(5, &["read-only"]);
-    replay(&place, &trace, &fixed.1, &["--speed", "fast"]).refused(2, &["'fast' is not a speed"]);
-    replay(&place, "/nonexistent/trace", &fixed.1, &[]).refused(5, &["read-only"]);
-    replay(&place, &trace, "nbd://127.0.0.1:1/", &[]).refused(7, &["127.0.0.1:1"]);
+    let fixed = Kit::start(&bed, &["--readonly", "memory", "16M"]);
+    replay(&bed, &trace, &fixed.1, &[]).refused(5, &["read-only"]);
+    replay(&bed, &trace, &fixed.1, &["--speed", "fast"]).refused(2, &["'fast' is not a speed"]);
+    replay(&bed, "/nonexistent/trace", &fixed.1, &[]).refused(5, &["read-only"]);
+    replay(&bed, &trace, "nbd://127.0.0.1:1/", &[]).refused(7, &["127.0.0.1:1"]);
 }

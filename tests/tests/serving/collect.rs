@@ -4,9 +4,9 @@
 use rustix::process::Signal;
 use sawmill_tests::nbd::Command;
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::{TestBed, field};
 
 on_each_store!(
     a_served_volume_gives_back_what_was_overwritten,
@@ -22,23 +22,23 @@ const SEGMENTS: usize = 8;
 /// A server that collects nothing by itself, and tells how it is.
 const BY_HAND: [&str; 4] = ["--gc-start", "0", "--admin", "127.0.0.1:0"];
 
-fn create(place: &Place) {
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+fn create(bed: &TestBed) {
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
 }
 
-fn all_stored(place: &Place) {
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+fn all_stored(bed: &TestBed) {
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
 }
 
 /// Fills segments, then overwrites the first half of each.
-fn halve(place: &Place, server: &Server) {
+fn halve(bed: &TestBed, server: &Server) {
     let client = server.connect();
     for (part, first) in [(SEGMENT, 1), (SEGMENT / 2, 101)] {
         for number in 0..SEGMENTS {
             let bytes = vec![first + number as u8; part];
             client.write((number * SEGMENT) as u64, &bytes).expect("accepted");
         }
-        all_stored(place);
+        all_stored(bed);
     }
 }
 
@@ -58,10 +58,10 @@ fn number(document: &serde_json::Value, name: &str) -> u64 {
 }
 
 fn a_served_volume_gives_back_what_was_overwritten(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
-    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
-    halve(&place, &server);
+    let bed = TestBed::new(store);
+    create(&bed);
+    let server = bed.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    halve(&bed, &server);
     let status = server.wait_for("the store holds no more than live/0.70 + 5 %", |status| {
         number(status, "segment_object_bytes") as f64
             <= number(status, "live_bytes") as f64 / 0.70 * 1.05
@@ -72,19 +72,19 @@ fn a_served_volume_gives_back_what_was_overwritten(store: &StoreUnderTest) {
 }
 
 fn a_served_volume_gives_back_what_was_discarded(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
-    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    let bed = TestBed::new(store);
+    create(&bed);
+    let server = bed.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
     let client = server.connect();
     let halves = |number: usize| ((number * SEGMENT) as u64, (SEGMENT / 2) as u64);
     for number in 0..SEGMENTS {
         client.write(halves(number).0, &vec![1 + number as u8; SEGMENT]).expect("accepted");
     }
-    all_stored(&place);
+    all_stored(&bed);
     for (offset, length) in (0..SEGMENTS).map(halves) {
         client.call(&Command::Trim { offset, length, fua: false }).expect("discarded");
     }
-    all_stored(&place);
+    all_stored(&bed);
     let live = (SEGMENTS * SEGMENT / 2) as u64;
     let status = server.wait_for("the store holds no more than live/0.70 + 5 %", |status| {
         number(status, "live_bytes") == live
@@ -101,32 +101,32 @@ fn a_served_volume_gives_back_what_was_discarded(store: &StoreUnderTest) {
 }
 
 fn collecting_by_hand_moves_what_a_dry_run_reported(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
-    let server = place.serve("disk").with(&BY_HAND).start();
-    halve(&place, &server);
+    let bed = TestBed::new(store);
+    create(&bed);
+    let server = bed.serve("disk").with(&BY_HAND).start();
+    halve(&bed, &server);
     let live = number(&server.status(), "live_bytes");
-    let would = place.sawmill(&["gc", "disk", "--threshold", "1", "--dry-run", "--json"]).json();
+    let would = bed.sawmill(&["gc", "disk", "--threshold", "1", "--dry-run", "--json"]).json();
     assert_eq!(number(&would, "moved_bytes"), live);
     assert_eq!(number(&would, "garbage_bytes"), (SEGMENTS * SEGMENT / 2) as u64);
-    let did = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
+    let did = bed.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert_eq!(number(&did, "moved_bytes"), live);
     let status = server.status();
     assert_eq!(number(&status, "segment_data_bytes"), live, "nothing but live data is left");
     assert_halved(&server);
-    let text = place.sawmill(&["gc", "disk"]).ok();
+    let text = bed.sawmill(&["gc", "disk"]).ok();
     assert!(text.contains("moved 0 B"), "{text}");
     let _ = server.stop().ok();
-    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
 }
 
 fn a_signal_collects(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
+    let bed = TestBed::new(store);
+    create(&bed);
     let options =
         ["--gc-start", "0.6", "--gc-stop", "0.6", "--gc-rate", "1", "--admin", "127.0.0.1:0"];
-    let server = place.serve("disk").with(&options).start();
-    halve(&place, &server);
+    let server = bed.serve("disk").with(&options).start();
+    halve(&bed, &server);
     server.signal(Signal::USR1);
     server.wait_for("garbage is collected", |status| number(status, "collections") > 0);
     assert_halved(&server);
@@ -134,13 +134,13 @@ fn a_signal_collects(store: &StoreUnderTest) {
 }
 
 fn a_volume_at_rest_is_collected_and_let_go(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
-    let server = place.serve("disk").with(&BY_HAND).start();
-    halve(&place, &server);
+    let bed = TestBed::new(store);
+    create(&bed);
+    let server = bed.serve("disk").with(&BY_HAND).start();
+    halve(&bed, &server);
     let live = number(&server.status(), "live_bytes");
     let _ = server.stop().ok();
-    let staging = place.memory().display().to_string();
+    let staging = bed.memory().display().to_string();
     let gc = [
         "gc",
         "disk",
@@ -152,24 +152,23 @@ fn a_volume_at_rest_is_collected_and_let_go(store: &StoreUnderTest) {
         "--staging",
         &staging,
     ];
-    let did = place.sawmill(&gc).json();
+    let did = bed.sawmill(&gc).json();
     assert_eq!(number(&did, "moved_bytes"), live);
-    assert_eq!(number(&place.info("disk"), "data_bytes"), live, "nothing but live data is left");
-    let server = place.serve("disk").start();
+    assert_eq!(number(&bed.info("disk"), "data_bytes"), live, "nothing but live data is left");
+    let server = bed.serve("disk").start();
     assert_halved(&server);
     let _ = server.stop().ok();
 }
 
 fn what_cannot_be_collected_is_refused_with_a_reason(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    create(&place);
-    place.sawmill(&["gc", "disk", "--threshold", "2"]).refused(2, &["'2' is not a share", "0.3"]);
-    place.sawmill(&["gc", "other"]).refused(3, &["other", "sawmill list"]);
-    let upside_down =
-        place.serve("disk").with(&["--gc-start", "0.8", "--gc-stop", "0.5"]).attempt();
+    let bed = TestBed::new(store);
+    create(&bed);
+    bed.sawmill(&["gc", "disk", "--threshold", "2"]).refused(2, &["'2' is not a share", "0.3"]);
+    bed.sawmill(&["gc", "other"]).refused(3, &["other", "sawmill list"]);
+    let upside_down = bed.serve("disk").with(&["--gc-start", "0.8", "--gc-stop", "0.5"]).attempt();
     let refused = upside_down.err().expect("it makes no sense");
     refused.refused(2, &["--gc-stop", "0.8", "0.5"]);
-    let reader = place.serve("disk").with(&["--read-only"]).start();
-    place.sawmill(&["gc", "disk"]).refused(11, &["read-only", "served for writing"]);
+    let reader = bed.serve("disk").with(&["--read-only"]).start();
+    bed.sawmill(&["gc", "disk"]).refused(11, &["read-only", "served for writing"]);
     let _ = reader.stop().ok();
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
+use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
 on_each_store!(
@@ -23,12 +23,12 @@ on_each_store!(
 
 #[test]
 fn a_reader_that_goes_away_ends_only_what_prints_and_quietly() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "1G", &[]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1G", &[]);
     let unread = |arguments: &[&str]| {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
-        let output = place.command(arguments).stdout(writer).output().expect("it starts");
+        let output = bed.command(arguments).stdout(writer).output().expect("it starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for arguments in
@@ -79,49 +79,49 @@ fn unsigned(document: &Value, name: &str) -> u64 {
 }
 
 fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) {
-    let place = Place::new(store);
+    let bed = TestBed::new(store);
     let document =
-        place.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
+        bed.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
     assert_eq!(unsigned(&document, "size_bytes"), 3 << 29);
-    place.create("other", "10T", &["--block-size", "512", "--segment-bytes", "16M"]);
-    let listed = place.sawmill(&["list", "--json"]).json();
+    bed.create("other", "10T", &["--block-size", "512", "--segment-bytes", "16M"]);
+    let listed = bed.sawmill(&["list", "--json"]).json();
     let names: Vec<&str> =
         listed.as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
     assert_eq!(names, ["disk", "other"]);
-    let listed = place.sawmill(&["list"]).ok();
+    let listed = bed.sawmill(&["list"]).ok();
     assert!(
         listed.contains("disk") && listed.contains("1.50 GiB") && listed.contains("10 TiB"),
         "{listed}"
     );
-    let info = place.info("other");
+    let info = bed.info("other");
     assert_eq!((unsigned(&info, "block_bytes"), unsigned(&info, "segment_bytes")), (512, 16 << 20));
-    assert!(place.sawmill(&["info", "disk"]).ok().contains("stored"));
-    let checked = place.sawmill(&["check", "disk", "--json"]).json();
+    assert!(bed.sawmill(&["info", "disk"]).ok().contains("stored"));
+    let checked = bed.sawmill(&["check", "disk", "--json"]).json();
     assert_eq!(checked["ok"], true);
-    let url = format!("{}/disk", place.store_url());
-    assert_eq!(unsigned(&place.info(&url), "size_bytes"), 3 << 29);
-    place.sawmill(&["delete", "disk"]).refused(code::USAGE, &["--yes"]);
-    let deleted = place.sawmill(&["delete", "disk", "--yes", "--json"]).json();
+    let url = format!("{}/disk", bed.store_url());
+    assert_eq!(unsigned(&bed.info(&url), "size_bytes"), 3 << 29);
+    bed.sawmill(&["delete", "disk"]).refused(code::USAGE, &["--yes"]);
+    let deleted = bed.sawmill(&["delete", "disk", "--yes", "--json"]).json();
     assert_eq!(deleted["deleted"], "disk");
-    place.sawmill(&["info", "disk"]).refused(code::NOT_FOUND, &["disk"]);
-    let listed = place.sawmill(&["list", "--store", place.store_url(), "--json"]).json();
+    bed.sawmill(&["info", "disk"]).refused(code::NOT_FOUND, &["disk"]);
+    let listed = bed.sawmill(&["list", "--store", bed.store_url(), "--json"]).json();
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
 }
 
 fn deleting_a_volume_leaves_its_neighbor_whole_and_its_name_to_an_empty_disk(
     store: &StoreUnderTest,
 ) {
-    let place = Place::new(store);
+    let bed = TestBed::new(store);
     for (name, byte) in [("disk", 1), ("disk2", 2)] {
-        place.create(name, "4M", &["--segment-bytes", "256K"]);
-        let server = place.serve(name).start();
+        bed.create(name, "4M", &["--segment-bytes", "256K"]);
+        let server = bed.serve(name).start();
         server.connect().write(0, &vec![byte; 4 << 20]).expect("accepted");
         let _ = server.stop().ok();
     }
-    let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
-    place.create("disk", "4M", &["--segment-bytes", "256K"]);
+    let _ = bed.sawmill(&["delete", "disk", "--yes"]).ok();
+    bed.create("disk", "4M", &["--segment-bytes", "256K"]);
     // Another machine has nothing but the store to go by.
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     for (name, byte) in [("disk", 0), ("disk2", 2)] {
         let server = elsewhere.serve(name).start();
         let image = server.connect().read_all().expect("readable");
@@ -134,9 +134,9 @@ fn deleting_a_volume_leaves_its_neighbor_whole_and_its_name_to_an_empty_disk(
 }
 
 fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "1M", &[]);
-    place.sawmill(&["create", "disk", "--size", "1M"]).refused(code::EXISTS, &["disk", "already"]);
+    let bed = TestBed::new(store);
+    bed.create("disk", "1M", &[]);
+    bed.sawmill(&["create", "disk", "--size", "1M"]).refused(code::EXISTS, &["disk", "already"]);
     for words in [
         &["info", "nodisk"][..],
         &["delete", "nodisk", "--yes"],
@@ -145,20 +145,20 @@ fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTes
         &["inspect", "recovery", "nodisk"],
         &["serve", "nodisk"],
     ] {
-        place.sawmill(words).refused(code::NOT_FOUND, &["nodisk"]);
+        bed.sawmill(words).refused(code::NOT_FOUND, &["nodisk"]);
     }
     // A volume that is there, but not served here: nothing to wait for.
-    place.sawmill(&["wait", "disk", "--stored"]).refused(code::NOT_FOUND, &["serve"]);
+    bed.sawmill(&["wait", "disk", "--stored"]).refused(code::NOT_FOUND, &["serve"]);
 }
 
 fn info_shows_positions_while_served_and_at_rest(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "64M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "64M", &[]);
+    let server = bed.serve("disk").start();
     let client = server.connect();
     client.write(0, &[1; 1 << 20]).expect("accepted");
     let (accepted, logged, stored) = {
-        let info = place.info("disk");
+        let info = bed.info("disk");
         (unsigned(&info, "accepted"), unsigned(&info, "logged"), unsigned(&info, "stored"))
     };
     assert!(
@@ -166,43 +166,43 @@ fn info_shows_positions_while_served_and_at_rest(store: &StoreUnderTest) {
         "{accepted} {logged} {stored}"
     );
     client.flush().expect("flushed");
-    let info = place.info("disk");
+    let info = bed.info("disk");
     assert!(unsigned(&info, "logged") >= accepted, "a flush logs all that was accepted: {info:#}");
     assert_eq!(unsigned(&info, "pid"), u64::from(server.pid()), "info names the attached process");
     assert!(unsigned(&info, "epoch") >= 1);
     let _ = server.stop().ok();
-    let info = place.info("disk");
+    let info = bed.info("disk");
     assert_eq!(unsigned(&info, "live_bytes"), 1 << 20, "{info:#}");
     assert!(unsigned(&info, "segments") >= 1 && unsigned(&info, "extents") >= 1, "{info:#}");
 }
 
 fn wait_returns_when_everything_is_stored(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "64M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "64M", &[]);
+    let server = bed.serve("disk").start();
     let client = server.connect();
     client.write(0, &[1; 1 << 20]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--logged", "--timeout", "60s"]).ok();
-    let info = place.info("disk");
+    let _ = bed.sawmill(&["wait", "disk", "--logged", "--timeout", "60s"]).ok();
+    let info = bed.info("disk");
     assert!(unsigned(&info, "logged") >= 1 << 20, "{info:#}");
-    let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "30s", "--json"]).json();
+    let waited = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "30s", "--json"]).json();
     assert_eq!(waited["reached"], true);
-    let info = place.info("disk");
+    let info = bed.info("disk");
     assert!(unsigned(&info, "stored") >= 1 << 20, "{info:#}");
     server.kill();
     // What `wait --stored` promised survives the loss of the machine.
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     assert_eq!(server.connect().read(0, 1 << 20), Ok(vec![1; 1 << 20]));
 }
 
 fn inspect_reads_segments_checkpoints_journal_and_recovery(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
     server.connect().write(0, &[1; 1 << 20]).expect("accepted");
     let _ = server.stop().ok();
-    let journal = place.journals().pop().expect("a journal in the state folder");
+    let journal = bed.journals().pop().expect("a journal in the state folder");
     let journal = journal.display().to_string();
     let before = std::fs::read(&journal).expect("readable");
     for words in [
@@ -211,21 +211,21 @@ fn inspect_reads_segments_checkpoints_journal_and_recovery(store: &StoreUnderTes
         &["inspect", "journal", &journal, "--json"],
         &["inspect", "segment", "disk", "1", "--json"],
     ] {
-        let document = place.sawmill(words).json();
+        let document = bed.sawmill(words).json();
         assert!(document.is_object() || document.is_array(), "{document}");
     }
     assert!(std::fs::read(&journal).expect("readable") == before, "looking changed the journal");
-    place.sawmill(&["inspect", "segment", "disk", "999999"]).refused(code::NOT_FOUND, &["999999"]);
+    bed.sawmill(&["inspect", "segment", "disk", "999999"]).refused(code::NOT_FOUND, &["999999"]);
 }
 
 fn check_lists_damage_and_changes_nothing(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
     server.connect().write(0, &[0x77; 1 << 20]).expect("accepted");
     let _ = server.stop().ok();
-    let _ = place.sawmill(&["check", "disk"]).ok();
-    let Some(folder) = place.store_folder() else {
+    let _ = bed.sawmill(&["check", "disk"]).ok();
+    let Some(folder) = bed.store_folder() else {
         return; // Bits are flipped in a folder only; a MinIO has checksums of its own.
     };
     let victim = biggest_file(folder);
@@ -233,15 +233,15 @@ fn check_lists_damage_and_changes_nothing(store: &StoreUnderTest) {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
     std::fs::write(&victim, &bytes).expect("an object can be damaged");
-    let checked = place.sawmill(&["check", "disk", "--json"]);
+    let checked = bed.sawmill(&["check", "disk", "--json"]);
     assert_eq!(checked.code, Some(code::NEGATIVE), "{}{}", checked.stdout, checked.stderr);
     let report: Value = serde_json::from_str(&checked.stdout).expect("JSON also with damage");
     let object = report["damage"][0]["object"].as_str().expect("the damaged object is named");
     assert!(victim.to_string_lossy().ends_with(object), "{object} is not {}", victim.display());
     assert!(std::fs::read(&victim).expect("still there") == bytes, "check changed the object");
     // A read of the damaged range fails; it never returns the wrong bytes. The rest is readable.
-    place.lose_state();
-    let server = place.serve("disk").start();
+    bed.lose_state();
+    let server = bed.serve("disk").start();
     let client = server.connect();
     let answers: Vec<_> = (0..16_u64).map(|n| client.read(n << 16, 1 << 16)).collect();
     assert!(answers.iter().any(Result::is_err), "damage was served");
@@ -262,16 +262,16 @@ fn biggest_file(folder: &Path) -> PathBuf {
 
 #[test]
 fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &["--segment-bytes", "256K", "--retention", "1h"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &["--segment-bytes", "256K", "--retention", "1h"]);
     let sizes = ["--journal-bytes", "16M", "--cache-bytes", "16M"];
-    let server = place.serve("disk").with(&sizes).start();
+    let server = bed.serve("disk").with(&sizes).start();
     server.connect().write(0, &[7; 1 << 20]).expect("accepted");
-    let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
+    let _ = bed.sawmill(&["snapshot", "create", "disk", "one"]).ok();
     // Killed, so that there is a journal to replay, which only serving may do.
     server.connect().write(4096, &[8; 4096]).expect("accepted");
     server.kill();
-    let journal = place.journals().pop().expect("a journal").display().to_string();
+    let journal = bed.journals().pop().expect("a journal").display().to_string();
     let commands: [(&[&str], i32); 9] = [
         (&["info", "disk"], 0),
         (&["list"], 0),
@@ -285,18 +285,18 @@ fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
     ];
     for damage in [false, true] {
         if damage {
-            let object = biggest_file(&place.path("store"));
+            let object = biggest_file(&bed.path("store"));
             let mut bytes = std::fs::read(&object).expect("an object");
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
             std::fs::write(&object, bytes).expect("an object can be damaged");
         }
-        let before = files(&place.path(""));
+        let before = files(&bed.path(""));
         for (words, code_with_damage) in commands {
-            let output = place.sawmill(words);
+            let output = bed.sawmill(words);
             let expected = if damage { code_with_damage } else { 0 };
             assert_eq!(output.code, Some(expected), "{words:?}: {}", output.stderr);
-            let after = files(&place.path(""));
+            let after = files(&bed.path(""));
             let changed: Vec<_> = before.keys().chain(after.keys()).collect();
             let changed: BTreeSet<_> =
                 changed.into_iter().filter(|path| before.get(*path) != after.get(*path)).collect();
@@ -306,9 +306,9 @@ fn commands_that_only_read_change_neither_the_store_nor_the_state_folder() {
 }
 
 fn doctor_passes_a_store_that_keeps_the_contract(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "1M", &[]);
-    let output = place.sawmill(&["doctor", "--json"]);
+    let bed = TestBed::new(store);
+    bed.create("disk", "1M", &[]);
+    let output = bed.sawmill(&["doctor", "--json"]);
     let report: Value = serde_json::from_str(&output.stdout).expect("doctor prints JSON");
     let text = report.to_string();
     assert!(text.contains("conditional"), "the conditional create is probed: {text}");
@@ -319,48 +319,48 @@ fn doctor_passes_a_store_that_keeps_the_contract(store: &StoreUnderTest) {
 }
 
 fn a_served_volume_is_not_deleted_under_its_users(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "1M", &[]);
-    let server = place.serve("disk").start();
-    place.sawmill(&["delete", "disk", "--yes"]).refused(code::IN_USE, &["disk", "served"]);
+    let bed = TestBed::new(store);
+    bed.create("disk", "1M", &[]);
+    let server = bed.serve("disk").start();
+    bed.sawmill(&["delete", "disk", "--yes"]).refused(code::IN_USE, &["disk", "served"]);
     // A second server of the same volume on the same machine would use the same journal.
-    let socket = format!("unix:{}", place.path("second.sock").display());
-    let Err(refusal) = place.serve("disk").at(&socket).attempt() else {
+    let socket = format!("unix:{}", bed.path("second.sock").display());
+    let Err(refusal) = bed.serve("disk").at(&socket).attempt() else {
         panic!("two servers share one journal");
     };
     refusal.refused(code::IN_USE, &["disk"]);
     assert_eq!(server.connect().read(0, 512), Ok(vec![0; 512]), "the first server was disturbed");
     let _ = server.stop().ok();
-    let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
+    let _ = bed.sawmill(&["delete", "disk", "--yes"]).ok();
 }
 
 #[test]
 fn a_delete_that_another_machine_began_ends_without_the_state_folder_here() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "1M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1M", &[]);
+    let server = bed.serve("disk").start();
     server.connect().write(0, &[7; 4096]).expect("it is served");
     let _ = server.stop().ok();
-    let states = || std::fs::read_dir(place.path("state/sawmill")).expect("a folder").count();
+    let states = || std::fs::read_dir(bed.path("state/sawmill")).expect("a folder").count();
     let before = states();
-    let segment = biggest_file(&place.path("store"));
+    let segment = biggest_file(&bed.path("store"));
     let bytes = std::fs::read(&segment).expect("a segment");
     // Another machine deletes the volume and dies before the last object is gone.
-    let mut other = place.command(&["delete", "disk", "--yes"]);
-    let deleted = other.env("XDG_STATE_HOME", place.path("elsewhere")).output();
+    let mut other = bed.command(&["delete", "disk", "--yes"]);
+    let deleted = other.env("XDG_STATE_HOME", bed.path("elsewhere")).output();
     assert!(deleted.expect("the binary starts").status.success());
     std::fs::create_dir_all(segment.parent().expect("a folder")).expect("a folder");
     std::fs::write(&segment, bytes).expect("the segment is back");
-    let output = place.sawmill(&["delete", "disk", "--yes"]).ok();
+    let output = bed.sawmill(&["delete", "disk", "--yes"]).ok();
     assert!(output.contains("(1 objects"), "{output}");
     assert_eq!(states(), before - 1, "the journal of a volume that is gone is of no use");
 }
 
 #[test]
 fn create_says_what_serving_takes_on_this_machine() {
-    let place = Place::new(&store::folder());
-    let output = place.sawmill(&["create", "disk", "--size", "1M"]).ok();
-    let state = place.path("state").display().to_string();
+    let bed = TestBed::new(&store::folder());
+    let output = bed.sawmill(&["create", "disk", "--size", "1M"]).ok();
+    let state = bed.path("state").display().to_string();
     for says in ["created disk", "--journal-bytes", "--cache-bytes", "iB in ", &state, "share"] {
         assert!(output.contains(says), "{says}: {output}");
     }
@@ -369,7 +369,7 @@ fn create_says_what_serving_takes_on_this_machine() {
 
 #[test]
 fn a_wrong_command_line_is_one_line_that_says_what_to_do() {
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     let lines: &[(&[&str], &[&str])] = &[
         (&["create", "disk", "--size", "10G", "--color"], &["--color", "--help"]),
         (&["create", "disk"], &["--size"]),
@@ -392,49 +392,48 @@ fn a_wrong_command_line_is_one_line_that_says_what_to_do() {
         (&["explode"], &["explode"]),
     ];
     for (line, words) in lines {
-        place.sawmill(line).refused(code::USAGE, words);
+        bed.sawmill(line).refused(code::USAGE, words);
     }
-    assert!(!place.path("store").join("volumes").exists(), "a refused command made something");
+    assert!(!bed.path("store").join("volumes").exists(), "a refused command made something");
 }
 
 #[test]
 fn a_journal_that_is_too_small_is_refused_with_the_least_size() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "1G", &[]);
-    let Err(refusal) = place.serve("disk").with(&["--journal-bytes", "1M"]).attempt() else {
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1G", &[]);
+    let Err(refusal) = bed.serve("disk").with(&["--journal-bytes", "1M"]).attempt() else {
         panic!("a journal of 1 MiB cannot hold segments of 8 MiB");
     };
     refusal.refused(code::USAGE, &["journal", "32"]);
-    assert_eq!(place.journals(), Vec::<std::path::PathBuf>::new(), "the refused journal was made");
+    assert_eq!(bed.journals(), Vec::<std::path::PathBuf>::new(), "the refused journal was made");
 }
 
 #[test]
 fn wrong_credentials_and_a_missing_bucket_say_so() {
-    let place = Place::new(&store::minio());
+    let bed = TestBed::new(&store::minio());
     let denied =
-        place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
-    sawmill_tests::place::CommandOutput::new("sawmill list".into(), &denied)
+        bed.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
+    sawmill_tests::test_bed::CommandOutput::new("sawmill list".into(), &denied)
         .refused(code::DENIED, &["secret key"]);
-    place
-        .sawmill(&["list", "--store", "s3://no-such-bucket/x"])
+    bed.sawmill(&["list", "--store", "s3://no-such-bucket/x"])
         .refused(code::DENIED, &["no-such-bucket"]);
     let reserved = sawmill_tests::store::ReservedAddress::new();
     let nobody = reserved.address().to_string();
-    let away = place
+    let away = bed
         .command(&["list", "--log", "error"])
         .env("AWS_ENDPOINT_URL", format!("http://{nobody}"))
         .output()
         .expect("it starts");
-    let away = sawmill_tests::place::CommandOutput::new("sawmill list".into(), &away);
+    let away = sawmill_tests::test_bed::CommandOutput::new("sawmill list".into(), &away);
     away.refused(code::UNAVAILABLE, &[nobody.as_str()]);
 }
 
 #[test]
 fn an_endpoint_beyond_this_machine_without_encryption_is_warned_of() {
     let store = store::minio();
-    let place = Place::new(&store);
+    let bed = TestBed::new(&store);
     let run = |arguments: &[&str], host: &str| {
-        let mut command = place.command(arguments);
+        let mut command = bed.command(arguments);
         for (name, value) in store.environment() {
             // The server listens here; only the address looks like another machine's.
             command.env(name, value.replace("127.0.0.1", host));
@@ -458,16 +457,13 @@ fn an_endpoint_beyond_this_machine_without_encryption_is_warned_of() {
 
 #[test]
 fn help_is_an_answer_and_names_every_command() {
-    let place = Place::new(&store::folder());
-    let help = place.sawmill(&["--help"]).ok();
+    let bed = TestBed::new(&store::folder());
+    let help = bed.sawmill(&["--help"]).ok();
     for command in
         ["create", "serve", "list", "info", "delete", "wait", "inspect", "check", "doctor"]
     {
         assert!(help.contains(command), "{command} is not in the help");
-        assert!(
-            place.sawmill(&[command, "--help"]).ok().contains("Usage:"),
-            "{command} has no help"
-        );
+        assert!(bed.sawmill(&[command, "--help"]).ok().contains("Usage:"), "{command} has no help");
     }
-    assert!(place.sawmill(&["--version"]).ok().starts_with("sawmill "));
+    assert!(bed.sawmill(&["--version"]).ok().starts_with("sawmill "));
 }

@@ -14,43 +14,43 @@ use sawmill_tests::bridge::Bridge;
 use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::{command, require_mount, run, wait_for};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
 on_each_store!(a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback);
 
 fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store: &StoreUnderTest) {
     requires!(require_mount());
-    let place = Place::new(store);
-    place.create("disk", "1G", &["--retention", "1h"]);
-    let database = Database::make(&place, "disk");
+    let bed = TestBed::new(store);
+    bed.create("disk", "1G", &["--retention", "1h"]);
+    let database = Database::make(&bed, "disk");
     let load = Load::start(&database.postgres);
 
     let at_snapshot = load.around(|| {
-        let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
+        let _ = bed.sawmill(&["snapshot", "create", "disk", "one"]).ok();
     });
-    let _ = place.sawmill(&["clone", "disk@one", "of-snapshot"]).ok();
+    let _ = bed.sawmill(&["clone", "disk@one", "of-snapshot"]).ok();
     let mut moment = String::new();
     let at_moment = load.around(|| {
-        let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+        let _ = bed.sawmill(&["wait", "disk", "--stored"]).ok();
         moment = run(command("date").args(["--utc", "+%Y-%m-%dT%H:%M:%S.%3NZ"])).trim().to_owned();
     });
     // The moment lies in the past when it is asked for, and everything was overwritten meanwhile.
     load.resume();
-    let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
+    let collected = bed.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");
-    let _ = place.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
-    let neighbor = place.neighbor();
-    let (source, replica) = (format!("{}/disk", place.store_url()), second_store(store, &place));
+    let _ = bed.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
+    let neighbor = bed.neighbor();
+    let (source, replica) = (format!("{}/disk", bed.store_url()), second_store(store, &bed));
     let follower = Follower::start(&neighbor, &source, &replica);
     load.resume();
     drop(follower);
     let at_promotion = load.around(|| {
-        let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+        let _ = bed.sawmill(&["wait", "disk", "--stored"]).ok();
         let _ = neighbor.sawmill(&["replicate", &source, &replica]).ok();
     });
     // The primary lives, and goes on.
@@ -63,26 +63,26 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     );
     database.close();
 
-    Database::judge(&place, "of-snapshot", &at_snapshot);
-    Database::judge(&place, "of-moment", &at_moment);
+    Database::judge(&bed, "of-snapshot", &at_snapshot);
+    Database::judge(&bed, "of-moment", &at_moment);
     Database::judge(&neighbor, &replica, &at_promotion);
 
-    let done = place.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
-    Database::judge(&place, "disk", &at_snapshot);
+    let done = bed.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
+    Database::judge(&bed, "disk", &at_snapshot);
     let undo = done["undo"]
         .as_str()
         .and_then(|line| line.strip_prefix("sawmill "))
         .expect("how to undo it");
-    let _ = place.sawmill(&undo.split(' ').collect::<Vec<_>>()).ok();
-    let database = Database::open(&place, "disk");
+    let _ = bed.sawmill(&undo.split(' ').collect::<Vec<_>>()).ok();
+    let database = Database::open(&bed, "disk");
     assert!(!database.postgres.has_recovered(), "the last state had been closed in order");
     database.holds(&(last..=last));
     database.close();
 }
 
 /// Where the replica is to be.
-fn second_store(store: &StoreUnderTest, place: &Place) -> String {
-    format!("{}/disk", store.fresh_url(&place.path("second")))
+fn second_store(store: &StoreUnderTest, bed: &TestBed) -> String {
+    format!("{}/disk", store.fresh_url(&bed.path("second")))
 }
 
 /// Tables of the ledger: two rows for a number, longer than a sector each, and the newest number.
@@ -122,8 +122,8 @@ struct Database {
 
 impl Database {
     /// A new one, with the tables of both loads.
-    fn make(place: &Place, volume: &str) -> Self {
-        let server = place.serve(volume).start();
+    fn make(bed: &TestBed, volume: &str) -> Self {
+        let server = bed.serve(volume).start();
         let mut bridge = Bridge::new(&server.uri());
         let _ = run(command("mkfs.ext4").args(["-q", "-F"]).arg(bridge.device()));
         Postgres::make(&mount(&mut bridge));
@@ -134,8 +134,8 @@ impl Database {
     }
 
     /// The one that is on a volume.
-    fn open(place: &Place, volume: &str) -> Self {
-        let server = place.serve(volume).start();
+    fn open(bed: &TestBed, volume: &str) -> Self {
+        let server = bed.serve(volume).start();
         let mut bridge = Bridge::new(&server.uri());
         // Mounting replays the journal of the file system, starting replays that of the database.
         let postgres = Postgres::start(&mount(&mut bridge));
@@ -144,8 +144,8 @@ impl Database {
 
     /// Demands that a volume that was cut off under load has a sound database with one of these
     /// `numbers` as its newest.
-    fn judge(place: &Place, volume: &str, numbers: &RangeInclusive<u64>) {
-        let database = Database::open(place, volume);
+    fn judge(bed: &TestBed, volume: &str, numbers: &RangeInclusive<u64>) {
+        let database = Database::open(bed, volume);
         assert!(database.postgres.has_recovered(), "{volume} was not cut off at work");
         database.holds(numbers);
         database.close();

@@ -5,31 +5,31 @@ use sawmill_tests::bridge::Bridge;
 use sawmill_tests::machine::{command, require_mount, run};
 use sawmill_tests::nbd::{Client, Command, Extent, Style};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::requires;
 use sawmill_tests::store::{self, StoreUnderTest};
+use sawmill_tests::test_bed::{TestBed, field};
 
 on_each_store!(a_discarded_volume_reads_as_zeroes_now_and_after_a_crash);
 
 const TIB: u64 = 1 << 40;
 
-fn count(place: &Place, name: &str) -> u64 {
-    let info = place.info("disk");
+fn count(bed: &TestBed, name: &str) -> u64 {
+    let info = bed.info("disk");
     field(&info, name)
         .and_then(serde_json::Value::as_u64)
         .unwrap_or_else(|| panic!("no {name} in {info:#}"))
 }
 
 fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "2T", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "2T", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
     let client =
         Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     for at in [0, TIB - 300, 2 * TIB - 4096] {
         client.write(at, &[1; 4096]).expect("accepted");
     }
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     client
         .call(&Command::Trim { offset: 0, length: 2 * TIB, fua: false })
         .expect("one request may discard everything");
@@ -45,12 +45,12 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
     zeroes(&client);
     client.flush().expect("flushed");
     server.kill();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     let client =
         Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     let _ = server.stop().ok();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     let client =
         Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
@@ -60,9 +60,9 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
 
 #[test]
 fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "2T", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "2T", &[]);
+    let server = bed.serve("disk").start();
     let client = server.connect();
     // What a kernel does with a full-device discard: the longest aligned requests that 32 bits can
     // say.
@@ -78,19 +78,19 @@ fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
     for pending in pending_replies {
         pending.wait().expect("a discard in range");
     }
-    assert_eq!(count(&place, "discards"), requests);
-    let bytes = count(&place, "accepted");
+    assert_eq!(count(&bed, "discards"), requests);
+    let bytes = count(&bed, "accepted");
     assert!(bytes <= requests * 4096, "{requests} discards cost {bytes} bytes of log");
     let _ = server.stop().ok();
-    assert!(count(&place, "object_bytes") < 1 << 20, "next to nothing goes to the store");
+    assert!(count(&bed, "object_bytes") < 1 << 20, "next to nothing goes to the store");
 }
 
 #[test]
 fn a_file_system_on_two_tebibytes_is_made_with_a_full_discard() {
     requires!(require_mount());
-    let place = Place::new(&store::folder());
-    place.create("disk", "2T", &[]);
-    let server = place.serve("disk").with(&["--journal-bytes", "512M"]).start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "2T", &[]);
+    let server = bed.serve("disk").with(&["--journal-bytes", "512M"]).start();
     let mut bridge = Bridge::new(&server.uri());
     run(command("mkfs.xfs").arg("-f").arg(bridge.device()));
     let root = bridge.mount();
@@ -99,9 +99,9 @@ fn a_file_system_on_two_tebibytes_is_made_with_a_full_discard() {
     drop(bridge);
     // XFS zeroes and writes its own structures; the 2 TiB themselves are no more than a few
     // records.
-    let discards = count(&place, "discards");
+    let discards = count(&bed, "discards");
     assert!(discards < 10_000, "{discards} records for one discard of the device and the log");
-    let written = count(&place, "written_bytes");
+    let written = count(&bed, "written_bytes");
     assert!(written < 64 << 20, "{written} bytes were written to make a file system");
     let _ = server.stop().ok();
 }

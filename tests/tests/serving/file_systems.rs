@@ -10,9 +10,9 @@ use sawmill_testkit::Dice;
 use sawmill_tests::bridge::Bridge;
 use sawmill_tests::machine::{command, require_mount, run};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     ext4_keeps_its_files_on_another_machine,
@@ -98,9 +98,9 @@ fn verify(root: &Path, files: &Files) {
 fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
     requires!(require_mount());
     let mut dice = Dice::seeded("file_systems");
-    let place = Place::new(store);
-    place.create("disk", "512M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "512M", &[]);
+    let server = bed.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());
     file_system.make(&bridge);
     let root = bridge.mount();
@@ -116,7 +116,7 @@ fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
 
     // A machine that has nothing but the store. The first one ended in order, so nothing needs
     // accepting.
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());
     file_system.check(&bridge);
@@ -130,9 +130,9 @@ fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
 fn kill_in_the_middle(store: &StoreUnderTest, file_system: &FileSystem) {
     requires!(require_mount());
     let mut dice = Dice::seeded("file_systems");
-    let place = Place::new(store);
-    place.create("disk", "512M", &["--segment-bytes", "1M"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "512M", &["--segment-bytes", "1M"]);
+    let server = bed.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());
     file_system.make(&bridge);
     let root = bridge.mount();
@@ -142,7 +142,7 @@ fn kill_in_the_middle(store: &StoreUnderTest, file_system: &FileSystem) {
     server.kill();
     drop(bridge);
 
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());
     // Mounting replays the file system's own journal; then it must be clean.
     let root = bridge.mount();

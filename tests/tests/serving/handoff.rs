@@ -8,11 +8,11 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::{Client, Command};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::{self, Minio, StoreUnderTest};
 use sawmill_tests::successor::impostor;
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     a_server_is_replaced_again_and_again_under_load,
@@ -23,9 +23,9 @@ const VOLUME_BYTES: u64 = 16 << 20;
 /// How a successor begins to speak.
 const HELLO: &str = "send(word='hello', conversation=1, version='9.9')\n";
 
-fn served(place: &Place) -> (Server, Vec<Client>, Load) {
-    place.create("disk", "16M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
+fn served(bed: &TestBed) -> (Server, Vec<Client>, Load) {
+    bed.create("disk", "16M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
     let clients = vec![server.connect(), server.connect()];
     let load = Load::new(VOLUME_BYTES, Dice::seeded("handoff"), Mix::default());
     (server, clients, load)
@@ -38,11 +38,11 @@ fn check_nothing_lost(load: &Load, client: &Client) {
 }
 
 fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    let (mut server, clients, mut load) = served(&place);
+    let bed = TestBed::new(store);
+    let (mut server, clients, mut load) = served(&bed);
     let mut pids = vec![server.pid()];
     for _ in 0..3 {
-        let counts = load.drive(&clients, 400, || drop(server.hand_off(&place, "disk")));
+        let counts = load.drive(&clients, 400, || drop(server.hand_off(&bed, "disk")));
         assert_eq!((counts.refused, counts.unanswered), (0, 0), "a hand-off was felt: {counts:?}");
         pids.push(server.pid());
     }
@@ -54,7 +54,7 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     load.run(&[newcomer], 200);
     let accepted = load.log.clone();
     server.kill();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     let image = server.connect().read_all().expect("readable after a crash of a successor");
     check_nothing_accepted_lost(&accepted, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
@@ -63,17 +63,17 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
 }
 
 /// Where memory for the next staging file of the one volume here is preallocated.
-fn spare_of(place: &Place) -> PathBuf {
-    let names = std::fs::read_dir(place.memory()).expect("the folder in memory").flatten();
+fn spare_of(bed: &TestBed) -> PathBuf {
+    let names = std::fs::read_dir(bed.memory()).expect("the folder in memory").flatten();
     let mut names = names.filter_map(|entry| entry.file_name().into_string().ok());
     let staging = names.find(|name| name.ends_with(".staging")).expect("a staging file");
     let (volume, _) = staging.rsplit_once('-').expect("volume and journal");
-    place.memory().join(format!("{volume}.spare"))
+    bed.memory().join(format!("{volume}.spare"))
 }
 
 /// Refused with `code` and these words, and felt by nobody.
 fn refused_unfelt(
-    place: &Place,
+    bed: &TestBed,
     load: &mut Load,
     clients: &[Client],
     binary: &Path,
@@ -84,7 +84,7 @@ fn refused_unfelt(
     let mut line = vec!["handoff", "disk", "--binary", &binary];
     line.extend(options);
     let counts =
-        load.drive(clients, 200, || place.sawmill(&line).refused(refusal.code, refusal.words));
+        load.drive(clients, 200, || bed.sawmill(&line).refused(refusal.code, refusal.words));
     assert_eq!((counts.refused, counts.unanswered), (0, 0), "{binary} was felt: {counts:?}");
     check_nothing_lost(load, &clients[0]);
 }
@@ -150,62 +150,61 @@ fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
 }
 
 fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    let (mut server, clients, mut load) = served(&place);
+    let bed = TestBed::new(store);
+    let (mut server, clients, mut load) = served(&bed);
     let ready = format!("{HELLO}send(word='prepared')\n");
     let mut refused = |binary: &Path, options: &[&str], refusal: &Refusal| {
-        refused_unfelt(&place, &mut load, &clients, binary, options, refusal);
+        refused_unfelt(&bed, &mut load, &clients, binary, options, refusal);
     };
     for FailingSuccessor { lines, options, refusal } in failing_successors(&ready) {
         println!("-- {lines}");
-        refused(&impostor(&place, &lines), options, &refusal);
+        refused(&impostor(&bed, &lines), options, &refusal);
     }
-    refused(&place.path("nowhere"), &[], &refusal(3, &["cannot start"]));
+    refused(&bed.path("nowhere"), &[], &refusal(3, &["cannot start"]));
     refused(Path::new("/bin/false"), &[], &refusal(7, &["did not get ready"]));
-    let spare = spare_of(&place);
+    let spare = spare_of(&bed);
     std::fs::write(&spare, "preallocated by a process that got ready and no further")
         .expect("a file in memory");
-    refused(&impostor(&place, &ready), &[], &refusal(7, &["still serves"]));
+    refused(&impostor(&bed, &ready), &[], &refusal(7, &["still serves"]));
     assert!(!spare.exists(), "memory that no process will use");
     // After all that, one that can.
-    let counts = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
+    let counts = load.drive(&clients, 200, || drop(server.hand_off(&bed, "disk")));
     assert_eq!((counts.refused, counts.unanswered), (0, 0), "a hand-off was felt: {counts:?}");
     check_nothing_lost(&load, &clients[0]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
 }
 
 #[test]
 fn of_two_hand_offs_at_once_one_is_refused() {
-    let place = Place::new(&store::folder());
-    let (mut server, clients, mut load) = served(&place);
-    let slow = impostor(&place, "signal.pause()\n").display().to_string();
+    let bed = TestBed::new(&store::folder());
+    let (mut server, clients, mut load) = served(&bed);
+    let slow = impostor(&bed, "signal.pause()\n").display().to_string();
     let counts = load.drive(&clients, 200, || {
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"])
-            });
+            let first = scope
+                .spawn(|| bed.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"]));
             // Until the first is at it, this one would simply be the first.
             sawmill_tests::machine::wait_for("the first hand-off starts its program", || {
                 server.stderr().contains("handing off").then_some(())
             });
-            place.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is in progress"]);
+            bed.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is in progress"]);
             first.join().expect("no panic").refused(7, &["still serves"]);
         });
     });
     assert_eq!((counts.refused, counts.unanswered), (0, 0), "{counts:?}");
-    server.hand_off(&place, "disk");
+    server.hand_off(&bed, "disk");
     check_nothing_lost(&load, &clients[0]);
 }
 
 #[test]
 fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     let minio = std::sync::Arc::new(Minio::start());
-    let place = Place::new(&StoreUnderTest::Minio(std::sync::Arc::clone(&minio)));
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(&StoreUnderTest::Minio(std::sync::Arc::clone(&minio)));
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
     let server =
-        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+        bed.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
     let mut server = server;
     let client = server.connect();
     minio.pause();
@@ -219,18 +218,18 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
         })
         .collect();
     server.wait_for("a full journal makes writes wait", |status| {
-        sawmill_tests::place::field(status, "stalled_requests")
+        sawmill_tests::test_bed::field(status, "stalled_requests")
             .is_some_and(|n| n.as_u64() > Some(0))
     });
     // The new process cannot even read the volume.
-    place.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["still serves"]);
+    bed.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["still serves"]);
     // One that is ready in no time meets requests that cannot be answered.
     let ready = impostor(
-        &place,
+        &bed,
         "send(word='hello', conversation=1, version='9')\nsend(word='prepared')\nreceive()\n",
     );
     let ready = ready.display().to_string();
-    let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
+    let refused = bed.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
     refused.refused(7, &["still serves"]);
     minio.resume();
     for (n, pending) in pending_replies.into_iter().enumerate() {
@@ -238,7 +237,7 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
             .wait()
             .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
     }
-    server.hand_off(&place, "disk");
+    server.hand_off(&bed, "disk");
     let image = client.read_all().expect("readable");
     for (n, block) in image.chunks(64 << 10).take(512).enumerate() {
         assert!(block.iter().all(|&byte| byte == n as u8), "block {n} is lost");
@@ -247,11 +246,11 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
 
 #[test]
 fn several_volumes_a_dashboard_and_readers_move_together() {
-    let place = Place::new(&store::folder());
+    let bed = TestBed::new(&store::folder());
     for name in ["oak", "ash"] {
-        place.create(name, "8M", &[]);
+        bed.create(name, "8M", &[]);
     }
-    let mut server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
+    let mut server = bed.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
     let clients: Vec<Client> = (0..2)
         .map(|n| {
             Client::connect(&server.uri_of(n), sawmill_tests::nbd::Style::Extended)
@@ -262,7 +261,7 @@ fn several_volumes_a_dashboard_and_readers_move_together() {
         client.write(4096, &[n as u8 + 1; 512]).expect("accepted");
     }
     let admin = server.ready()["admin"].clone();
-    server.hand_off(&place, "ash");
+    server.hand_off(&bed, "ash");
     assert_eq!(server.ready()["admin"], admin, "the dashboard is where it was");
     assert_eq!(server.status()["pid"], server.pid());
     for (n, client) in clients.iter().enumerate() {
@@ -271,21 +270,21 @@ fn several_volumes_a_dashboard_and_readers_move_together() {
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 
-    let mut reader = place.serve("oak").with(&["--read-only"]).start();
+    let mut reader = bed.serve("oak").with(&["--read-only"]).start();
     let client = reader.connect();
-    reader.hand_off(&place, "oak");
+    reader.hand_off(&bed, "oak");
     assert_eq!(client.read(4096, 512), Ok(vec![1; 512]));
 }
 
 #[test]
 fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
-    let place = Place::new(&store::folder());
-    let (server, clients, mut load) = served(&place);
-    let slow = impostor(&place, "signal.pause()\n").display().to_string();
+    let bed = TestBed::new(&store::folder());
+    let (server, clients, mut load) = served(&bed);
+    let slow = impostor(&bed, "signal.pause()\n").display().to_string();
     load.run(&clients, 100);
     std::thread::scope(|scope| {
-        let hand_off_thread = scope
-            .spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
+        let hand_off_thread =
+            scope.spawn(|| bed.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
         sawmill_tests::machine::wait_for("the hand-off starts", || {
             server.stderr().contains("handing off").then_some(())
         });

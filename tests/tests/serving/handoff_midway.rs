@@ -8,19 +8,19 @@ use std::path::PathBuf;
 use rustix::process::Signal;
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
-use sawmill_tests::place::Place;
 use sawmill_tests::proxy::{Fault, Proxy, Rule, Verb};
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
 use sawmill_tests::successor::{TAKES_ALL, impostor, reached, real_after};
+use sawmill_tests::test_bed::TestBed;
 
 /// `oak` and `ash`, served by one process, and a client of each with 512 bytes of 1 and 2 written
 /// at 4096.
-fn two_volumes(place: &Place) -> (Server, Client, Client) {
+fn two_volumes(bed: &TestBed) -> (Server, Client, Client) {
     for name in ["oak", "ash"] {
-        place.create(name, "8M", &[]);
+        bed.create(name, "8M", &[]);
     }
-    let server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
+    let server = bed.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
     let connect = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects");
     let (oak, ash) = (connect(0), connect(1));
     oak.write(4096, &[1; 512]).expect("accepted");
@@ -28,26 +28,26 @@ fn two_volumes(place: &Place) -> (Server, Client, Client) {
     (server, oak, ash)
 }
 
-fn health(place: &Place, volume: &str) -> (String, String) {
-    let info = place.info(volume);
-    let health =
-        sawmill_tests::place::field(&info, "health").expect("a volume that is served has a health");
+fn health(bed: &TestBed, volume: &str) -> (String, String) {
+    let info = bed.info(volume);
+    let health = sawmill_tests::test_bed::field(&info, "health")
+        .expect("a volume that is served has a health");
     let text = |name: &str| health[name].as_str().unwrap_or_default().to_owned();
     (text("state"), text("reason"))
 }
 
-fn journal_of(place: &Place, volume: &str) -> PathBuf {
-    let info = place.info(volume);
-    let path = sawmill_tests::place::field(&info, "journal_path").and_then(|path| path.as_str());
+fn journal_of(bed: &TestBed, volume: &str) -> PathBuf {
+    let info = bed.info(volume);
+    let path = sawmill_tests::test_bed::field(&info, "journal_path").and_then(|path| path.as_str());
     PathBuf::from(path.expect("a volume that is served for writing has a journal"))
 }
 
 fn hand_off_to(
-    place: &Place,
+    bed: &TestBed,
     volume: &str,
     program: &std::path::Path,
-) -> sawmill_tests::place::CommandOutput {
-    place.sawmill(&["handoff", volume, "--binary", &program.display().to_string(), "--json"])
+) -> sawmill_tests::test_bed::CommandOutput {
+    bed.sawmill(&["handoff", volume, "--binary", &program.display().to_string(), "--json"])
 }
 
 /// Takes everything, takes the lock of a journal, and dies. The lock is held by an orphan until the
@@ -73,12 +73,12 @@ os.read(locked, 1)
 
 #[test]
 fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
-    let place = Place::new(&store::folder());
-    let (mut server, oak, ash) = two_volumes(&place);
-    let journal = journal_of(&place, "ash");
-    let (path, aside) = (journal.display(), place.path("aside"));
-    let thief = impostor(&place, &format!("{TAKES_ALL}os.rename('{path}', '{}')", aside.display()));
-    hand_off_to(&place, "oak", &thief)
+    let bed = TestBed::new(&store::folder());
+    let (mut server, oak, ash) = two_volumes(&bed);
+    let journal = journal_of(&bed, "ash");
+    let (path, aside) = (journal.display(), bed.path("aside"));
+    let thief = impostor(&bed, &format!("{TAKES_ALL}os.rename('{path}', '{}')", aside.display()));
+    hand_off_to(&bed, "oak", &thief)
         .refused(7, &["still serves", "volume ash", "there is no journal"]);
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(oak.read(4096, 512), Ok(vec![1; 512]));
@@ -86,20 +86,16 @@ fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
         matches!(ash.read(4096, 512), Err(Failure::Errno(_))),
         "given up, and its users get an error"
     );
-    let (state, why) = health(&place, "ash");
+    let (state, why) = health(&bed, "ash");
     assert!(state == "closed" && why.contains("no journal"), "{state}: {why}");
-    place
-        .sawmill(&["wait", "ash", "--stored"])
-        .refused(7, &["ash", "rolled back and reopen failed"]);
-    place
-        .sawmill(&["snapshot", "create", "ash", "now"])
+    bed.sawmill(&["wait", "ash", "--stored"]).refused(7, &["ash", "rolled back and reopen failed"]);
+    bed.sawmill(&["snapshot", "create", "ash", "now"])
         .refused(7, &["rolled back and reopen failed"]);
-    let socket = format!("unix:{}", place.path("second.sock").display());
-    place
-        .sawmill(&["door", "add", "ash", "--nbd", &socket])
+    let socket = format!("unix:{}", bed.path("second.sock").display());
+    bed.sawmill(&["door", "add", "ash", "--nbd", &socket])
         .refused(7, &["rolled back and reopen failed"]);
     // A second hand-off that fails takes nothing more from anybody.
-    hand_off_to(&place, "oak", &impostor(&place, TAKES_ALL))
+    hand_off_to(&bed, "oak", &impostor(&bed, TAKES_ALL))
         .refused(7, &["still serves", "volume ash"]);
     assert!(
         matches!(ash.read(4096, 512), Err(Failure::Errno(_))),
@@ -107,26 +103,26 @@ fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
     );
     // Mended, it comes back under the users it had.
     std::fs::rename(&aside, &journal).expect("a rename");
-    server.hand_off(&place, "oak");
+    server.hand_off(&bed, "oak");
     assert_eq!(ash.read(4096, 512), Ok(vec![2; 512]));
     assert_eq!(oak.read(0, 512), Ok(vec![3; 512]));
-    assert_eq!(health(&place, "ash").0, "serving");
+    assert_eq!(health(&bed, "ash").0, "serving");
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]
 fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
-    let place = Place::new(&store::folder());
-    let (server, oak, ash) = two_volumes(&place);
-    let program = impostor(&place, &leaves_a_lock(&journal_of(&place, "ash")));
-    hand_off_to(&place, "oak", &program)
+    let bed = TestBed::new(&store::folder());
+    let (server, oak, ash) = two_volumes(&bed);
+    let program = impostor(&bed, &leaves_a_lock(&journal_of(&bed, "ash")));
+    hand_off_to(&bed, "oak", &program)
         .refused(7, &["still serves", "volume ash", "reopen failed, retrying"]);
-    let held = reached(&place, "lock");
+    let held = reached(&bed, "lock");
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(ash.in_flight(), 1, "neither answered nor failed");
-    assert_eq!(health(&place, "ash").0, "closed");
+    assert_eq!(health(&bed, "ash").0, "closed");
     held.resume();
     assert_eq!(waiting.wait().map(|reply| reply.bytes), Ok(vec![2; 512]));
     let ended = server.stop();
@@ -136,16 +132,16 @@ fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
 #[test]
 fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
     let proxy = Proxy::before(store::shared_minio());
-    let place = Place::new(&proxy.store());
-    ["ash", "oak"].iter().for_each(|name| place.create(name, "8M", &[]));
-    let server = place.serve("ash").and("oak").with(&["--admin", "127.0.0.1:0"]).start();
+    let bed = TestBed::new(&proxy.store());
+    ["ash", "oak"].iter().for_each(|name| bed.create(name, "8M", &[]));
+    let server = bed.serve("ash").and("oak").with(&["--admin", "127.0.0.1:0"]).start();
     let connect = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects");
     let (ash, oak) = (connect(0), connect(1));
     ash.write(4096, &[2; 512]).expect("accepted");
     // Whoever asks for the name of `ash` from now on waits forever.
     proxy.rule(Rule::every(Verb::Get, "names/ash/", Fault::Held));
-    let program = impostor(&place, TAKES_ALL);
-    hand_off_to(&place, "oak", &program)
+    let program = impostor(&bed, TAKES_ALL);
+    hand_off_to(&bed, "oak", &program)
         .refused(7, &["still serves", "volume ash", "has not answered yet"]);
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
@@ -157,11 +153,11 @@ fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
 
 #[test]
 fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
-    let place = Place::new(&store::folder());
-    let (server, oak, ash) = two_volumes(&place);
-    let program = impostor(&place, &leaves_a_lock(&journal_of(&place, "ash")));
-    hand_off_to(&place, "oak", &program).refused(7, &["still serves", "volume ash"]);
-    let held = reached(&place, "lock");
+    let bed = TestBed::new(&store::folder());
+    let (server, oak, ash) = two_volumes(&bed);
+    let program = impostor(&bed, &leaves_a_lock(&journal_of(&bed, "ash")));
+    hand_off_to(&bed, "oak", &program).refused(7, &["still serves", "volume ash"]);
+    let held = reached(&bed, "lock");
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted");
     let ended = server.stop();
@@ -177,7 +173,7 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     };
     assert!(stored("oak", true) && stored("ash", false), "{}", ended.stdout);
     held.resume();
-    let server = wait_for("the lock is free", || place.serve("oak").and("ash").attempt().ok());
+    let server = wait_for("the lock is free", || bed.serve("oak").and("ash").attempt().ok());
     let read = |n, at| {
         Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512)
     };
@@ -186,12 +182,12 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
 
 #[test]
 fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
-    let place = Place::new(&store::folder());
-    let (server, oak, _ash) = two_volumes(&place);
-    let program = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
+    let bed = TestBed::new(&store::folder());
+    let (server, oak, _ash) = two_volumes(&bed);
+    let program = impostor(&bed, &format!("{TAKES_ALL}hold('switch')"));
     let waiting = std::thread::scope(|scope| {
-        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &program));
-        let held = reached(&place, "switch");
+        let hand_off_thread = scope.spawn(|| hand_off_to(&bed, "oak", &program));
+        let held = reached(&bed, "switch");
         server.signal(Signal::TERM);
         let waiting = oak.submit(&Command::Write { offset: 0, bytes: vec![3; 512], fua: false });
         held.resume();
@@ -202,7 +198,7 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stdout.matches(r#""everything_stored":true"#).count(), 2, "{}", ended.stdout);
     let was_accepted = waiting.wait().is_ok();
-    let server = place.serve("oak").and("ash").start();
+    let server = bed.serve("oak").and("ash").start();
     let read = |n, at| {
         Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512)
     };
@@ -212,12 +208,12 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
 
 #[test]
 fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
-    let place = Place::new(&store::folder());
-    let (mut server, _oak, _ash) = two_volumes(&place);
-    let program = real_after(&place, "hold start");
+    let bed = TestBed::new(&store::folder());
+    let (mut server, _oak, _ash) = two_volumes(&bed);
+    let program = real_after(&bed, "hold start");
     let outcome = std::thread::scope(|scope| {
-        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &program));
-        let held = reached(&place, "start");
+        let hand_off_thread = scope.spawn(|| hand_off_to(&bed, "oak", &program));
+        let held = reached(&bed, "start");
         server.signal(Signal::TERM);
         held.resume();
         hand_off_thread.join().expect("no panic").json()
@@ -230,22 +226,22 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
 
 #[test]
 fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_the_serving_process() {
-    let place = Place::new(&store::folder());
-    let (mut server, _oak, _ash) = two_volumes(&place);
+    let bed = TestBed::new(&store::folder());
+    let (mut server, _oak, _ash) = two_volumes(&bed);
     let collected = |server: &Server| server.stderr().matches("collected: ").count();
     let hand_off_during = |server: &Server, program: &std::path::Path, hold: &str| {
         std::thread::scope(|scope| {
-            let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", program));
-            let held = reached(&place, hold);
+            let hand_off_thread = scope.spawn(|| hand_off_to(&bed, "oak", program));
+            let held = reached(&bed, hold);
             server.signal(Signal::USR1);
             held.resume();
             hand_off_thread.join().expect("no panic")
         })
     };
-    let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
+    let stuck = impostor(&bed, &format!("{TAKES_ALL}hold('switch')"));
     hand_off_during(&server, &stuck, "switch").refused(7, &["still serves"]);
     wait_for("the old process collects both", || (collected(&server) == 2).then_some(()));
-    let slow = real_after(&place, "hold start");
+    let slow = real_after(&bed, "hold start");
     let outcome = hand_off_during(&server, &slow, "start").json();
     server.follow(&outcome);
     wait_for("the new process collects both", || (collected(&server) == 4).then_some(()));
@@ -288,33 +284,33 @@ impl PartialWrite {
 
 #[test]
 fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
-    let place = Place::new(&store::folder());
-    let (mut server, oak, _ash) = two_volumes(&place);
+    let bed = TestBed::new(&store::folder());
+    let (mut server, oak, _ash) = two_volumes(&bed);
     // More than a socket holds goes over with this connection.
-    let half = PartialWrite::send(&place.path("nbd.sock"), "oak");
+    let half = PartialWrite::send(&bed.path("nbd.sock"), "oak");
     let deaf = impostor(
-        &place,
+        &bed,
         "send(word='hello', conversation=1, version='9.9')\nsend(word='prepared')\nsignal.pause()",
     );
     let deaf = deaf.display().to_string();
-    let refused = place.sawmill(&["handoff", "oak", "--binary", &deaf, "--stall-max", "500ms"]);
+    let refused = bed.sawmill(&["handoff", "oak", "--binary", &deaf, "--stall-max", "500ms"]);
     refused.refused(7, &["still serves", "could not be sent", "in time"]);
     half.finish();
     assert_eq!(oak.read(0, 512), Ok(vec![9; 512]));
-    let half = PartialWrite::send(&place.path("nbd.sock"), "oak");
-    server.hand_off(&place, "oak");
+    let half = PartialWrite::send(&bed.path("nbd.sock"), "oak");
+    server.hand_off(&bed, "oak");
     half.finish();
 }
 
 #[test]
 fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
-    let place = Place::new(&store::folder());
-    let (server, _oak, _ash) = two_volumes(&place);
-    let dies = impostor(&place, &format!("{TAKES_ALL}send(word='opened')\nreceive()"));
-    hand_off_to(&place, "oak", &dies).refused(7, &["did not report", "start a server"]);
+    let bed = TestBed::new(&store::folder());
+    let (server, _oak, _ash) = two_volumes(&bed);
+    let dies = impostor(&bed, &format!("{TAKES_ALL}send(word='opened')\nreceive()"));
+    hand_off_to(&bed, "oak", &dies).refused(7, &["did not report", "start a server"]);
     let ended = server.finished();
     assert_eq!(ended.code, Some(7), "the service manager starts another: {}", ended.stderr);
-    let server = place.serve("oak").and("ash").start();
+    let server = bed.serve("oak").and("ash").start();
     let read =
         |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(4096, 512);
     assert_eq!((read(0), read(1)), (Ok(vec![1; 512]), Ok(vec![2; 512])));
@@ -322,43 +318,43 @@ fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
 
 #[test]
 fn a_loss_that_was_accepted_once_is_not_accepted_in_a_hand_off() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
-    place.serve("disk").start().kill();
-    place.lose_state();
-    let mut server = place.serve("disk").with(&["--accept-journal-loss"]).start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
+    bed.serve("disk").start().kill();
+    bed.lose_state();
+    let mut server = bed.serve("disk").with(&["--accept-journal-loss"]).start();
     let client = server.connect();
     client.write(4096, &[1; 512]).expect("accepted");
-    let journal = journal_of(&place, "disk");
-    let aside = place.path("aside");
-    let thief = real_after(&place, &format!("mv '{}' '{}'", journal.display(), aside.display()));
+    let journal = journal_of(&bed, "disk");
+    let aside = bed.path("aside");
+    let thief = real_after(&bed, &format!("mv '{}' '{}'", journal.display(), aside.display()));
     // Neither by the new process nor by the old one, when it opens the volume again.
-    hand_off_to(&place, "disk", &thief)
+    hand_off_to(&bed, "disk", &thief)
         .refused(5, &["still serves", "there is no journal", "volume disk"]);
     assert!(
         matches!(client.read(4096, 512), Err(Failure::Errno(_))),
         "a state of the past is never served"
     );
     std::fs::rename(&aside, &journal).expect("a rename");
-    server.hand_off(&place, "disk");
+    server.hand_off(&bed, "disk");
     assert_eq!(client.read(4096, 512), Ok(vec![1; 512]));
 }
 
 #[test]
 fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
-    let place = Place::new(&store::folder());
-    let (mut server, oak, _ash) = two_volumes(&place);
-    let socket = |name: &str| format!("unix:{}", place.path(name).display());
-    let add = |name: &str| place.sawmill(&["door", "add", "oak", "--nbd", &socket(name)]);
-    let remove = |uri: &str| place.sawmill(&["door", "remove", "oak", uri]);
+    let bed = TestBed::new(&store::folder());
+    let (mut server, oak, _ash) = two_volumes(&bed);
+    let socket = |name: &str| format!("unix:{}", bed.path(name).display());
+    let add = |name: &str| bed.sawmill(&["door", "add", "oak", "--nbd", &socket(name)]);
+    let remove = |uri: &str| bed.sawmill(&["door", "remove", "oak", uri]);
     let connect = |uri: &str| Client::connect(uri, Style::Structured);
     let first = add("first.sock").ok().trim().to_owned();
     let second = add("second.sock").ok().trim().to_owned();
     // While the new process gets ready.
-    let slow = real_after(&place, "hold start");
+    let slow = real_after(&bed, "hold start");
     let outcome = std::thread::scope(|scope| {
-        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &slow));
-        let held = reached(&place, "start");
+        let hand_off_thread = scope.spawn(|| hand_off_to(&bed, "oak", &slow));
+        let held = reached(&bed, "start");
         add("third.sock").refused(11, &["a hand-off is in progress"]);
         let _ = remove(&first).ok();
         held.resume();
@@ -370,16 +366,16 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         "the new process has what is left"
     );
     // While nobody has the volumes.
-    let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
+    let stuck = impostor(&bed, &format!("{TAKES_ALL}hold('switch')"));
     let third = std::thread::scope(|scope| {
-        let hand_off_thread = scope.spawn(|| hand_off_to(&place, "oak", &stuck));
-        let held = reached(&place, "switch");
+        let hand_off_thread = scope.spawn(|| hand_off_to(&bed, "oak", &stuck));
+        let held = reached(&bed, "switch");
         let status = server.status();
         assert_eq!(status["handing_over"], true, "{status}");
         assert_eq!(status["volumes"], serde_json::json!([]), "{status}");
         let added = scope.spawn(|| add("third.sock"));
         let removed = scope.spawn(|| remove(&second));
-        let info = scope.spawn(|| health(&place, "oak"));
+        let info = scope.spawn(|| health(&bed, "oak"));
         held.resume();
         hand_off_thread.join().expect("no panic").refused(7, &["still serves"]);
         let added = added.join().expect("no panic");
@@ -399,9 +395,9 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
 
 #[test]
 fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_ends() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
-    let address = place.path("notify");
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
+    let address = bed.path("notify");
     let manager = UnixDatagram::bind(&address).expect("a socket");
     let notification = || {
         let mut message = [0; 256];
@@ -410,12 +406,12 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
     };
     let notify = address.display().to_string();
     let with = ["--admin", "127.0.0.1:0"];
-    let mut server = place.serve("disk").with(&with).env("NOTIFY_SOCKET", &notify).start();
+    let mut server = bed.serve("disk").with(&with).env("NOTIFY_SOCKET", &notify).start();
     assert_eq!(notification(), "READY=1\n");
     let client = server.connect();
     let old = server.pid();
     // A hand-off that is taken back is nothing to tell of.
-    hand_off_to(&place, "disk", &impostor(&place, TAKES_ALL)).refused(7, &["still serves"]);
+    hand_off_to(&bed, "disk", &impostor(&bed, TAKES_ALL)).refused(7, &["still serves"]);
     manager.set_nonblocking(true).expect("our own socket");
     assert!(manager.recv(&mut [0; 256]).is_err(), "a notification was sent");
     manager.set_nonblocking(false).expect("our own socket");
@@ -427,7 +423,7 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
         fillers += 1;
     }
     let outcome = std::thread::scope(|scope| {
-        let hand_off_thread = scope.spawn(|| place.sawmill(&["handoff", "disk", "--json"]));
+        let hand_off_thread = scope.spawn(|| bed.sawmill(&["handoff", "disk", "--json"]));
         let status = server.wait_for("the new process answers", |status| status["pid"] != old);
         assert_eq!(client.write(0, &[1; 512]), Ok(()), "users are served meanwhile");
         assert!(server.is_running(), "the old process waits until the manager knows");
@@ -441,11 +437,11 @@ fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_
 
 #[test]
 fn sockets_of_readers_go_with_their_process_or_with_the_next_one() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
     let sockets = || {
         let mut found = Vec::new();
-        let mut folders = vec![place.path("state")];
+        let mut folders = vec![bed.path("state")];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
@@ -458,10 +454,10 @@ fn sockets_of_readers_go_with_their_process_or_with_the_next_one() {
         }
         found
     };
-    let reader = || place.serve("disk").with(&["--read-only", "--cache-bytes", "0"]);
+    let reader = || bed.serve("disk").with(&["--read-only", "--cache-bytes", "0"]);
     let own = |server: &Server| vec![format!("reader-{}.sock", server.pid())];
     let mut server = reader().start();
-    server.hand_off(&place, "disk");
+    server.hand_off(&bed, "disk");
     assert_eq!(sockets(), own(&server), "the old process has left nothing");
     server.kill();
     assert_eq!(sockets().len(), 1, "killed, it could not");

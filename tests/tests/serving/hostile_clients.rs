@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use sawmill_tests::machine::wait_for;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{TestBed, field};
 
 const LIMIT: u64 = 160 << 20;
 /// What a server takes beside the memory of its clients.
@@ -53,10 +53,10 @@ fn nbd_memory(server: &Server, name: &str) -> u64 {
 
 #[test]
 fn a_hundred_hostile_connections_stay_within_the_memory_and_a_client_is_served() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "1G", &[]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1G", &[]);
     let options = ["--nbd-memory-max", "160M", "--admin", "127.0.0.1:0", "--cache-bytes", "0"];
-    let server = place.serve("disk").at("tcp:127.0.0.1:0").with(&options).start();
+    let server = bed.serve("disk").at("tcp:127.0.0.1:0").with(&options).start();
     let address = server.uri().trim_start_matches("nbd://").trim_end_matches("/disk").to_owned();
     assert_eq!(nbd_memory(&server, "bytes_max"), LIMIT);
     let half_open: Vec<_> = (0..EACH).filter_map(|_| connection(&address, false)).collect();

@@ -8,8 +8,8 @@ use std::process::{Child, Stdio};
 
 use sawmill_tests::machine::{command, run, wait_for};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
+use sawmill_tests::test_bed::{CommandOutput, TestBed, field};
 
 const MIB: u64 = 1 << 20;
 
@@ -19,8 +19,8 @@ on_each_store!(
 );
 
 /// A sparse file of `mib` MiB: runs of noise, of holes, and of zeroes that were written.
-fn disk(place: &Place, name: &str, mib: u64) -> PathBuf {
-    let path = place.path(name);
+fn disk(bed: &TestBed, name: &str, mib: u64) -> PathBuf {
+    let path = bed.path(name);
     let file = File::create(&path).expect("a file");
     file.set_len(mib * MIB).expect("a sparse file");
     let mut state = 88_172_645_463_325_252_u64;
@@ -70,50 +70,50 @@ fn number(document: &serde_json::Value, name: &str) -> u64 {
 }
 
 /// Options for every command that attaches, so that its staging file is in the test's folder.
-fn attach(place: &Place) -> Vec<String> {
-    ["--journal-bytes", "64M", "--staging", text(place.memory())].map(str::to_owned).to_vec()
+fn attach(bed: &TestBed) -> Vec<String> {
+    ["--journal-bytes", "64M", "--staging", text(bed.memory())].map(str::to_owned).to_vec()
 }
 
-fn import(place: &Place, arguments: &[&str]) -> CommandOutput {
-    let attach = attach(place);
+fn import(bed: &TestBed, arguments: &[&str]) -> CommandOutput {
+    let attach = attach(bed);
     let words: Vec<&str> =
         ["--json", "import"].into_iter().chain(arguments.iter().copied()).collect();
     let options: Vec<&str> = attach.iter().map(String::as_str).collect();
-    place.sawmill(&[words, options].concat())
+    bed.sawmill(&[words, options].concat())
 }
 
-fn export(place: &Place, arguments: &[&str]) -> CommandOutput {
-    place.sawmill(&[&["--json", "export"], arguments].concat())
+fn export(bed: &TestBed, arguments: &[&str]) -> CommandOutput {
+    bed.sawmill(&[&["--json", "export"], arguments].concat())
 }
 
 fn a_raw_file_goes_in_and_comes_back_equal_with_its_holes(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    let source_file = disk(&place, "there.raw", 32);
-    let imported = import(&place, &[text(&source_file), "disk"]).json();
+    let bed = TestBed::new(store);
+    let source_file = disk(&bed, "there.raw", 32);
+    let imported = import(&bed, &[text(&source_file), "disk"]).json();
     assert_eq!(number(&imported, "written_bytes"), noise_bytes(32), "neither holes nor zeroes");
     assert_eq!(imported["created"], true);
-    let info = place.info("disk");
+    let info = bed.info("disk");
     assert_eq!(number(&info, "size_bytes"), 32 * MIB);
     assert_eq!(number(&info, "live_bytes"), noise_bytes(32), "zeroes take nothing in the store");
     assert!(number(&info, "object_bytes") < noise_bytes(32) + MIB, "{info:#}");
-    let _ = place.sawmill(&["check", "disk"]).ok();
-    let back = place.path("back.raw");
-    let exported = export(&place, &["disk", "--to-file", text(&back)]).json();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
+    let back = bed.path("back.raw");
+    let exported = export(&bed, &["disk", "--to-file", text(&back)]).json();
     assert_eq!(number(&exported, "written_bytes"), noise_bytes(32));
     same(&source_file, &back);
     let blocks = |path: &Path| std::fs::metadata(path).expect("it is there").blocks() * 512;
     assert!(blocks(&back) <= noise_bytes(32) + MIB, "holes stay holes: {}", blocks(&back));
     assert_eq!(back.metadata().expect("it is there").len(), 32 * MIB);
-    assert!(!place.path("back.raw.part").exists());
+    assert!(!bed.path("back.raw.part").exists());
 }
 
 fn a_qcow2_image_goes_in_and_comes_back_equal(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    let source_file = qcow2(&disk(&place, "there.raw", 16));
-    let _ = import(&place, &[text(&source_file), "disk"]).ok();
-    let (raw, image) = (place.path("back.raw"), place.path("back.qcow2"));
-    let _ = export(&place, &["disk", "--to-file", text(&raw)]).ok();
-    let _ = export(&place, &["disk", "--to-file", text(&image), "--format", "qcow2"]).ok();
+    let bed = TestBed::new(store);
+    let source_file = qcow2(&disk(&bed, "there.raw", 16));
+    let _ = import(&bed, &[text(&source_file), "disk"]).ok();
+    let (raw, image) = (bed.path("back.raw"), bed.path("back.qcow2"));
+    let _ = export(&bed, &["disk", "--to-file", text(&raw)]).ok();
+    let _ = export(&bed, &["disk", "--to-file", text(&image), "--format", "qcow2"]).ok();
     same(&source_file, &raw);
     same(&source_file, &image);
     run(command("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(&image));
@@ -127,15 +127,15 @@ struct NbdServer {
 
 impl NbdServer {
     /// nbdkit with a plugin and filters; it ends when this goes.
-    fn nbdkit(place: &Place, name: &str, arguments: &[&str]) -> Self {
-        let socket = place.path(name);
+    fn nbdkit(bed: &TestBed, name: &str, arguments: &[&str]) -> Self {
+        let socket = bed.path(name);
         let mut kit = command("nbdkit");
         kit.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(arguments);
         Self::start(kit, &socket)
     }
 
-    fn qemu(place: &Place, name: &str, format: &str, image: &Path) -> Self {
-        let socket = place.path(name);
+    fn qemu(bed: &TestBed, name: &str, format: &str, image: &Path) -> Self {
+        let socket = bed.path(name);
         let mut server = command("qemu-nbd");
         server
             .args(["--persistent", "--shared=8", "--discard=unmap"])
@@ -164,16 +164,16 @@ impl Drop for NbdServer {
 
 #[test]
 fn an_nbd_export_goes_in_and_out() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 16);
-    let source = NbdServer::qemu(&place, "source.sock", "raw", &source_file);
-    let imported = import(&place, &[&source.uri, "disk"]).json();
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 16);
+    let source = NbdServer::qemu(&bed, "source.sock", "raw", &source_file);
+    let imported = import(&bed, &[&source.uri, "disk"]).json();
     assert!(number(&imported, "read_bytes") <= 10 * MIB, "its holes are not read: {imported:#}");
     // A target full of something else, and larger.
-    let back = place.path("back.raw");
+    let back = bed.path("back.raw");
     std::fs::write(&back, vec![0xee; 17 * MIB as usize]).expect("written");
-    let target = NbdServer::qemu(&place, "target.sock", "raw", &back);
-    let _ = export(&place, &["disk", "--to-nbd", &target.uri]).ok();
+    let target = NbdServer::qemu(&bed, "target.sock", "raw", &back);
+    let _ = export(&bed, &["disk", "--to-nbd", &target.uri]).ok();
     drop(target);
     let (want, got) =
         (std::fs::read(&source_file).expect("read"), std::fs::read(&back).expect("read"));
@@ -182,21 +182,21 @@ fn an_nbd_export_goes_in_and_out() {
     let blocks = back.metadata().expect("it is there").blocks() * 512;
     assert!(blocks < 11 * MIB, "holes were punched: {blocks}");
     // One that has neither holes nor write-zeroes to offer.
-    let plain = NbdServer::nbdkit(&place, "plain.sock", &["--filter=nozero", "memory", "16M"]);
-    let _ = export(&place, &["disk", "--to-nbd", &plain.uri]).ok();
-    let _ = import(&place, &[&plain.uri, "again"]).ok();
-    let again = place.path("again.raw");
-    let _ = export(&place, &["again", "--to-file", text(&again)]).ok();
+    let plain = NbdServer::nbdkit(&bed, "plain.sock", &["--filter=nozero", "memory", "16M"]);
+    let _ = export(&bed, &["disk", "--to-nbd", &plain.uri]).ok();
+    let _ = import(&bed, &[&plain.uri, "again"]).ok();
+    let again = bed.path("again.raw");
+    let _ = export(&bed, &["again", "--to-file", text(&again)]).ok();
     same(&source_file, &again);
-    let small = NbdServer::nbdkit(&place, "small.sock", &["memory", "15M"]);
-    export(&place, &["disk", "--to-nbd", &small.uri]).refused(5, &["does not fit"]);
-    let fixed = NbdServer::nbdkit(&place, "fixed.sock", &["--readonly", "memory", "16M"]);
-    export(&place, &["disk", "--to-nbd", &fixed.uri]).refused(5, &["read-only"]);
+    let small = NbdServer::nbdkit(&bed, "small.sock", &["memory", "15M"]);
+    export(&bed, &["disk", "--to-nbd", &small.uri]).refused(5, &["does not fit"]);
+    let fixed = NbdServer::nbdkit(&bed, "fixed.sock", &["--readonly", "memory", "16M"]);
+    export(&bed, &["disk", "--to-nbd", &fixed.uri]).refused(5, &["read-only"]);
 }
 
-/// How far the progress files of a place say that it is.
-fn progress(place: &Place) -> u64 {
-    let folders = std::fs::read_dir(place.path("state/sawmill")).into_iter().flatten().flatten();
+/// How far the progress files of a test bed say that it is.
+fn progress(bed: &TestBed) -> u64 {
+    let folders = std::fs::read_dir(bed.path("state/sawmill")).into_iter().flatten().flatten();
     let files =
         folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).flatten().flatten();
     let done = files
@@ -210,8 +210,8 @@ fn progress(place: &Place) -> u64 {
 
 /// Runs a command and kills it as soon as it has written some progress down. Says how far that was;
 /// 0 when it ended first.
-fn kill_midway(place: &Place, arguments: &[&str], past: u64) -> u64 {
-    let mut child = place
+fn kill_midway(bed: &TestBed, arguments: &[&str], past: u64) -> u64 {
+    let mut child = bed
         .command(arguments)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -219,7 +219,7 @@ fn kill_midway(place: &Place, arguments: &[&str], past: u64) -> u64 {
         .expect("the binary under test starts");
     let reached = wait_for("progress, or the end", || {
         let ended = child.try_wait().expect("a child of ours").is_some();
-        let reached = progress(place);
+        let reached = progress(bed);
         (ended || reached > past).then_some(if ended { 0 } else { reached })
     });
     let _ = child.kill();
@@ -228,41 +228,41 @@ fn kill_midway(place: &Place, arguments: &[&str], past: u64) -> u64 {
 }
 
 /// In and out, both killed again and again and taken up, and equal in the end.
-fn kill_in_both_directions(place: &Place, mib: u64) {
-    let raw = disk(place, "there.raw", mib);
+fn kill_in_both_directions(bed: &TestBed, mib: u64) {
+    let raw = disk(bed, "there.raw", mib);
     let source_file = qcow2(&raw);
-    let attach = attach(place);
+    let attach = attach(bed);
     let mut words = vec!["import", text(&source_file), "disk"];
     words.extend(attach.iter().map(String::as_str));
     let mut kills = 0;
     let mut reached = 0;
     while kills < 3 {
-        match kill_midway(place, &words, reached) {
+        match kill_midway(bed, &words, reached) {
             0 => break,
             now => reached = now,
         }
         kills += 1;
     }
     if kills > 0 {
-        let resumed = number(&import(place, &[text(&source_file), "disk"]).json(), "resumed_bytes");
+        let resumed = number(&import(bed, &[text(&source_file), "disk"]).json(), "resumed_bytes");
         assert!(resumed >= reached, "taken up at {resumed}, and {reached} was said to be stored");
     }
-    let back = place.path("back.raw");
+    let back = bed.path("back.raw");
     let out = ["export", "disk", "--to-file", text(&back)];
     let mut reached = 0;
     while kills < 6 {
         assert!(!back.exists() || reached == 0, "a file appears when it is whole");
-        match kill_midway(place, &out, reached) {
+        match kill_midway(bed, &out, reached) {
             0 => break,
             now => reached = now,
         }
         kills += 1;
     }
     if !back.exists() {
-        let resumed = number(&export(place, &out[1..]).json(), "resumed_bytes");
+        let resumed = number(&export(bed, &out[1..]).json(), "resumed_bytes");
         assert!(resumed >= reached, "taken up at {resumed}, and {reached} was said to be synced");
     }
-    assert_eq!(progress(place), 0, "nothing is left to take up");
+    assert_eq!(progress(bed), 0, "nothing is left to take up");
     same(&source_file, &back);
     same(&raw, &back);
     println!("{kills} kills");
@@ -270,152 +270,150 @@ fn kill_in_both_directions(place: &Place, mib: u64) {
 
 #[test]
 fn a_qcow2_image_killed_on_its_way_in_and_out_is_equal_in_the_end() {
-    kill_in_both_directions(&Place::new(&store::folder()), 64);
+    kill_in_both_directions(&TestBed::new(&store::folder()), 64);
 }
 
 #[test]
 #[ignore = "2 GiB: a minute and 6 GiB of disk; run it with --ignored"]
 fn a_qcow2_image_of_two_gibibytes_killed_on_its_way_in_and_out_is_equal_in_the_end() {
-    kill_in_both_directions(&Place::new(&store::folder()), 2048);
+    kill_in_both_directions(&TestBed::new(&store::folder()), 2048);
 }
 
 #[test]
 fn an_nbd_source_and_target_are_compared_when_they_are_taken_up_again() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 128);
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 128);
     // Half of it is data: the first segment is full after a second, the last after nine.
     let slowly = ["--filter=rate", "file", text(&source_file), "rate=60M", "burstiness=0.2"];
-    let source = NbdServer::nbdkit(&place, "source.sock", &slowly);
-    let attach = attach(&place);
+    let source = NbdServer::nbdkit(&bed, "source.sock", &slowly);
+    let attach = attach(&bed);
     let mut words = vec!["import", &source.uri, "disk"];
     words.extend(attach.iter().map(String::as_str));
-    assert!(kill_midway(&place, &words, 0) > 0, "killed on its way");
+    assert!(kill_midway(&bed, &words, 0) > 0, "killed on its way");
     // Nothing tells that the source has changed: it is seen by comparing.
     let file = File::options().write(true).open(&source_file).expect("opened");
     file.write_all_at(&[7; 5000], 100).expect("written");
     file.write_all_at(&vec![0; MIB as usize], MIB).expect("written");
     drop(source);
-    let source = NbdServer::nbdkit(&place, "source.sock", &["file", text(&source_file)]);
-    let _ = import(&place, &[&source.uri, "disk"]).ok();
-    let back = place.path("back.raw");
+    let source = NbdServer::nbdkit(&bed, "source.sock", &["file", text(&source_file)]);
+    let _ = import(&bed, &[&source.uri, "disk"]).ok();
+    let back = bed.path("back.raw");
     std::fs::write(&back, vec![0xee; 128 * MIB as usize]).expect("written");
     let slowly = ["--filter=rate", "file", text(&back), "rate=60M", "burstiness=0.2"];
-    let target = NbdServer::nbdkit(&place, "target.sock", &slowly);
-    assert!(kill_midway(&place, &["export", "disk", "--to-nbd", &target.uri], 0) > 0, "killed");
+    let target = NbdServer::nbdkit(&bed, "target.sock", &slowly);
+    assert!(kill_midway(&bed, &["export", "disk", "--to-nbd", &target.uri], 0) > 0, "killed");
     drop(target);
     // The other end lost what it had.
     let file = File::options().write(true).open(&back).expect("opened");
     file.write_all_at(&vec![3; MIB as usize], 0).expect("written");
-    let target = NbdServer::nbdkit(&place, "target.sock", &["file", text(&back)]);
-    let _ = export(&place, &["disk", "--to-nbd", &target.uri]).ok();
+    let target = NbdServer::nbdkit(&bed, "target.sock", &["file", text(&back)]);
+    let _ = export(&bed, &["disk", "--to-nbd", &target.uri]).ok();
     drop(target);
     same(&source_file, &back);
 }
 
 #[test]
 fn a_source_that_changed_since_is_refused_until_it_starts_over() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 64);
-    let attach = attach(&place);
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 64);
+    let attach = attach(&bed);
     let mut words = vec!["import", text(&source_file), "disk"];
     words.extend(attach.iter().map(String::as_str));
     // However early the kill: the volume is there, and so is what was begun.
-    let mut child = place.command(&words).spawn().expect("the binary under test starts");
-    wait_for("the import has begun", || place.journals().first().cloned());
+    let mut child = bed.command(&words).spawn().expect("the binary under test starts");
+    wait_for("the import has begun", || bed.journals().first().cloned());
     child.kill().expect("killed");
     child.wait().expect("a child of ours");
     let file = File::options().write(true).open(&source_file).expect("opened");
     file.write_all_at(&[7; 5000], 9 * MIB).expect("written");
-    import(&place, &[text(&source_file), "disk"]).refused(5, &["has changed", "--restart"]);
-    let _ = import(&place, &[text(&source_file), "disk", "--restart"]).ok();
-    let back = place.path("back.raw");
-    let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
+    import(&bed, &[text(&source_file), "disk"]).refused(5, &["has changed", "--restart"]);
+    let _ = import(&bed, &[text(&source_file), "disk", "--restart"]).ok();
+    let back = bed.path("back.raw");
+    let _ = export(&bed, &["disk", "--to-file", text(&back)]).ok();
     same(&source_file, &back);
 }
 
 #[test]
 fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 8);
-    let other = disk(&place, "other.raw", 4);
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 8);
+    let other = disk(&bed, "other.raw", 4);
     let image = qcow2(&source_file);
-    let _ = import(&place, &[text(&source_file), "disk"]).ok();
-    import(&place, &[text(&source_file), "disk"]).refused(4, &["--overwrite"]);
-    import(&place, &[text(&other), "disk", "--overwrite"])
+    let _ = import(&bed, &[text(&source_file), "disk"]).ok();
+    import(&bed, &[text(&source_file), "disk"]).refused(4, &["--overwrite"]);
+    import(&bed, &[text(&other), "disk", "--overwrite"])
         .refused(5, &["sizes must match", "resize"]);
-    let _ = import(&place, &[text(&image), "disk", "--overwrite"]).ok();
-    import(&place, &["/nonexistent/disk.raw", "new"]).refused(3, &["/nonexistent/disk.raw"]);
-    import(&place, &["nbd://127.0.0.1:1/x", "new"]).refused(7, &["127.0.0.1:1"]);
-    import(&place, &["nbd:x", "new"]).refused(2, &["nbd://host:port"]);
+    let _ = import(&bed, &[text(&image), "disk", "--overwrite"]).ok();
+    import(&bed, &["/nonexistent/disk.raw", "new"]).refused(3, &["/nonexistent/disk.raw"]);
+    import(&bed, &["nbd://127.0.0.1:1/x", "new"]).refused(7, &["127.0.0.1:1"]);
+    import(&bed, &["nbd:x", "new"]).refused(2, &["nbd://host:port"]);
     let whole = std::fs::metadata(&image).expect("it is there").len();
     File::options().write(true).open(&image).expect("opened").set_len(whole - MIB).expect("cut");
-    import(&place, &[text(&image), "new"]).refused(9, &["truncated"]);
-    let disguised = place.path("disguised.img");
+    import(&bed, &[text(&image), "new"]).refused(9, &["truncated"]);
+    let disguised = bed.path("disguised.img");
     std::fs::copy(&image, &disguised).expect("copied");
-    import(&place, &[text(&disguised), "new"]).refused(2, &["--format qcow2", "--format raw"]);
-    let layer = place.path("layer.qcow2");
+    import(&bed, &[text(&disguised), "new"]).refused(2, &["--format qcow2", "--format raw"]);
+    let layer = bed.path("layer.qcow2");
     let mut create = command("qemu-img");
     create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&source_file).arg(&layer);
     run(&mut create);
-    import(&place, &[text(&layer), "new"]).refused(5, &["there.raw", "--follow-backing"]);
-    let _ = import(&place, &[text(&layer), "layered", "--follow-backing"]).ok();
-    let back = place.path("back.raw");
-    let _ = export(&place, &["layered", "--to-file", text(&back)]).ok();
+    import(&bed, &[text(&layer), "new"]).refused(5, &["there.raw", "--follow-backing"]);
+    let _ = import(&bed, &[text(&layer), "layered", "--follow-backing"]).ok();
+    let back = bed.path("back.raw");
+    let _ = export(&bed, &["layered", "--to-file", text(&back)]).ok();
     same(&source_file, &back);
-    export(&place, &["disk", "--to-file", text(&back)]).refused(4, &["--overwrite"]);
-    let _ = export(&place, &["disk", "--to-file", text(&back), "--overwrite"]).ok();
-    export(&place, &["none", "--to-file", "/tmp/x"]).refused(3, &["none"]);
-    export(&place, &["disk"]).refused(2, &["--to-file"]);
-    std::fs::write(place.path("new.raw.part"), "another program's").expect("written");
-    export(&place, &["disk", "--to-file", text(&place.path("new.raw"))])
-        .refused(4, &["new.raw.part"]);
-    let names = place.sawmill(&["list", "--json"]).json();
+    export(&bed, &["disk", "--to-file", text(&back)]).refused(4, &["--overwrite"]);
+    let _ = export(&bed, &["disk", "--to-file", text(&back), "--overwrite"]).ok();
+    export(&bed, &["none", "--to-file", "/tmp/x"]).refused(3, &["none"]);
+    export(&bed, &["disk"]).refused(2, &["--to-file"]);
+    std::fs::write(bed.path("new.raw.part"), "another program's").expect("written");
+    export(&bed, &["disk", "--to-file", text(&bed.path("new.raw"))]).refused(4, &["new.raw.part"]);
+    let names = bed.sawmill(&["list", "--json"]).json();
     let names: Vec<_> = names.as_array().expect("a list").iter().map(|row| &row["name"]).collect();
     assert_eq!(names, ["disk", "layered"], "a refused import leaves no volume");
 }
 
 #[test]
 fn an_image_without_qemu_is_refused_with_what_to_install() {
-    let place = Place::new(&store::folder());
-    let image = qcow2(&disk(&place, "there.raw", 4));
-    let mut command = place.command(&["import", text(&image), "disk"]);
+    let bed = TestBed::new(&store::folder());
+    let image = qcow2(&disk(&bed, "there.raw", 4));
+    let mut command = bed.command(&["import", text(&image), "disk"]);
     let output =
-        command.env("PATH", place.path("empty")).output().expect("the binary under test starts");
+        command.env("PATH", bed.path("empty")).output().expect("the binary under test starts");
     let finished = CommandOutput::new("sawmill import".into(), &output);
     finished.refused(3, &["qemu-img is not installed", "qemu-utils"]);
 }
 
 #[test]
 fn a_served_volume_is_exported_as_it_was_when_the_command_began() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "16M", &[]);
-    let server = place.serve("disk").with(&["--segment-age", "0"]).start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "16M", &[]);
+    let server = bed.serve("disk").with(&["--segment-age", "0"]).start();
     let client = server.connect();
     client.write(5000, &[5; 100_000]).expect("accepted");
-    let back = place.path("back.raw");
-    let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
+    let back = bed.path("back.raw");
+    let _ = export(&bed, &["disk", "--to-file", text(&back)]).ok();
     let bytes = std::fs::read(&back).expect("read");
     assert_eq!(
         bytes[5000..105_000],
         [5; 100_000],
         "accepted before, though nothing had been stored"
     );
-    let _ =
-        place.sawmill(&[&["copy", "disk", "copied"], &words(&attach(&place))[..]].concat()).ok();
-    import(&place, &[text(&back), "disk", "--overwrite"]).refused(11, &["served"]);
+    let _ = bed.sawmill(&[&["copy", "disk", "copied"], &words(&attach(&bed))[..]].concat()).ok();
+    import(&bed, &[text(&back), "disk", "--overwrite"]).refused(11, &["served"]);
     // Over its own door, like any other NBD export.
-    let _ = import(&place, &[&server.uri(), "doored"]).ok();
+    let _ = import(&bed, &[&server.uri(), "doored"]).ok();
     for volume in ["copied", "doored"] {
-        let copied_file = place.path(volume);
-        let _ = export(&place, &[volume, "--to-file", text(&copied_file)]).ok();
+        let copied_file = bed.path(volume);
+        let _ = export(&bed, &[volume, "--to-file", text(&copied_file)]).ok();
         same(&back, &copied_file);
     }
     // Writes that only a journal has are never passed over in silence.
     client.write(5000, &[6; 100_000]).expect("accepted");
     server.kill();
-    let again = place.path("again.raw");
-    export(&place, &["disk", "--to-file", text(&again)]).refused(5, &["--cut", "journal"]);
-    let _ = export(&place, &["disk", "--to-file", text(&again), "--cut"]).ok();
+    let again = bed.path("again.raw");
+    export(&bed, &["disk", "--to-file", text(&again)]).refused(5, &["--cut", "journal"]);
+    let _ = export(&bed, &["disk", "--to-file", text(&again), "--cut"]).ok();
     same(&back, &again);
 }
 
@@ -425,43 +423,42 @@ fn words(list: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_volume_is_copied_to_another_store_and_taken_up_again() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 64);
-    let _ =
-        import(&place, &[text(&source_file), "disk", "--block-size", "512", "--flush", "stored"])
-            .ok();
-    let elsewhere = format!("file://{}", place.path("elsewhere").display());
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 64);
+    let _ = import(&bed, &[text(&source_file), "disk", "--block-size", "512", "--flush", "stored"])
+        .ok();
+    let elsewhere = format!("file://{}", bed.path("elsewhere").display());
     let destination = format!("{elsewhere}/copied");
-    let attach = attach(&place);
+    let attach = attach(&bed);
     let copy = [&["copy", "disk", &destination], &words(&attach)[..]].concat();
-    let reached = kill_midway(&place, &copy, 0);
+    let reached = kill_midway(&bed, &copy, 0);
     if reached > 0 {
-        let copied = place.sawmill(&[&copy[..], &["--json"]].concat()).json();
+        let copied = bed.sawmill(&[&copy[..], &["--json"]].concat()).json();
         assert!(number(&copied, "resumed_bytes") >= reached, "{copied:#}");
     }
-    let back = place.path("back.raw");
-    let _ = export(&place, &[&destination, "--to-file", text(&back)]).ok();
+    let back = bed.path("back.raw");
+    let _ = export(&bed, &[&destination, "--to-file", text(&back)]).ok();
     same(&source_file, &back);
-    let info = place.info(&destination);
+    let info = bed.info(&destination);
     assert_eq!(
         (number(&info, "block_bytes"), info["flush"].as_str()),
         (512, Some("stored")),
         "{info:#}"
     );
     assert_eq!(number(&info, "live_bytes"), noise_bytes(64));
-    place.sawmill(&copy).refused(4, &["--overwrite"]);
-    place.sawmill(&["copy", "disk", "disk"]).refused(2, &["itself"]);
+    bed.sawmill(&copy).refused(4, &["--overwrite"]);
+    bed.sawmill(&["copy", "disk", "disk"]).refused(2, &["itself"]);
 }
 
 #[test]
 fn progress_that_could_not_be_written_is_no_orderly_end() {
-    let place = Place::new(&store::folder());
-    let source_file = disk(&place, "there.raw", 32);
+    let bed = TestBed::new(&store::folder());
+    let source_file = disk(&bed, "there.raw", 32);
     let slowly = ["--filter=rate", "file", text(&source_file), "rate=60M", "burstiness=0.2"];
-    let source = NbdServer::nbdkit(&place, "source.sock", &slowly);
-    let attach = attach(&place);
+    let source = NbdServer::nbdkit(&bed, "source.sock", &slowly);
+    let attach = attach(&bed);
     let import = [&["import", &source.uri, "disk"], &words(&attach)[..]].concat();
-    let mut child = place
+    let mut child = bed
         .command(&import)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -470,7 +467,7 @@ fn progress_that_could_not_be_written_is_no_orderly_end() {
     drop(child.stderr.take());
     let status = child.wait().expect("a child of ours");
     assert_eq!(status.code(), Some(7), "its progress went nowhere");
-    let back = place.path("back.raw");
-    let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
+    let back = bed.path("back.raw");
+    let _ = export(&bed, &["disk", "--to-file", text(&back)]).ok();
     same(&source_file, &back);
 }

@@ -8,9 +8,9 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::{Client, Command, Style, flag, list};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::{self, StoreUnderTest};
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     an_orderly_stop_stores_everything,
@@ -22,9 +22,9 @@ on_each_store!(
 const VOLUME_BYTES: u64 = 8 << 20;
 
 fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "8M", &["--segment-bytes", "1M"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "8M", &["--segment-bytes", "1M"]);
+    let server = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("serving"), Mix::default());
     let clients = [server.connect(), server.connect()];
     load.run(&clients, 800);
@@ -33,9 +33,9 @@ fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains(r#""event":"stopped""#), "{}", ended.stdout);
-    let left = std::fs::read_dir(place.memory()).expect("the folder in memory").count();
+    let left = std::fs::read_dir(bed.memory()).expect("the folder in memory").count();
     assert_eq!(left, 0, "nothing stays behind in memory after an orderly stop");
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     let image = server.connect().read_all().expect("readable");
     check_nothing_accepted_lost(&load.log, &image)
@@ -43,11 +43,11 @@ fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
 }
 
 fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
-    let place = Place::new(store);
+    let bed = TestBed::new(store);
     for (name, size) in [("oak", "8M"), ("ash", "16M"), ("elm", "4M")] {
-        place.create(name, size, &[]);
+        bed.create(name, size, &[]);
     }
-    let server = place.serve("oak").and("ash").and("elm").start();
+    let server = bed.serve("oak").and("ash").and("elm").start();
     let mut names = list(&server.uri()).expect("exports are listed");
     names.sort();
     assert_eq!(names, ["ash", "elm", "oak"]);
@@ -68,11 +68,11 @@ fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
 }
 
 fn several_connections_see_one_disk(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(store);
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
     let reserved = store::ReservedAddress::new();
     let address = format!("tcp:{}", reserved.address());
-    let server = place.serve("disk").at(&address).start();
+    let server = bed.serve("disk").at(&address).start();
     let clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     assert!(clients.iter().all(|client| client.export().flags & flag::CAN_MULTI_CONN != 0));
     for (n, client) in clients.iter().enumerate() {
@@ -96,9 +96,9 @@ fn several_connections_see_one_disk(store: &StoreUnderTest) {
 }
 
 fn every_dialect_of_nbd_reads_and_writes_the_same_disk(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "8M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "8M", &[]);
+    let server = bed.serve("disk").start();
     let dialects = [Style::Simple, Style::Structured, Style::Extended];
     let clients: Vec<Client> = dialects
         .iter()
@@ -128,9 +128,9 @@ fn every_dialect_of_nbd_reads_and_writes_the_same_disk(store: &StoreUnderTest) {
 
 #[test]
 fn a_second_signal_ends_the_server_at_once_and_loses_nothing() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
+    let server = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("serving"), Mix::default());
     load.drive(&[server.connect()], 700, || {
         server.signal(Signal::INT);
@@ -138,7 +138,7 @@ fn a_second_signal_ends_the_server_at_once_and_loses_nothing() {
     });
     let ended = server.finished();
     assert!(ended.code == Some(0) || ended.code == Some(1), "{:?}: {}", ended.code, ended.stderr);
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     let image = server.connect().read_all().expect("readable");
     check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
@@ -146,12 +146,12 @@ fn a_second_signal_ends_the_server_at_once_and_loses_nothing() {
 
 #[test]
 fn a_socket_left_by_a_dead_server_is_no_obstacle_and_a_live_one_is() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
-    place.create("other", "8M", &[]);
-    place.serve("disk").start().kill();
-    let server = place.serve("disk").start();
-    let Err(refusal) = place.serve("other").attempt() else {
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
+    bed.create("other", "8M", &[]);
+    bed.serve("disk").start().kill();
+    let server = bed.serve("disk").start();
+    let Err(refusal) = bed.serve("other").attempt() else {
         panic!("a socket in use was taken over");
     };
     refusal.refused(11, &["nbd.sock"]);
@@ -160,13 +160,13 @@ fn a_socket_left_by_a_dead_server_is_no_obstacle_and_a_live_one_is() {
 
 #[test]
 fn the_service_manager_is_notified_of_readiness() {
-    let place = Place::new(&store::folder());
-    place.create("disk", "8M", &[]);
-    let path = place.path("notify");
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "8M", &[]);
+    let path = bed.path("notify");
     let socket = UnixDatagram::bind(&path).expect("a socket in the place");
     socket.set_read_timeout(Some(sawmill_tests::machine::PATIENCE)).expect("a timeout can be set");
-    let listen = format!("unix:{}", place.path("nbd.sock").display());
-    let mut child = place
+    let listen = format!("unix:{}", bed.path("nbd.sock").display());
+    let mut child = bed
         .command(&[
             "serve",
             "disk",

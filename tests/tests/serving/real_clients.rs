@@ -6,8 +6,8 @@ use std::path::Path;
 use sawmill_testkit::Dice;
 use sawmill_tests::machine::{command, repository, run};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     nbdinfo_sees_size_blocks_and_abilities,
@@ -29,9 +29,9 @@ fn make_image(path: &Path, bytes: usize) {
 }
 
 fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "24M", &[]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "24M", &[]);
+    let server = bed.serve("disk").start();
     let report = run(command("nbdinfo").arg("--json").arg(server.uri()));
     let report: serde_json::Value = serde_json::from_str(&report).expect("nbdinfo prints JSON");
     let export = &report["exports"][0];
@@ -58,18 +58,18 @@ fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
 }
 
 fn nbdcopy_reads_back_what_it_wrote(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "24M", &["--segment-bytes", "1M"]);
-    let (there, back) = (place.path("there.img"), place.path("back.img"));
+    let bed = TestBed::new(store);
+    bed.create("disk", "24M", &["--segment-bytes", "1M"]);
+    let (there, back) = (bed.path("there.img"), bed.path("back.img"));
     make_image(&there, 24 << 20);
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     run(command("nbdcopy").arg("--flush").arg(&there).arg(server.uri()));
     run(command("nbdcopy").arg(server.uri()).arg(&back));
     let same = std::fs::read(&there).expect("source") == std::fs::read(&back).expect("copy");
     assert!(same, "the copy differs");
     let _ = server.stop().ok();
     // Once more from another machine, where every byte comes from the store.
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     run(command("nbdcopy").arg(server.uri()).arg(&back));
     let same = std::fs::read(&there).expect("source") == std::fs::read(&back).expect("copy");
@@ -77,11 +77,11 @@ fn nbdcopy_reads_back_what_it_wrote(store: &StoreUnderTest) {
 }
 
 fn qemu_img_converts_and_finds_both_images_identical(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "24M", &["--block-size", "512"]);
-    let (there, back) = (place.path("there.img"), place.path("back.qcow2"));
+    let bed = TestBed::new(store);
+    bed.create("disk", "24M", &["--block-size", "512"]);
+    let (there, back) = (bed.path("there.img"), bed.path("back.qcow2"));
     make_image(&there, 24 << 20);
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     let uri = server.uri();
     run(command("qemu-img")
         .args(["convert", "-n", "-f", "raw", "-O", "raw"])
@@ -94,9 +94,9 @@ fn qemu_img_converts_and_finds_both_images_identical(store: &StoreUnderTest) {
 }
 
 fn fio_verifies_writes_of_every_size_at_any_byte(store: &StoreUnderTest) {
-    let place = Place::new(store);
-    place.create("disk", "64M", &["--segment-bytes", "1M"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(store);
+    bed.create("disk", "64M", &["--segment-bytes", "1M"]);
+    let server = bed.serve("disk").start();
     let common = ["--ioengine=nbd", "--size=64M", "--verify=crc32c", "--verify_fatal=1"];
     let jobs: [&[&str]; 3] = [
         &["--rw=randwrite", "--bsrange=512-1M", "--bs_unaligned=1", "--iodepth=8", "--do_verify=1"],
@@ -110,34 +110,34 @@ fn fio_verifies_writes_of_every_size_at_any_byte(store: &StoreUnderTest) {
     ];
     for (n, job) in jobs.iter().enumerate() {
         let mut fio = command("fio");
-        fio.current_dir(place.path("")).arg(format!("--name=job{n}")).args(common);
+        fio.current_dir(bed.path("")).arg(format!("--name=job{n}")).args(common);
         run(fio.arg(format!("--uri={}", server.uri())).args(*job));
     }
     let _ = server.stop().ok();
-    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
 }
 
 fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart(
     store: &StoreUnderTest,
 ) {
-    let place = Place::new(store);
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    let image = place.path("image");
+    let bed = TestBed::new(store);
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let image = bed.path("image");
     let script = repository().join("tests/tests/serving/real_clients/overlapping.py");
     let seed = Dice::seeded("overlapping").below(1 << 32).to_string();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     // Debian's own Python: python3-libnbd is built for it.
     let python = || std::process::Command::new("/usr/bin/python3");
     println!("{}", run(python().arg(&script).args([&server.uri(), &seed]).arg(&image)));
     let content = std::fs::read(&image).expect("the script leaves the image it saw");
     server.kill();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     assert!(
         server.connect().read_all().expect("readable") == content,
         "after kill -9 the order is another"
     );
     let _ = server.stop().ok();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     assert!(
         server.connect().read_all().expect("readable") == content,

@@ -4,9 +4,9 @@
 use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::{CommandOutput, TestBed, field};
 use serde_json::Value;
 
 on_each_store!(
@@ -20,8 +20,8 @@ const SIZE: usize = 4 << 20;
 
 /// Two machines and two stores.
 struct Sites {
-    home: Place,
-    remote: Place,
+    home: TestBed,
+    remote: TestBed,
     /// The volume in the first store and in the second.
     first: String,
     second: String,
@@ -29,7 +29,7 @@ struct Sites {
 
 impl Sites {
     fn new(store: &StoreUnderTest) -> Self {
-        let home = Place::new(store);
+        let home = TestBed::new(store);
         let remote = home.neighbor();
         home.create("disk", "4M", &["--segment-bytes", "256K"]);
         let first = format!("{}/disk", home.store_url());
@@ -55,8 +55,8 @@ fn fill(server: &Server, from: usize, byte: u8) {
     server.connect().write(from as u64, &vec![byte; SIZE / 4]).expect("accepted");
 }
 
-fn stored(place: &Place, volume: &str) {
-    let _ = place.sawmill(&["wait", volume, "--stored", "--timeout", "60s"]).ok();
+fn stored(bed: &TestBed, volume: &str) {
+    let _ = bed.sawmill(&["wait", volume, "--stored", "--timeout", "60s"]).ok();
 }
 
 /// The quarters of the disk; each is one byte all over.

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use sawmill_tests::machine::repository;
-use sawmill_tests::place::Place;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 use serde_json::Value;
 
 /// 900 requests, 15 MB written: a hot set, a log that wraps around, and scattered writes.
@@ -13,16 +13,16 @@ fn synthetic() -> PathBuf {
     repository().join("tests/tests/serving/simulate/synthetic.ascii")
 }
 
-fn place() -> Place {
-    Place::new(&store::folder())
+fn bed() -> TestBed {
+    TestBed::new(&store::folder())
 }
 
 fn text(path: &std::path::Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-fn simulate(place: &Place, trace: &str, options: &[&str]) -> Value {
-    place.sawmill(&[&["simulate", trace, "--json"], options].concat()).json()
+fn simulate(bed: &TestBed, trace: &str, options: &[&str]) -> Value {
+    bed.sawmill(&[&["simulate", trace, "--json"], options].concat()).json()
 }
 
 fn number(document: &Value, name: &str) -> f64 {
@@ -34,13 +34,13 @@ fn number(document: &Value, name: &str) -> f64 {
 /// then with.
 #[test]
 fn figures_agree_with_an_independent_simulator() {
-    let place = place();
+    let bed = bed();
     let lsvd =
         ["--segment-bytes", "1M", "--segment-age", "0", "--gc-start", "0.7", "--gc-stop", "0.75"];
     let expected: [(&[&str], f64, f64); 2] =
         [(&["--no-gc-plugs"], 272.0, 1.188), (&[], 254.0, 1.207)];
     for (more, extents, gc_amplification) in expected {
-        let found = simulate(&place, text(&synthetic()), &[&lsvd[..], more].concat());
+        let found = simulate(&bed, text(&synthetic()), &[&lsvd[..], more].concat());
         let found = &found["traces"][0];
         let near = |name: &str, expected: f64| {
             let found = number(found, name);
@@ -58,9 +58,8 @@ fn figures_agree_with_an_independent_simulator() {
 
 #[test]
 fn the_document_has_parameters_prices_figures_requests_money_and_samples() {
-    let place = place();
-    let document =
-        simulate(&place, text(&synthetic()), &["--size", "10G", "--segment-bytes", "1M"]);
+    let bed = bed();
+    let document = simulate(&bed, text(&synthetic()), &["--size", "10G", "--segment-bytes", "1M"]);
     assert_eq!(document["parameters"]["segment_bytes"], 1 << 20);
     assert_eq!(document["parameters"]["gc"]["choice"], "greedy");
     for name in ["name", "date", "source"] {
@@ -108,15 +107,15 @@ fn the_document_has_parameters_prices_figures_requests_money_and_samples() {
         "{trace:#}"
     );
     assert_eq!(samples.last().expect("a last one")["live_bytes"], trace["live_bytes"]);
-    let without = simulate(&place, text(&synthetic()), &["--no-gc", "--segment-bytes", "1M"]);
+    let without = simulate(&bed, text(&synthetic()), &["--no-gc", "--segment-bytes", "1M"]);
     assert!(without["parameters"]["gc"].is_null() && without["traces"][0]["moved_bytes"] == 0);
 }
 
 #[test]
 fn each_trace_is_a_row_and_one_alone_is_reported_in_full() {
-    let place = place();
+    let bed = bed();
     let trace = synthetic();
-    let alone = place.sawmill(&["simulate", text(&trace)]).ok();
+    let alone = bed.sawmill(&["simulate", text(&trace)]).ok();
     for word in [
         "write amplification",
         "merge ratio",
@@ -128,14 +127,14 @@ fn each_trace_is_a_row_and_one_alone_is_reported_in_full() {
         assert!(alone.contains(word), "{word} is not in\n{alone}");
     }
     assert!(alone.contains("of 2025-11-01") && alone.contains("too short to say much"), "{alone}");
-    let both = place.sawmill(&["simulate", text(&trace), text(&trace)]).ok();
+    let both = bed.sawmill(&["simulate", text(&trace), text(&trace)]).ok();
     let rows = both.lines().filter(|line| line.starts_with("synthetic.ascii ")).count();
     assert!(rows == 2 && both.contains("AMPLIFICATION") && both.contains("$/MONTH"), "{both}");
 }
 
 #[test]
 fn a_packed_trace_and_one_of_our_own_format_give_the_same_figures() {
-    let place = place();
+    let bed = bed();
     let lines = std::fs::read_to_string(synthetic()).expect("the trace");
     let mut csv = String::from("time_ns,device,address_sectors,length_sectors,operation\n");
     for line in lines.lines() {
@@ -143,82 +142,78 @@ fn a_packed_trace_and_one_of_our_own_format_give_the_same_figures() {
         let name = if operation == "1" { "read" } else { "write" };
         csv.push_str(&format!("{},{name}\n", rest.replace(' ', ",")));
     }
-    std::fs::write(place.path("own.csv"), csv).expect("a file");
+    std::fs::write(bed.path("own.csv"), csv).expect("a file");
     let packed =
         std::process::Command::new("gzip").arg("-c").arg(synthetic()).output().expect("gzip runs");
-    std::fs::write(place.path("packed"), packed.stdout).expect("a file");
+    std::fs::write(bed.path("packed"), packed.stdout).expect("a file");
     let figures = |path: &std::path::Path| {
-        let mut trace = simulate(&place, text(path), &[])["traces"][0].take();
+        let mut trace = simulate(&bed, text(path), &[])["traces"][0].take();
         for name in ["trace", "format"] {
             trace[name] = Value::Null;
         }
         trace
     };
     let expected = figures(&synthetic());
-    assert_eq!(figures(&place.path("own.csv")), expected);
-    assert_eq!(figures(&place.path("packed")), expected);
+    assert_eq!(figures(&bed.path("own.csv")), expected);
+    assert_eq!(figures(&bed.path("packed")), expected);
 }
 
 #[test]
 fn a_chart_is_drawn_for_each_trace() {
-    let place = place();
-    let (trace, chart) = (synthetic(), place.path("chart.svg"));
-    let _ = place.sawmill(&["simulate", text(&trace), text(&trace), "--chart", text(&chart)]).ok();
+    let bed = bed();
+    let (trace, chart) = (synthetic(), bed.path("chart.svg"));
+    let _ = bed.sawmill(&["simulate", text(&trace), text(&trace), "--chart", text(&chart)]).ok();
     let svg = std::fs::read_to_string(chart).expect("a chart");
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     assert_eq!(svg.matches(">write amplification<").count(), 2);
-    let nowhere = place.path("nowhere/chart.svg");
-    place
-        .sawmill(&["simulate", text(&trace), "--chart", text(&nowhere)])
-        .refused(3, &["chart.svg"]);
+    let nowhere = bed.path("nowhere/chart.svg");
+    bed.sawmill(&["simulate", text(&trace), "--chart", text(&nowhere)]).refused(3, &["chart.svg"]);
 }
 
 #[test]
 fn prices_of_a_file_are_used_and_a_wrong_file_is_refused() {
-    let place = place();
-    let (trace, prices) = (synthetic(), place.path("mine.toml"));
+    let bed = bed();
+    let (trace, prices) = (synthetic(), bed.path("mine.toml"));
     let built_in = repository().join("crates/lab/src/simulate/prices.toml");
     let built_in = std::fs::read_to_string(built_in).expect("the built-in prices");
     std::fs::write(&prices, built_in.replace("gib_month = 0.08", "gib_month = 0.50"))
         .expect("a file");
     let options = ["--size", "4G", "--prices", text(&prices)];
-    let found = simulate(&place, text(&trace), &options);
+    let found = simulate(&bed, text(&trace), &options);
     assert!(
         (number(&found["traces"][0]["month"], "block_total_usd") - 2.0).abs() < 1e-9,
         "{found:#}"
     );
     std::fs::write(&prices, built_in.replace("list_per_1000", "list_per_100")).expect("a file");
     let line = [&["simulate", text(&trace)], &options[..]].concat();
-    place.sawmill(&line).refused(2, &["mine.toml", "store.list_per_1000 is missing"]);
-    place
-        .sawmill(&["simulate", text(&trace), "--prices", "/no/such.toml"])
+    bed.sawmill(&line).refused(2, &["mine.toml", "store.list_per_1000 is missing"]);
+    bed.sawmill(&["simulate", text(&trace), "--prices", "/no/such.toml"])
         .refused(3, &["/no/such.toml"]);
 }
 
 #[test]
 fn a_bad_line_is_refused_with_its_place_or_counted() {
-    let place = place();
-    let path = place.path("odd.ascii");
+    let bed = bed();
+    let path = bed.path("odd.ascii");
     let lines = std::fs::read_to_string(synthetic()).expect("the trace");
     std::fs::write(&path, format!("{lines}what is this\n")).expect("a file");
     let path = text(&path).to_owned();
-    place
-        .sawmill(&["simulate", &path])
+    bed.sawmill(&["simulate", &path])
         .refused(2, &["odd.ascii: line 901", "NANOSECONDS", "what is this"]);
-    let counted = simulate(&place, &path, &["--skip-bad-lines"]);
+    let counted = simulate(&bed, &path, &["--skip-bad-lines"]);
     assert_eq!(counted["traces"][0]["bad_lines"], 1);
     assert_eq!(counted["traces"][0]["requests"], 900);
 }
 
 #[test]
 fn what_cannot_be_simulated_is_refused_with_the_documented_codes() {
-    let place = place();
+    let bed = bed();
     let trace = synthetic();
     let trace = text(&trace);
-    let empty = place.path("empty");
+    let empty = bed.path("empty");
     std::fs::write(&empty, "").expect("a file");
     let refused = |options: &[&str], code: i32, words: &[&str]| {
-        place.sawmill(&[&["simulate"], options].concat()).refused(code, words);
+        bed.sawmill(&[&["simulate"], options].concat()).refused(code, words);
     };
     refused(&[], 2, &["TRACE"]);
     refused(&["/no/such/trace"], 3, &["/no/such/trace"]);

@@ -3,16 +3,16 @@
 //! Other people's servers, honest and not, are asked by `make test-stores`
 //! (tests/stores/matrix.py).
 
-use sawmill_tests::place::Place;
 use sawmill_tests::store;
+use sawmill_tests::test_bed::TestBed;
 use serde_json::Value;
 
 /// A check that finds nothing would pass by luck in one run.
 const RUNS: usize = 20;
 
 /// The names of the checks that failed in one run of doctor, and their advice.
-fn failed_checks(place: &Place, code: i32) -> Vec<(String, String)> {
-    let done = place.sawmill(&["doctor", "--json"]);
+fn failed_checks(bed: &TestBed, code: i32) -> Vec<(String, String)> {
+    let done = bed.sawmill(&["doctor", "--json"]);
     assert_eq!(done.code, Some(code), "{}{}", done.stdout, done.stderr);
     let report: Value = serde_json::from_str(&done.stdout).expect("doctor prints JSON");
     let checks = report["store_checks"].as_array().expect("a list of checks");
@@ -26,9 +26,9 @@ fn failed_checks(place: &Place, code: i32) -> Vec<(String, String)> {
 
 #[test]
 fn doctor_refuses_a_store_that_checks_before_the_body_arrives_in_every_run() {
-    let place = Place::new(&store::dishonest());
+    let bed = TestBed::new(&store::dishonest());
     for _ in 0..RUNS {
-        let failed = failed_checks(&place, 1);
+        let failed = failed_checks(&bed, 1);
         let interleaved = failed.iter().any(|(name, _)| name.contains("interleaved puts win"));
         assert!(interleaved, "the race of halves had one winner: {failed:?}");
         // Asked in turn it is as good as any: races alone tell.
@@ -40,31 +40,31 @@ fn doctor_refuses_a_store_that_checks_before_the_body_arrives_in_every_run() {
 #[test]
 fn doctor_never_accuses_an_honest_store() {
     for store in [store::folder(), store::minio()] {
-        let place = Place::new(&store);
+        let bed = TestBed::new(&store);
         for _ in 0..RUNS / 4 {
-            assert_eq!(failed_checks(&place, 0), []);
+            assert_eq!(failed_checks(&bed, 0), []);
         }
     }
 }
 
 #[test]
 fn create_and_serve_refuse_a_store_that_lets_two_creates_win_and_say_what_to_do() {
-    let place = Place::new(&store::dishonest());
+    let bed = TestBed::new(&store::dishonest());
     let words =
         ["cannot fence a second writer", "several winners", "sawmill doctor", "--no-fencing"];
-    place.sawmill(&["create", "disk", "--size", "16M"]).refused(5, &words);
+    bed.sawmill(&["create", "disk", "--size", "16M"]).refused(5, &words);
     assert_eq!(
-        place.sawmill(&["list", "--json"]).json(),
+        bed.sawmill(&["list", "--json"]).json(),
         Value::Array(Vec::new()),
         "nothing was made"
     );
-    place.create("disk", "16M", &["--no-fencing"]);
-    match place.serve("disk").attempt() {
+    bed.create("disk", "16M", &["--no-fencing"]);
+    match bed.serve("disk").attempt() {
         Ok(_) => panic!("a store that lets two win was served"),
         Err(ended) => ended.refused(5, &words),
     }
     // Who knows better is believed.
-    let server = place.serve("disk").with(&["--no-fencing"]).start();
+    let server = bed.serve("disk").with(&["--no-fencing"]).start();
     assert_eq!(server.connect().export().size_bytes, 16 << 20);
     let _ = server.stop().ok();
 }

@@ -7,10 +7,10 @@ use sawmill_tests::load::{Load, LoadCounts, Mix};
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Client, Command, Failure};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::Place;
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::{check_cut, check_nothing_accepted_lost};
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::TestBed;
 
 on_each_store!(
     a_second_writer_fences_the_first,
@@ -24,13 +24,13 @@ const VOLUME_BYTES: u64 = 8 << 20;
 /// What a fenced serve ends with, by the table of exit codes.
 const FENCED: i32 = 6;
 
-fn place_with_disk(store: &StoreUnderTest) -> Place {
-    let place = Place::new(store);
-    place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    place
+fn place_with_disk(store: &StoreUnderTest) -> TestBed {
+    let bed = TestBed::new(store);
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    bed
 }
 
-fn take_over(elsewhere: &Place) -> Server {
+fn take_over(elsewhere: &TestBed) -> Server {
     elsewhere.serve("disk").with(&["--accept-journal-loss"]).start()
 }
 
@@ -46,13 +46,13 @@ fn write_until_refused(load: &mut Load, clients: &[Client]) -> LoadCounts {
 }
 
 fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
-    let place = place_with_disk(store);
-    let first = place.serve("disk").start();
+    let bed = place_with_disk(store);
+    let first = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
     let clients = [first.connect(), first.connect()];
     load.run(&clients, 1000);
 
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let second = take_over(&elsewhere);
     let reader = second.connect();
     let at_takeover = reader.read_all().expect("the new writer reads");
@@ -73,7 +73,7 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
 
     reader.write(4096, &[7; 4096]).expect("the winner writes");
     let _ = second.stop().ok();
-    let third = place.neighbor();
+    let third = bed.neighbor();
     let third = third.serve("disk").start();
     let mut expected = at_takeover;
     expected[4096..8192].fill(7);
@@ -84,12 +84,12 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
 }
 
 fn a_server_that_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
-    let place = place_with_disk(store);
-    let first = place.serve("disk").start();
+    let bed = place_with_disk(store);
+    let first = bed.serve("disk").start();
     let client = first.connect();
     client.write(0, &[1; 4096]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
-    let elsewhere = place.neighbor();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let elsewhere = bed.neighbor();
     let second = take_over(&elsewhere);
     let winner = second.connect();
     winner.write(0, &[2; 4096]).expect("the winner writes");
@@ -103,8 +103,8 @@ fn a_server_that_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
 }
 
 fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
-    let place = place_with_disk(store);
-    let first = place.serve("disk").start();
+    let bed = place_with_disk(store);
+    let first = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
     let clients = [first.connect()];
     load.run(&clients, 500);
@@ -120,7 +120,7 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
         })
         .collect();
 
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let second = take_over(&elsewhere);
     let reader = second.connect();
     let mut image = reader.read_all().expect("the new writer reads");
@@ -140,30 +140,30 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
     assert!(reader.read_all().expect("readable") == image, "the woken writer changed the volume");
     assert_eq!(first.stop().code, Some(FENCED));
     let _ = second.stop().ok();
-    let third = place.neighbor();
+    let third = bed.neighbor();
     let third = third.serve("disk").start();
     assert!(third.connect().read_all().expect("readable") == image, "something stale came back");
     let _ = third.stop().ok();
-    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = bed.sawmill(&["check", "disk"]).ok();
 }
 
 fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
-    let place = place_with_disk(store);
-    let first = place.serve("disk").start();
+    let bed = place_with_disk(store);
+    let first = bed.serve("disk").start();
     first.connect().write(0, &[0xaa; 4096]).expect("accepted");
     first.kill();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let second = take_over(&elsewhere);
     second.connect().write(4096, &[0xbb; 4096]).expect("accepted");
     let _ = second.stop().ok();
 
     // The first machine comes back with a journal of an older epoch, in which there is an unstored
     // write.
-    let journals = place.journals();
+    let journals = bed.journals();
     let before: Vec<Vec<u8>> =
         journals.iter().map(|path| std::fs::read(path).expect("a journal")).collect();
     assert!(!before.is_empty(), "the first machine kept a journal");
-    let Err(refusal) = place.serve("disk").attempt() else {
+    let Err(refusal) = bed.serve("disk").attempt() else {
         panic!("a journal of an older epoch was taken without a word");
     };
     let age = "as it is in the store (last stored 20";
@@ -175,19 +175,19 @@ fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
             path.display()
         );
     }
-    let server = take_over(&place);
+    let server = take_over(&bed);
     let image = server.connect().read_all().expect("readable");
     assert!(image[..4096].iter().all(|&byte| byte == 0), "a write of the older epoch was replayed");
     assert!(image[4096..8192].iter().all(|&byte| byte == 0xbb), "the newer epoch's write is gone");
 }
 
 fn a_reader_beside_a_writer_does_not_disturb_it(store: &StoreUnderTest) {
-    let place = place_with_disk(store);
-    let writer = place.serve("disk").start();
+    let bed = place_with_disk(store);
+    let writer = bed.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
     let clients = [writer.connect()];
     load.run(&clients, 400);
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     for _ in 0..5 {
         let reader = elsewhere.serve("disk").with(&["--read-only"]).start();
         let client = reader.connect();

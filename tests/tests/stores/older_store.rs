@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use sawmill_tests::machine::wait_for;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
 const REFUSED: i32 = 5;
@@ -16,8 +16,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(done.expect("cp runs").success(), "{} is copied", from.display());
 }
 
-fn write_and_stop(place: &Place, byte: u8) {
-    let server = place.serve("disk").start();
+fn write_and_stop(bed: &TestBed, byte: u8) {
+    let server = bed.serve("disk").start();
     server.connect().write(0, &[byte; 4096]).expect("accepted");
     let _ = server.stop().ok();
 }
@@ -33,84 +33,83 @@ fn remarks(document: &Value, name: &str) -> String {
 
 #[test]
 fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
-    let place = Place::new(&StoreUnderTest::Folder);
-    place.create("disk", "8M", &[]);
-    let store = place.store_folder().expect("a folder").to_owned();
-    let backup = place.path("backup");
-    write_and_stop(&place, 1);
+    let bed = TestBed::new(&StoreUnderTest::Folder);
+    bed.create("disk", "8M", &[]);
+    let store = bed.store_folder().expect("a folder").to_owned();
+    let backup = bed.path("backup");
+    write_and_stop(&bed, 1);
     copy(&store, &backup);
-    write_and_stop(&place, 2);
+    write_and_stop(&bed, 2);
     // Nothing is missed by it: all was stored.
-    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
-    write_and_stop(&place, 3);
-    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]", "all is as it was seen");
+    std::fs::remove_file(&bed.journals()[0]).expect("the journal is there");
+    write_and_stop(&bed, 3);
+    assert_eq!(remarks(&bed.info("disk"), "remarks"), "[]", "all is as it was seen");
 
-    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
+    std::fs::remove_file(&bed.journals()[0]).expect("the journal is there");
     std::fs::remove_dir_all(&store).expect("the store goes");
     copy(&backup, &store);
-    let text = remarks(&place.info("disk"), "remarks");
+    let text = remarks(&bed.info("disk"), "remarks");
     assert!(text.contains("older than what this machine has seen"), "{text}");
-    let text = remarks(&place.sawmill(&["check", "disk", "--json"]).json(), "notes");
+    let text = remarks(&bed.sawmill(&["check", "disk", "--json"]).json(), "notes");
     assert!(text.contains("older than what this machine has seen"), "{text}");
-    let refusal = place.serve("disk").attempt().err().expect("refused");
+    let refusal = bed.serve("disk").attempt().err().expect("refused");
     refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
-    place
-        .sawmill(&["snapshot", "create", "disk", "noon"])
+    bed.sawmill(&["snapshot", "create", "disk", "noon"])
         .refused(REFUSED, &["restored from a backup"]);
 
-    let mut server = place.serve("disk").with(&["--accept-older-store"]).start();
+    let mut server = bed.serve("disk").with(&["--accept-older-store"]).start();
     assert_eq!(read(&server), [1; 4096]);
     // What was accepted once is what there is from now on, for whoever serves next.
-    let _ = server.hand_off(&place, "disk");
+    let _ = server.hand_off(&bed, "disk");
     assert_eq!(read(&server), [1; 4096]);
     let _ = server.stop().ok();
-    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]");
-    let _ = place.serve("disk").start().stop().ok();
+    assert_eq!(remarks(&bed.info("disk"), "remarks"), "[]");
+    let _ = bed.serve("disk").start().stop().ok();
 }
 
 #[test]
 fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
-    let place = Place::new(&StoreUnderTest::Folder);
-    place.create("disk", "8M", &[]);
-    let store = place.store_folder().expect("a folder").to_owned();
-    let backup = place.path("backup");
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&StoreUnderTest::Folder);
+    bed.create("disk", "8M", &[]);
+    let store = bed.store_folder().expect("a folder").to_owned();
+    let backup = bed.path("backup");
+    let server = bed.serve("disk").start();
     let write = |byte: u8| {
         server.connect().write(0, &[byte; 4096]).expect("accepted");
-        let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]).ok();
+        let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]).ok();
     };
     write(1);
     copy(&store, &backup);
-    let noted = place.journals()[0].with_file_name("newest");
+    let noted = bed.journals()[0].with_file_name("newest");
     let before = std::fs::read(&noted).expect("noted when it was attached");
     write(2);
     wait_for("it is noted what the store has", || {
         (std::fs::read(&noted).is_ok_and(|now| now != before)).then_some(())
     });
     server.kill();
-    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
+    std::fs::remove_file(&bed.journals()[0]).expect("the journal is there");
     std::fs::remove_dir_all(&store).expect("the store goes");
     copy(&backup, &store);
     let refusal =
-        place.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
+        bed.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
     refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
 }
 
 #[test]
 fn a_copy_of_a_store_is_reported_by_a_machine_that_knows_the_other() {
-    let place = Place::new(&StoreUnderTest::Folder);
-    place.create("disk", "8M", &[]);
-    write_and_stop(&place, 1);
-    let store = place.store_folder().expect("a folder").to_owned();
-    let beside = place.path("copy");
+    let bed = TestBed::new(&StoreUnderTest::Folder);
+    bed.create("disk", "8M", &[]);
+    write_and_stop(&bed, 1);
+    let store = bed.store_folder().expect("a folder").to_owned();
+    let beside = bed.path("copy");
     copy(&store, &beside);
     let url = format!("file://{}/disk", beside.display());
-    let info = place.info(&url);
-    let known_url = place.store_url().trim_end_matches('/');
+    let info = bed.info(&url);
+    let known_url = bed.store_url().trim_end_matches('/');
     assert!(remarks(&info, "remarks").contains(known_url), "{info:#}");
     let elsewhere = field(&info, "elsewhere").and_then(|all| all[0]["epoch"].as_u64());
     assert!(elsewhere.is_some_and(|epoch| epoch > 0), "{info:#}");
-    let text = remarks(&place.sawmill(&["check", &url, "--json"]).json(), "notes");
+    let text = remarks(&bed.sawmill(&["check", &url, "--json"]).json(), "notes");
     assert!(text.contains("a copy or a replica") && text.contains(known_url), "{text}");
-    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]", "the copy was never used here");
+    assert_eq!(remarks(&bed.info("disk"), "remarks"), "[]", "the copy was never used here");
 }

@@ -9,11 +9,11 @@ use std::time::Duration;
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Failure;
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::proxy::{Fault, FaultRates, Proxy, Rule, Verb};
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::shared_minio;
+use sawmill_tests::test_bed::{TestBed, field};
 
 const VOLUME_BYTES: u64 = 8 << 20;
 const SEGMENTS: &str = "/seg/";
@@ -26,25 +26,25 @@ const EIO: u32 = 5;
 /// A volume behind a proxy, and the load on it.
 struct Scene {
     proxy: Arc<Proxy>,
-    place: Place,
+    bed: TestBed,
     load: Load,
 }
 
 impl Scene {
     fn new() -> Self {
         let proxy = Proxy::before(shared_minio());
-        let place = Place::new(&proxy.store());
-        place.create("disk", "8M", &["--segment-bytes", "256K"]);
+        let bed = TestBed::new(&proxy.store());
+        bed.create("disk", "8M", &["--segment-bytes", "256K"]);
         let load = Load::new(VOLUME_BYTES, Dice::seeded("store_faults_http"), Mix::default());
-        Scene { proxy, place, load }
+        Scene { proxy, bed, load }
     }
 
     fn serve(&self) -> Server {
-        self.place.serve("disk").with(&OPTIONS).start()
+        self.bed.serve("disk").with(&OPTIONS).start()
     }
 
     fn wait_stored(&self) {
-        let _ = self.place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+        let _ = self.bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     }
 
     /// A volume with data, closed in order.
@@ -72,7 +72,7 @@ impl Scene {
 
     /// On another machine, from the store alone, all is there.
     fn judge_store(&self) {
-        let elsewhere = self.place.neighbor();
+        let elsewhere = self.bed.neighbor();
         let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
         self.judge(&server.connect().read_all().expect("readable"));
     }
@@ -103,7 +103,7 @@ fn writes_go_on(fault: Fault, times: u64) {
 /// Reads from the store meet a fault so many times and are right in spite of it.
 fn reads_go_on(fault: Fault, times: u64) {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbor();
+    let elsewhere = scene.bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     scene.proxy.rule(Rule::first(Verb::Get, SEGMENTS, times, fault));
     scene.judge(&server.connect().read_all().expect("readable in spite of the fault"));
@@ -119,7 +119,7 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
         scene.proxy.stop_faults();
         let before = scene.proxy.counts().of(fault.name());
         scene.proxy.rule(Rule { skip, ..Rule::first(verb, "", 1, fault) });
-        let elsewhere = scene.place.neighbor();
+        let elsewhere = scene.bed.neighbor();
         let server = match elsewhere.serve("disk").attempt() {
             Ok(server) => server,
             Err(refused) => {
@@ -149,7 +149,7 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
 fn wrong_bodies_are_errors(fault: Fault) {
     reads_go_on(fault, 1);
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbor();
+    let elsewhere = scene.bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     let right = client.read_all().expect("readable");
@@ -308,7 +308,7 @@ fn an_answer_that_never_comes_is_given_up_and_the_put_is_not_taken_for_a_fence()
 #[test]
 fn a_read_whose_answer_is_held_comes_when_it_is_let_go() {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbor();
+    let elsewhere = scene.bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     scene.proxy.rule(Rule::first(Verb::Get, SEGMENTS, 3, Fault::Held));
@@ -325,7 +325,7 @@ fn a_read_whose_answer_is_held_comes_when_it_is_let_go() {
 fn a_stop_that_is_asked_for_while_serving_starts_ends_it_in_order() {
     let scene = Scene::new();
     scene.proxy.rule(Rule::first(Verb::Get, "", 1, Fault::Held));
-    let server = scene.place.serve("disk").launch();
+    let server = scene.bed.serve("disk").launch();
     scene.proxy.wait_for(Fault::Held.name(), 1);
     server.signal(rustix::process::Signal::TERM);
     scene.proxy.release();
@@ -346,7 +346,7 @@ fn bodies_of_other_objects_are_never_returned() {
 #[test]
 fn shortened_bodies_are_never_returned() {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbor();
+    let elsewhere = scene.bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     // Each is asked for again until it is whole.
@@ -386,9 +386,9 @@ fn a_list_that_lags_hides_nothing() {
         server.kill();
         scene.judge_store();
         scene.proxy.stop_faults();
-        scene.place.lose_state();
+        scene.bed.lose_state();
         let server =
-            scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
+            scene.bed.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
         let _ = server.stop().ok();
     }
     scene.happened(Fault::ListLagged, 2);
@@ -402,7 +402,7 @@ fn a_list_that_lacks_keys_never_rolls_back() {
         scene.load.run(&[server.connect()], 150);
         let _ = server.stop().ok();
         scene.proxy.rule(Rule::every(Verb::List, "", Fault::ListLacking));
-        match scene.place.serve("disk").with(&OPTIONS).attempt() {
+        match scene.bed.serve("disk").with(&OPTIONS).attempt() {
             Ok(server) => {
                 scene.judge(&server.connect().read_all().expect("readable"));
                 let _ = server.stop().ok();
@@ -441,7 +441,7 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
     scene.proxy.wait_for(Fault::PutLate.name(), 6);
     server.kill();
     scene.proxy.stop_faults();
-    let elsewhere = scene.place.neighbor();
+    let elsewhere = scene.bed.neighbor();
     let second = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = second.connect().read_all().expect("readable");
     scene.load.log.rebase(&image);
@@ -486,9 +486,9 @@ fn a_load_goes_through_every_fault_by_chance() {
         scene.proxy.deliver_late();
         if round % 2 == 1 {
             scene.judge_store();
-            scene.place.lose_state();
+            scene.bed.lose_state();
             let server =
-                scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
+                scene.bed.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
             let _ = server.stop().ok();
         }
     }

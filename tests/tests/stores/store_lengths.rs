@@ -5,16 +5,16 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::store;
+use sawmill_tests::test_bed::{TestBed, field};
 
 const PIECE: usize = 256 << 10;
 
 /// The name that the next checkpoint of a volume will have.
-fn next_checkpoint(place: &Place, volume: &str) -> PathBuf {
-    let info = place.info(volume);
+fn next_checkpoint(bed: &TestBed, volume: &str) -> PathBuf {
+    let info = bed.info(volume);
     let id = field(&info, "id").and_then(|id| id.as_str()).expect("info names the id").to_owned();
-    let folder = place.store_folder().expect("a folder store").join(id).join("checkpoint");
+    let folder = bed.store_folder().expect("a folder store").join(id).join("checkpoint");
     let names = std::fs::read_dir(&folder).expect("it has checkpoints");
     let numbers = names.map(|entry| {
         let name = entry.expect("listed").file_name();
@@ -25,15 +25,15 @@ fn next_checkpoint(place: &Place, volume: &str) -> PathBuf {
 
 #[test]
 fn an_absurd_length_under_one_volume_leaves_the_other_served() {
-    let place = Place::new(&store::folder());
-    place.create("oak", "16M", &["--segment-bytes", "256K"]);
-    place.create("ash", "16M", &["--segment-bytes", "256K"]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("oak", "16M", &["--segment-bytes", "256K"]);
+    bed.create("ash", "16M", &["--segment-bytes", "256K"]);
     let options = ["--checkpoint-bytes", "1M", "--admin", "127.0.0.1:0"];
-    let server = place.serve("oak").and("ash").with(&options).start();
+    let server = bed.serve("oak").and("ash").with(&options).start();
     let connect = |n| Client::connect(&server.uri_of(n), Style::Structured).expect("connects");
     let (oak, ash) = (connect(0), connect(1));
     ash.write(0, &[7; PIECE]).expect("accepted");
-    let huge = File::create_new(next_checkpoint(&place, "oak")).expect("the name is free");
+    let huge = File::create_new(next_checkpoint(&bed, "oak")).expect("the name is free");
     huge.set_len(4 << 40).expect("a sparse file");
     // Enough for a checkpoint; what is refused once the volume has failed is as it should be.
     for number in 0..32 {
@@ -52,26 +52,26 @@ fn an_absurd_length_under_one_volume_leaves_the_other_served() {
 
 #[test]
 fn a_volume_whose_newest_checkpoint_is_absurd_goes_back_to_the_one_before() {
-    let place = Place::new(&store::folder());
-    place.create("oak", "16M", &["--segment-bytes", "256K"]);
-    let server = place.serve("oak").start();
+    let bed = TestBed::new(&store::folder());
+    bed.create("oak", "16M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("oak").start();
     server.connect().write(0, &[7; PIECE]).expect("accepted");
     let _ = server.stop().ok();
-    let huge = File::create_new(next_checkpoint(&place, "oak")).expect("the name is free");
+    let huge = File::create_new(next_checkpoint(&bed, "oak")).expect("the name is free");
     huge.set_len(4 << 40).expect("a sparse file");
-    let server = place.serve("oak").start();
+    let server = bed.serve("oak").start();
     assert_eq!(server.connect().read(0, PIECE as u32).expect("served"), vec![7; PIECE]);
     server.kill();
 }
 
 #[test]
 fn a_pipe_in_place_of_an_object_is_an_error_at_once() {
-    let place = Place::new(&store::folder());
-    place.create("oak", "16M", &[]);
+    let bed = TestBed::new(&store::folder());
+    bed.create("oak", "16M", &[]);
     let record =
-        place.store_folder().expect("a folder store").join("names/oak").join(format!("{:020}", 1));
-    std::fs::rename(&record, place.path("aside")).expect("moved");
+        bed.store_folder().expect("a folder store").join("names/oak").join(format!("{:020}", 1));
+    std::fs::rename(&record, bed.path("aside")).expect("moved");
     let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
     rustix::fs::mknodat(rustix::fs::CWD, &record, fifo, mode, 0).expect("a pipe");
-    place.sawmill(&["info", "oak"]).refused(9, &["not a file"]);
+    bed.sawmill(&["info", "oak"]).refused(9, &["not a file"]);
 }

@@ -7,10 +7,10 @@ use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Command, PendingReply};
-use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::{Minio, StoreUnderTest};
+use sawmill_tests::test_bed::{TestBed, field};
 
 const VOLUME_BYTES: u64 = 64 << 20;
 
@@ -21,13 +21,13 @@ fn unsigned(info: &serde_json::Value, name: &str) -> u64 {
 }
 
 /// A server of a journal of 16 MiB that has a MiB at 60 MiB in its cache, and nowhere else.
-fn served_with_cached_data(place: &Place) -> Server {
+fn served_with_cached_data(bed: &TestBed) -> Server {
     let serve =
-        || place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+        || bed.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
     let server = serve();
     let client = server.connect();
     client.write(60 << 20, &[0x5a; 1 << 20]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     // After a restart it is read from the store, and so into the cache; what only the journal still
     // holds goes when the journal fills.
     drop(client);
@@ -46,9 +46,9 @@ fn served_with_cached_data(place: &Place) -> Server {
 #[test]
 fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns() {
     let minio = Arc::new(Minio::start());
-    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = served_with_cached_data(&place);
+    let bed = TestBed::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = served_with_cached_data(&bed);
     let client = server.connect();
 
     minio.pause();
@@ -67,7 +67,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
         why == Some("journal_bytes") && unsigned(status, "journal_unstored_bytes") >= 12 << 20
     });
     // A person asks the same while the store is away.
-    let info = place.info("disk");
+    let info = bed.info("disk");
     let health = field(&info, "health").unwrap_or_else(|| panic!("no health in {info:#}"));
     assert_eq!(health["state"], "store_unavailable", "{info:#}");
     assert!(health["since_ms"].is_u64(), "it says since when: {info:#}");
@@ -75,7 +75,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     let data =
         client.read(60 << 20, 1 << 20).expect("cached data is readable while the store is away");
     assert!(data.iter().all(|&byte| byte == 0x5a));
-    let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "300ms"]);
+    let waited = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "300ms"]);
     assert_eq!(waited.code, Some(1), "a bounded wait ends: {}", waited.stderr);
     wait_for("the log says that writes wait", || {
         server.stderr().contains("writes wait: the journal is full").then_some(())
@@ -87,13 +87,13 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
             .wait()
             .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
     }
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     server.wait_for("the volume is well again", |status| {
         field(status, "health").is_some_and(|health| health["state"] == "serving")
     });
     assert!(server.stderr().contains("writes continue"), "{}", server.stderr());
     server.kill();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = server.connect().read_all().expect("readable");
     for (n, block) in image.chunks(64 << 10).take(512).enumerate() {
@@ -104,9 +104,9 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
 #[test]
 fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
     let minio = Arc::new(Minio::start());
-    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").start();
+    let bed = TestBed::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    bed.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = bed.serve("disk").start();
     let clients = [server.connect(), server.connect()];
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("store_outage"), Mix::default());
     for _ in 0..3 {
@@ -116,12 +116,12 @@ fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
         load.run(&clients, 300);
         minio.resume();
     }
-    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let _ = bed.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let image = clients[0].read_all().expect("readable");
     check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
     let _ = server.stop().ok();
-    let elsewhere = place.neighbor();
+    let elsewhere = bed.neighbor();
     let server = elsewhere.serve("disk").start();
     assert!(server.connect().read_all().expect("readable") == image, "the store has another state");
 }
@@ -129,9 +129,9 @@ fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
 #[test]
 fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
     let minio = Arc::new(Minio::start());
-    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
-    place.create("disk", "8M", &[]);
-    let mut server = place.serve("disk").start();
+    let bed = TestBed::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    bed.create("disk", "8M", &[]);
+    let mut server = bed.serve("disk").start();
     server.connect().write(0, &[3; 4096]).expect("accepted");
     minio.pause();
     server.signal(rustix::process::Signal::TERM);
@@ -155,6 +155,6 @@ fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
         ended.stderr
     );
     minio.resume();
-    let server = place.serve("disk").start();
+    let server = bed.serve("disk").start();
     assert_eq!(server.connect().read(0, 4096), Ok(vec![3; 4096]), "an accepted write is lost");
 }

@@ -1,7 +1,7 @@
-//! A place: one simulated machine with its own state folder (journal, cache) and a store, and the
-//! commands that a user types there.
+//! A test bed: one simulated machine with its own state folder (journal, cache) and a store, and
+//! the commands that a user types there.
 //!
-//! Invariant: a command uses only the state, data, cache and home folders of its place. Not here:
+//! Invariant: a command uses only the state, data, cache and home folders of its bed. Not here:
 //! servers that keep running (`server`), the programs behind a store (`store`).
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::server::ServerBuilder;
 use crate::store::StoreUnderTest;
 
 /// One simulated machine. Its folders are removed with it.
-pub struct Place {
+pub struct TestBed {
     folder: TempDir,
     /// A folder in memory, which survives a process but not a power cut.
     memory: TempDir,
@@ -124,30 +124,30 @@ fn folders() -> (TempDir, TempDir) {
     (folder, named().tempdir_in("/dev/shm").expect("a folder in memory"))
 }
 
-impl Place {
-    /// A place with a fresh, empty store.
+impl TestBed {
+    /// A test bed with a fresh, empty store.
     #[must_use]
     pub fn new(store: &StoreUnderTest) -> Self {
         let (folder, memory) = folders();
         let store_url = store.fresh_url(&folder.path().join("store"));
-        Place { folder, memory, store: store.clone(), store_url }
+        TestBed { folder, memory, store: store.clone(), store_url }
     }
 
-    /// Another machine with the same store. A folder store lives in the first place: keep that
+    /// Another machine with the same store. A folder store lives in the first bed: keep that
     /// alive.
     #[must_use]
     pub fn neighbor(&self) -> Self {
         let (folder, memory) = folders();
-        Place { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
+        TestBed { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
     }
 
     /// Another machine with the same store, which it reaches through `store`.
     #[must_use]
     pub fn neighbor_by(&self, store: &StoreUnderTest) -> Self {
-        Place { store: store.clone(), ..self.neighbor() }
+        TestBed { store: store.clone(), ..self.neighbor() }
     }
 
-    /// A path inside the place.
+    /// A path inside the bed.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -171,7 +171,7 @@ impl Place {
         self.store_url.strip_prefix("file://").map(Path::new)
     }
 
-    /// A `sawmill` command line in the environment of this place.
+    /// A `sawmill` command line in the environment of this bed.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(machine::sawmill_binary());
