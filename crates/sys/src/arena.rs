@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_are_disjoint_and_merge_when_they_are_given_back() {
+    fn pieces_are_disjoint_and_merge_when_they_are_given_back() {
         let arena = Arena::create("test", 64 << 10).unwrap();
         let mut pieces: Vec<ArenaPiece> = (0..16).map(|_| arena.lend(1000).unwrap()).collect();
         assert!(arena.lend(1).is_none(), "all is lent");

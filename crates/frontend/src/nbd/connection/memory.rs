@@ -100,8 +100,8 @@ impl Connection {
         } else {
             now.received_bytes - since.received_bytes
         };
-        // Each period is judged by itself: a client that read a gigabyte before it stopped has no
-        // credit.
+        // Each period is judged by itself: a client that read a gigabyte before it stopped
+        // gains nothing by that.
         self.wanted_since = Some(now);
         moved_bytes < PROGRESS_BYTES_MIN
     }

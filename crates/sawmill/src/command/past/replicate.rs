@@ -316,8 +316,8 @@ fn write_metrics(path: &Path, text: &str) -> Result<()> {
     written.map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))
 }
 
-/// A token bucket of one second's worth. A larger request is granted on credit and waited for
-/// afterwards.
+/// A token bucket of one second's worth. A larger request is granted in advance and waited
+/// for afterwards.
 struct Bucket {
     bytes_per_second: u64,
     left: f64,
@@ -364,7 +364,7 @@ mod tests {
             now += bucket.wait(500, now);
         }
         let took = (now - start).as_secs_f64();
-        // Ten thousand bytes: a second's worth was available, and the last ones are on credit.
+        // Ten thousand bytes: a second's worth was available, and the last ones come in advance.
         assert!((8.4..=9.1).contains(&took), "{took}");
         assert_eq!(Bucket::new(0).wait(u64::MAX, now), Duration::ZERO);
     }
