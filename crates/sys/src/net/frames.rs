@@ -37,6 +37,16 @@ const BEFORE_FRAME_BYTES_MAX: usize = 128;
 /// Slots lie in blocks, which the kernel allocates as one piece each.
 const BLOCK_BYTES: usize = 256 * 1024;
 
+/// The sender of a frame, and what follows the header. `None`: the header is not whole, or the
+/// sender is no station. Who answers a sender of that kind would answer all stations.
+#[must_use]
+pub fn split_frame(frame: &mut [u8]) -> Option<([u8; 6], &mut [u8])> {
+    let (header, payload) = frame.split_first_chunk_mut::<ETHERNET_HEADER_BYTES>()?;
+    let [_, _, _, _, _, _, from @ .., _, _] = *header;
+    let is_group = from[0] & 1 != 0;
+    (!is_group).then_some((from, payload))
+}
+
 /// A socket for frames of one EtherType on one interface.
 pub struct FrameSocket {
     descriptor: OwnedFd,
@@ -211,14 +221,13 @@ impl FrameRing {
         };
         let is_ours = [libc::PACKET_HOST, libc::PACKET_BROADCAST].contains(&sender.sll_pkttype);
         let (at, length) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
-        if !is_ours || length < ETHERNET_HEADER_BYTES || at + length > self.slot_bytes {
+        if !is_ours || at + length > self.slot_bytes {
             return None;
         }
         // SAFETY: `[at, at + length)` lies inside the slot, which is ours until its status is given
         // back; the caller lets go of the frame before that, and takes no slot twice.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), length) };
-        let (head, payload) = bytes.split_at_mut(ETHERNET_HEADER_BYTES);
-        let from = [head[6], head[7], head[8], head[9], head[10], head[11]];
+        let (from, payload) = split_frame(bytes)?;
         let arrived_ns = u64::from(header.tp_sec) * 1_000_000_000 + u64::from(header.tp_nsec);
         Some(Frame { from, payload, is_whole: header.tp_snaplen == header.tp_len, arrived_ns })
     }
@@ -252,4 +261,21 @@ fn bind_to_type(descriptor: &OwnedFd, index: u32, ethertype: u16) -> io::Result<
     // SAFETY: the kernel reads one `struct sockaddr_ll`, which `address` is, and keeps nothing of
     // it.
     counted(unsafe { libc::bind(descriptor.as_raw_fd(), pointer, length) }).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_from_one_station_or_is_none_of_ours() {
+        let mut frame: Vec<u8> = (0..20).collect();
+        let (from, payload) = split_frame(&mut frame).expect("a frame");
+        assert_eq!((from, &*payload), ([6, 7, 8, 9, 10, 11], &[14, 15, 16, 17, 18, 19][..]));
+        assert!(split_frame(&mut frame[..13]).is_none(), "the header is cut short");
+        for first in [0xFF, 0x01, 0x33] {
+            frame[6] = first;
+            assert!(split_frame(&mut frame).is_none(), "an answer would go to many");
+        }
+    }
 }

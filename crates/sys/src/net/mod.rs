@@ -14,7 +14,7 @@ mod name;
 mod xdp;
 
 pub use datagrams::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
-pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket};
+pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket, split_frame};
 pub use interface::Interface;
 pub use xdp::{XdpInbox, XdpOutbox, XdpSocket, open_xdp};
 

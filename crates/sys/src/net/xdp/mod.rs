@@ -23,7 +23,7 @@ use libc::{sockaddr_xdp, xdp_desc, xdp_mmap_offsets};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
-use super::{ETHERNET_HEADER_BYTES, Interface, counted, grow_buffers, set_option};
+use super::{ETHERNET_HEADER_BYTES, Interface, counted, grow_buffers, set_option, split_frame};
 use crate::mapping::Mapping;
 use program::{Fragments, Program};
 use ring::XdpRing;
@@ -304,11 +304,9 @@ impl XdpInbox {
             &mut self.whole[..frame_bytes]
         };
         let own = self.socket.interface.mac;
-        if frame.len() < ETHERNET_HEADER_BYTES || (frame[..6] != own && frame[..6] != [0xFF; 6]) {
-            return false;
-        }
-        let (head, payload) = frame.split_at_mut(ETHERNET_HEADER_BYTES);
-        each([head[6], head[7], head[8], head[9], head[10], head[11]], payload);
+        let is_ours = frame.get(..6).is_some_and(|to| to == own || to == [0xFF; 6]);
+        let Some((from, payload)) = split_frame(frame).filter(|_| is_ours) else { return false };
+        each(from, payload);
         true
     }
 
