@@ -39,7 +39,8 @@ step clippy tests/setup/clippy.sh
 step docs docs/site/build.sh
 # The libraries' own pages; the binary's comments are its help, sim and fuzz are tools.
 reference() {
-    local not_api=(--exclude sawmill-volume-small --exclude sawmill-sim --exclude sawmill-fuzz)
+    local not_api=(--exclude sawmill-volume-small --exclude sawmill-sim --exclude sawmill-fuzz
+        --exclude sawmill)
     RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --lib --no-deps "${not_api[@]}"
 }
 step reference reference
