@@ -15,9 +15,10 @@
 //! guest's memory and a frontend's bytes to a vhost-user door), [`nbd_client`] (a server's bytes to
 //! the client), [`link`] (a peer's packets to their decoders), [`link_peer`] (the same to a target
 //! and to an initiator), [`stream`] (a peer's TCP stream), [`machines`] (the file of a target's
-//! machines), [`text`] (sizes, durations, URLs, addresses), [`kernel`] (requests by FUSE and ublk),
-//! [`driver`] (packets and chunks of drivers), [`driver_host`] (a driver's packets to a host),
-//! [`image_headers`] (disk images to import), [`trace`] (block traces of other tools),
+//! machines, and a key file), [`server`] (requests to the admin server, hand-off messages,
+//! configuration files), [`text`] (sizes, durations, URLs, addresses), [`kernel`] (requests by FUSE
+//! and ublk), [`driver`] (packets and chunks of drivers), [`driver_host`] (a driver's packets to a
+//! host), [`image_headers`] (disk images to import), [`trace`] (block traces of other tools),
 //! [`write_log`] (recordings of other programs to the crash checker), [`mutate`] (changes by seed).
 //!
 //! Not here: what the engine does with good input.
@@ -38,6 +39,7 @@ pub mod mutate;
 mod nbd;
 mod nbd_client;
 mod objects;
+mod server;
 mod store_answers;
 pub mod store_image;
 mod stream;
@@ -55,7 +57,7 @@ pub struct FuzzTarget {
 }
 
 /// All of them.
-pub const TARGETS: [FuzzTarget; 32] = [
+pub const TARGETS: [FuzzTarget; 39] = [
     FuzzTarget { name: "segment", run: objects::segment },
     FuzzTarget { name: "checkpoint", run: objects::checkpoint },
     FuzzTarget { name: "map_part", run: objects::map_part },
@@ -77,6 +79,8 @@ pub const TARGETS: [FuzzTarget; 32] = [
     FuzzTarget { name: "link_initiator", run: link_peer::initiator },
     FuzzTarget { name: "link_stream", run: stream::run },
     FuzzTarget { name: "link_machines", run: machines::run },
+    FuzzTarget { name: "key_file", run: machines::key_file },
+    FuzzTarget { name: "ethernet_frame", run: link::frame },
     FuzzTarget { name: "packed_write", run: link::packed },
     FuzzTarget { name: "text", run: text::run },
     FuzzTarget { name: "fuse_request", run: kernel::fuse },
@@ -88,4 +92,9 @@ pub const TARGETS: [FuzzTarget; 32] = [
     FuzzTarget { name: "image_headers", run: image_headers::run },
     FuzzTarget { name: "trace", run: trace::run },
     FuzzTarget { name: "write_log", run: write_log::run },
+    FuzzTarget { name: "admin_request", run: server::admin_request },
+    FuzzTarget { name: "control_request", run: server::control_request },
+    FuzzTarget { name: "control_answer", run: server::control_answer },
+    FuzzTarget { name: "hand_off_message", run: server::hand_off_message },
+    FuzzTarget { name: "config_file", run: server::config_file },
 ];

@@ -19,7 +19,7 @@ use sawmill_format::link::{
 };
 use sawmill_format::packed_write::{self, PackedWrite, SPAN_BYTES_MAX};
 
-use sawmill_link::fuzzing::packet_in;
+use sawmill_link::fuzzing::{packet_in, packet_in_frame};
 
 use crate::mend::{put, u32_at};
 
@@ -43,6 +43,16 @@ pub(crate) fn packet(bytes: &[u8]) {
     whole(&mended);
     let mut frame = [&mended[..], &[0; 46]].concat();
     assert_eq!(packet_in(&mut frame).map(|packet| &*packet), Some(&mended[..]));
+}
+
+/// An Ethernet frame of any station: its header, and what follows.
+pub(crate) fn frame(bytes: &[u8]) {
+    let mut frame = bytes.to_vec();
+    let Some((from, packet)) = packet_in_frame(&mut frame) else { return };
+    assert_eq!(from, bytes[6..12], "the sender is the one that the header names");
+    assert_eq!(from[0] & 1, 0, "the sender is one station, so that no answer goes to many");
+    assert_eq!(packet, &bytes[14..14 + packet.len()], "the packet begins behind the header");
+    whole(packet);
 }
 
 fn whole(bytes: &[u8]) {

@@ -23,6 +23,7 @@ mod durable;
 mod fencing;
 mod file_device;
 mod folders;
+pub mod fuzzing;
 #[cfg(test)]
 mod guide;
 mod handoff;

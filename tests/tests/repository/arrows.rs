@@ -10,7 +10,8 @@ use sawmill_tests::machine::{repository, run};
 
 use super::tidy::none;
 
-/// Which of our crates each of them may name. Nothing points to the binary or to the tests.
+/// Which of our crates each of them may name. Only the fuzz targets point to the
+/// binary, and nothing to the tests.
 const ARROWS: [(&str, &[&str]); 20] = [
     // Chance by seed and waiting, for tests, workloads and conformance suites.
     ("sawmill-testkit", &[]),
@@ -65,7 +66,9 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ),
     (
         "sawmill-fuzz",
+        // The program too, because it has parsers of its own.
         &[
+            "sawmill",
             "sawmill-console",
             "sawmill-device",
             "sawmill-driver",

@@ -31,6 +31,7 @@ fn write_corpus() {
     link_peers();
     streams();
     machines();
+    keys_and_frames();
     texts();
     kernels();
     super::processes::write_all();
@@ -154,6 +155,22 @@ fn machines() {
     write("link_machines", "a-name-twice", format!("a {one} x\na {two} x\n").as_bytes());
     write("link_machines", "an-export-twice", format!("a {one} x,x:ro\n").as_bytes());
     write("link_machines", "key-first", format!("{one} a *\n").as_bytes());
+}
+
+fn keys_and_frames() {
+    let digits = "0123456789abcdefABCDEF0000000000".repeat(2);
+    write("key_file", "with-a-newline", format!("{digits}\n").as_bytes());
+    write("key_file", "without-one", digits.as_bytes());
+    write("key_file", "two-newlines", format!("{digits}\n\n").as_bytes());
+    write("key_file", "a-digit-short", &digits.as_bytes()[1..]);
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/vectors");
+    let packet = std::fs::read(vectors.join("link_packet/v1-every-statement.bin"));
+    let packet = packet.expect("a vector");
+    let frame =
+        |from: [u8; 6]| [&[2, 0, 0, 0, 0, 1][..], &from, &[0x88, 0xB5], &packet, &[0; 46]].concat();
+    write("ethernet_frame", "padded", &frame([2, 0, 0, 0, 0, 9]));
+    write("ethernet_frame", "from-a-group", &frame([0xFF; 6]));
+    write("ethernet_frame", "header-alone", &frame([2, 0, 0, 0, 0, 9])[..14]);
 }
 
 pub(super) fn write(target: &str, name: &str, bytes: &[u8]) {

@@ -139,6 +139,41 @@ fn no_file_of_machines_gives_two_machines_one_key_or_shows_a_key() {
 }
 
 #[test]
+fn no_file_but_64_digits_is_a_key() {
+    survives("key_file", 1_000);
+}
+
+#[test]
+fn no_frame_of_a_station_is_taken_for_more_than_it_has() {
+    survives("ethernet_frame", 100_000);
+}
+
+#[test]
+fn no_request_to_the_admin_server_changes_or_shows_what_it_may_not() {
+    survives("admin_request", 2_000);
+}
+
+#[test]
+fn every_request_to_a_control_socket_is_refused_or_carried_out_as_it_was_sent() {
+    survives("control_request", 40_000);
+}
+
+#[test]
+fn no_answer_of_a_control_socket_is_taken_for_what_it_is_not() {
+    survives("control_answer", 1_000);
+}
+
+#[test]
+fn no_message_breaks_a_hand_off() {
+    survives("hand_off_message", 20_000);
+}
+
+#[test]
+fn no_configuration_file_gives_a_command_what_is_no_option_of_it() {
+    survives("config_file", 5_000);
+}
+
+#[test]
 fn no_packet_breaks_the_decoder_of_the_links_parts() {
     survives("link_packet", 100_000);
 }

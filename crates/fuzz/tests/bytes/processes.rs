@@ -13,6 +13,10 @@ pub(super) fn write_all() {
     packets();
     chunks();
     drivers();
+    admin_requests();
+    control_sockets();
+    hand_offs();
+    config_files();
 }
 
 fn hand_overs() {
@@ -114,4 +118,93 @@ fn drivers() {
     let replaced = [control(6, ControlKind::Hello, "protocol=1\nreplace=1\n"), piece(4, &[1, 0])];
     write("driver_host", "replaced", &[&[0], &replaced.concat()[..]].concat());
     write("driver_host", "silent", &[0]);
+}
+
+/// The first byte: 0 is the control socket, 1 the loopback address.
+fn admin_requests() {
+    let get = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let all = ["/", "/style.css", "/status", "/metrics", "/wait?safety=stored&timeout_ms=5", "/x"];
+    let all: String = all.map(get).concat();
+    let resize = r#"{"resize":{"size_bytes":4096}}"#;
+    let post = format!(
+        "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{resize}",
+        resize.len()
+    );
+    let chunked = "POST /request HTTP/1.1\r\nHost: [::1]:80\r\nTransfer-Encoding: chunked\r\n\r\n\
+        e\r\n{\"remove_door\"\r\n13\r\n:{\"address\":\"none\"}}\r\n0\r\n\r\n";
+    for (choice, side) in [(0, "control"), (1, "loopback")] {
+        let seed = |text: &str| [&[choice][..], text.as_bytes()].concat();
+        write("admin_request", &format!("{side}-gets"), &seed(&all));
+        write("admin_request", &format!("{side}-post"), &seed(&post));
+        write("admin_request", &format!("{side}-chunked"), &seed(chunked));
+    }
+    let wait = "GET /wait?safety=logged&volume=oak HTTP/1.1\r\nHost: 127.0.0.1:7\r\n\
+        Sec-Fetch-Site: same-origin\r\nConnection: close\r\n\r\n";
+    write("admin_request", "loopback-wait", format!("\x01{wait}").as_bytes());
+    let other = "GET /status HTTP/1.1\r\nHost: example.org\r\nSec-Fetch-Site: cross-site\r\n\r\n";
+    write("admin_request", "loopback-another-site", format!("\x01{other}").as_bytes());
+}
+
+fn control_sockets() {
+    let requests = [
+        ("collect", r#"{"collect_garbage":{"threshold":0.25}}"#),
+        ("snapshot", r#"{"past":{"create_snapshot":"before"}}"#),
+        ("retention", r#"{"past":{"set_retention":9}}"#),
+        ("roll-back", r#"{"past":{"roll_back":"2026-11-21T10:00:00.5Z"}}"#),
+        ("roll-back-to-a-position", r#"{"past":{"roll_back":"position:7"}}"#),
+        ("resize", r#"{"resize":{"size_bytes":18446744073709551615}}"#),
+        ("add-door", r#"{"add_door":"nbd=unix:/run/a b&c=d.sock"}"#),
+        ("add-ublk", r#"{"add_door":"ublk=3"}"#),
+        ("remove-door", r#"{"remove_door":{"address":"/dev/ublkb0"}}"#),
+        (
+            "hand-off",
+            r#"{"hand_off":{"binary":"/a b","timeout":{"secs":5,"nanos":7},"stall_max":
+                {"secs":0,"nanos":1}}}"#,
+        ),
+        ("unknown", r#"{"make_coffee":1}"#),
+    ];
+    for (name, text) in requests {
+        write("control_request", name, text.as_bytes());
+    }
+    let whole = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody";
+    write("control_answer", "whole", whole.as_bytes());
+    write("control_answer", "cut-short", &whole.as_bytes()[..whole.len() - 1]);
+    let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    write("control_answer", "chunked", chunked.as_bytes());
+    let refusal = r#"{"error": "fenced by epoch 7", "exit": 6}"#;
+    let refusal = format!("HTTP/1.1 409 No\r\ncontent-length: {}\r\n\r\n{refusal}", refusal.len());
+    write("control_answer", "refusal", refusal.as_bytes());
+    write("control_answer", "goes-on", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\nend");
+}
+
+/// The first byte: 0 is one message, 1 what is on the socket.
+fn hand_offs() {
+    let messages = [
+        ("hello", r#"{"word":"hello","conversation":1,"version":"0.1.0"}"#),
+        ("prepared", r#"{"word":"prepared"}"#),
+        ("serving", r#"{"word":"serving","lost_doors":["fuse: gone"]}"#),
+        ("failed", r#"{"word":"failed","text":"no store","exit":5}"#),
+        ("unknown", r#"{"word":"wait"}"#),
+    ];
+    let mut socket = vec![1];
+    for (name, text) in messages {
+        write("hand_off_message", name, format!("\0{text}").as_bytes());
+        let length = (text.len() as u64).to_le_bytes();
+        socket.extend([&b"SWM1\0\0\0\0"[..], &length, text.as_bytes()].concat());
+    }
+    write("hand_off_message", "several", &socket);
+    let huge = [&b"\x01SWM1\0\0\0\0"[..], &u64::MAX.to_le_bytes(), b"{}"].concat();
+    write("hand_off_message", "too-long", &huge);
+}
+
+fn config_files() {
+    let serve = "[serve]\njournal-bytes = \"4G\"\ncache-bytes = 1073741824\nread-only = false\n\
+        nbd = [\"unix:/run/a.sock\", \"--read-only\"]\n\n[target]\nlisten = [[\"udp:[::]:1\"]]\n";
+    write("config_file", "two-commands", serve.as_bytes());
+    write("config_file", "underscores", b"[serve]\njournal_bytes = 1\n");
+    write("config_file", "a-moment", b"[serve]\njournal-bytes = 1979-05-27\n");
+    write("config_file", "no-table", b"journal-bytes = 1\n");
+    write("config_file", "no-command", b"[serv]\n");
+    write("config_file", "cut-short", b"[serve\n");
+    write("config_file", "inline", b"serve = { nbd = 1.5, \"cache-bytes\" = 0x10 }\ngc = {}\n");
 }

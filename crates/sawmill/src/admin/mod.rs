@@ -16,6 +16,7 @@
 //! from (`wiring`).
 
 mod answer;
+pub(crate) mod fuzzing;
 pub(crate) mod metrics;
 mod page;
 pub(crate) mod status;
@@ -118,6 +119,19 @@ struct AdminState {
     strangers: AtomicU32,
 }
 
+impl AdminState {
+    fn new(callbacks: Callbacks) -> AdminState {
+        AdminState {
+            callbacks,
+            blocked: Default::default(),
+            connections: Mutex::default(),
+            none_left: Condvar::new(),
+            own: AtomicU32::new(0),
+            strangers: AtomicU32::new(0),
+        }
+    }
+}
+
 /// The kinds of calls that block. Each has threads of its own, so that a request that only
 /// reads cannot delay a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,14 +181,7 @@ impl Admin {
         }
         let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
         let (stop_sender, stopped) = watch::channel(false);
-        let shared = Arc::new(AdminState {
-            callbacks,
-            blocked: Default::default(),
-            connections: Mutex::default(),
-            none_left: Condvar::new(),
-            own: AtomicU32::new(0),
-            strangers: AtomicU32::new(0),
-        });
+        let shared = Arc::new(AdminState::new(callbacks));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()

@@ -22,6 +22,8 @@ use toml::{Table, Value};
 
 use sawmill_console::exit::{Failure, Result};
 
+pub(crate) mod fuzzing;
+
 /// The file of the whole machine.
 const SYSTEM_FILE: &str = "/etc/sawmill/config.toml";
 

@@ -6,7 +6,7 @@
 //! Not here: what a command does (its module), the configuration file (`config_file`), how output
 //! and errors look (`sawmill_console`).
 
-mod config_file;
+pub(crate) mod config_file;
 #[cfg(test)]
 mod defaults;
 mod disks;
@@ -125,7 +125,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
 ];
 
 /// The command line, with the commands grouped in its help.
-fn command_line() -> clap::Command {
+pub(crate) fn command_line() -> clap::Command {
     let plain = Cli::command();
     let mut text = String::from("{about}\n\n{usage-heading} {usage}\n");
     for (group, names) in GROUPS {

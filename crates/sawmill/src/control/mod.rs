@@ -8,11 +8,13 @@
 //! | `protocol` | the requests, as JSON |
 //! | `client` | the client: which process serves a volume, and what it answers |
 //! | `http` | one request over a Unix socket |
+//! | `fuzzing` | entry points for fuzzers |
 //!
 //! Invariant: the writer's socket sorts before those of readers by name, because the client asks in
 //! that order. Not here: carrying a request out (`serving`).
 
 mod client;
+pub(crate) mod fuzzing;
 mod http;
 pub(crate) mod protocol;
 

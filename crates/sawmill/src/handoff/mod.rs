@@ -23,6 +23,7 @@
 //! (`sawmill_frontend::passing`).
 
 pub(crate) mod again;
+pub(crate) mod fuzzing;
 pub(crate) mod predecessor;
 pub(crate) mod successor;
 
