@@ -38,7 +38,8 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("allocation", Operation::Allocation),
 ];
 
-/// Errors by the names that users of a door see.
+/// Errors by the names that users of a door see: each errno with one of the kinds that it stands
+/// for.
 const ERRORS: [(&str, ErrorKind); 9] = [
     ("EIO", ErrorKind::Unavailable),
     ("ENOSPC", ErrorKind::Full),
@@ -81,12 +82,14 @@ impl Rule {
         let mut seen = Vec::new();
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            // The second would silently replace the first.
             if seen.contains(&name) {
                 return Err(format!("'{text}' says {name} twice"));
             }
             seen.push(name);
             rule.set(name, value).map_err(|error| format!("'{part}' in '{text}': {error}"))?;
         }
+        // A test with such a rule would pass, and test nothing.
         if rule.error.is_none() && rule.delay.is_none() {
             return Err(format!("'{text}' does nothing: add error=EIO or delay=5ms"));
         }
@@ -130,8 +133,10 @@ impl Rule {
         Ok(())
     }
 
+    /// Whether the rule is about this request, whatever its rate and counts say.
     fn matches(&self, request: &Request) -> bool {
         let touches = |range: &Range<u64>| {
+            // A request past all addresses is invalid, and the device inside says so.
             let end = request.end().unwrap_or(u64::MAX);
             request.length > 0 && request.address < range.end && range.start < end
         };
@@ -173,6 +178,7 @@ impl ActiveRule {
         // the same requests meets the same faults.
         let number = self.matched.fetch_add(1, Relaxed);
         let chance = Dice::new(self.seed ^ Dice::new(number).word()).word();
+        // 53 bits are what a number of this type holds exactly.
         if number < self.rule.after
             || (chance >> 11) as f64 / (1_u64 << 53) as f64 >= self.rule.rate
         {

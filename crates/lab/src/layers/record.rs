@@ -28,7 +28,8 @@ const HEADER: &str = "time_ns,operation,address_bytes,length_bytes,flags,latency
 const EVENTS_BEHIND_MAX: usize = 1 << 20;
 /// Requests whose lines wait for their answers.
 const REQUESTS_OPEN_MAX: usize = 1 << 16;
-/// The thread looks this often, or when this many events wait.
+/// The thread looks this often, or when [`EVENTS_AT_ONCE_MAX`] events wait: a trace that somebody
+/// follows is a tenth of a second old, and an idle device costs ten looks a second.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 const EVENTS_AT_ONCE_MAX: usize = 4096;
 
@@ -102,6 +103,7 @@ impl BlockDevice for RecordedDevice {
     }
 
     fn submit(&self, request: Request) {
+        // What finds no room is carried out all the same: a recording must not slow its device.
         let Some(number) = self.recording.note_request(&request) else {
             return self.inner.submit(request);
         };
@@ -128,6 +130,7 @@ impl Drop for RecordedDevice {
     }
 }
 
+/// The result as traces have it. Without a wildcard, so that a new kind gets a name here.
 fn name(kind: sawmill_device::ErrorKind) -> &'static str {
     use sawmill_device::ErrorKind as Kind;
     match kind {
@@ -198,6 +201,7 @@ impl EventLog {
             if pending.events.len() < EVENTS_AT_ONCE_MAX && !pending.is_closed {
                 self.changed.wait_for(&mut pending, WRITE_EVERY);
             }
+            // The two lists change places, so that neither is allocated anew.
             std::mem::swap(&mut events, &mut pending.events);
             let (missing, is_closed) = (pending.missing, pending.is_closed);
             drop(pending);
