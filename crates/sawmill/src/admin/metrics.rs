@@ -32,7 +32,8 @@ const NBD_MEMORY: &[Metric<NbdMemoryStatus>] = &[
     }),
 ];
 
-/// Per volume, label `volume`.
+/// Per volume, label `volume`. The three positions are those of one log, so that the difference of
+/// two is what a failure would take now.
 const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_size_bytes", "Size of the disk.", |volume| volume.size_bytes),
     gauge("sawmill_epoch", "Number of the attachment.", |volume| volume.epoch),
@@ -231,7 +232,8 @@ const DOOR: &[Metric<DoorStatus>] = &[
     ),
 ];
 
-/// Per process, without labels; absent when there is no read cache.
+/// Per process, without labels; absent when there is no read cache. Hits and misses count frames and
+/// not requests: a long read may have both.
 const CACHE: &[Metric<CacheStatus>] = &[
     gauge("sawmill_cache_cells", "Frames that fit into the read cache.", |cache| cache.cells),
     gauge("sawmill_cache_frames", "Frames in the read cache.", |cache| cache.frames),
