@@ -232,7 +232,7 @@ const DOOR: &[Metric<DoorStatus>] = &[
     ),
 ];
 
-/// Per process, without labels; absent when there is no read cache. Hits and misses count frames and
+/// Per process, without labels; absent when there is no read cache. Hits and misses count frames,
 /// not requests: a long read may have both.
 const CACHE: &[Metric<CacheStatus>] = &[
     gauge("sawmill_cache_cells", "Frames that fit into the read cache.", |cache| cache.cells),
