@@ -3,7 +3,8 @@
 //!
 //! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door
 //! is remembered from the time it is open until it is removed or the server stops cleanly. A line
-//! that cannot be parsed stops nothing. Not here: doors from options of `serve`, which return anyway.
+//! that cannot be parsed stops nothing. Not here: doors from options of `serve`, which return
+//! anyway.
 
 use std::fs;
 use std::io;

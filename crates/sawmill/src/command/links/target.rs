@@ -80,13 +80,11 @@ pub(in crate::command) struct Arguments {
     name: Option<String>,
 
     /// Requests in flight per connection, at most.
-    #[arg(long, alias = "slots", value_name = "N",
-          default_value_t = TargetOptions::default().places_max,
-          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, alias = "slots", default_value_t = TargetOptions::default().places_max,
+          value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     places_max: u16,
 
-    /// Bytes per request, at most: a connection takes --places-max times this much memory. Whole
-    /// pages, 4K to 4M.
+    /// Bytes per request: a connection takes --places-max times this memory. Whole pages, 4K to 4M.
     #[arg(long, alias = "slot-bytes", value_name = "SIZE", value_parser = parse_place_bytes,
           default_value = exact_size(TargetOptions::default().place_bytes_max.into()))]
     place_bytes_max: u32,
@@ -467,9 +465,7 @@ fn target(
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
         // A file without machines was refused.
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
-            .ok_or_else(|| {
-                Failure::usage("--machines lists no machine; add a line, or use --key-file")
-            })?,
+            .ok_or_else(|| Failure::usage("--machines lists no machine; add a line"))?,
     };
     for ExportDevice { name, device, outlives_process, state, .. } in devices {
         let device = Arc::new(Unpacker::new(Arc::clone(device)));
