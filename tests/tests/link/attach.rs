@@ -338,13 +338,19 @@ fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
     }
     for (option, wrong) in [
         ("--places-max", "0"),
-        ("--slots", "4097"),
-        ("--slot-bytes", "8M"),
+        ("--places-max", "4097"),
+        ("--place-bytes-max", "8M"),
         ("--connections", "0"),
         ("--receivers", "65"),
         ("--admin", "0.0.0.0:9101"),
     ] {
         target(&["memory:1M", "--listen", &free, option, wrong], 2, &[option, wrong]);
+    }
+    // Names of earlier builds.
+    for (option, wrong, now) in
+        [("--slots", "4097", "--places-max"), ("--slot-bytes", "8M", "--place-bytes-max")]
+    {
+        target(&["memory:1M", "--listen", &free, option, wrong], 2, &[now, wrong]);
     }
     target(&["memory:1M", "--listen", &free, "--name", ""], 2, &["name", "64"]);
 }
