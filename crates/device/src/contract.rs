@@ -1,6 +1,23 @@
-//! The contract of a block device, numbered. Each clause has a test in `conformance`. Not here:
-//! what a flush survives (D4) and what a restart finds (D8); each durable device tests that itself.
-//! That `submit` never blocks on I/O (D1) and that `geometry` is cheap (D10) no suite can show.
+//! The contract of a block device, numbered. Each clause has a test in `conformance`. That `submit`
+//! never blocks on I/O (D1) and that `geometry` is cheap (D10) no suite can show. What a flush
+//! survives (D4) and what a restart finds (D8) each durable device tests itself:
+//!
+//! - **D4** `Volume`:
+//!   `power_cut::flushed_writes_survive_power_cuts_and_the_volume_is_a_cut`,
+//!   `life::flushed_writes_survive_the_loss_of_memory`,
+//!   `life::stored_flushes_survive_the_loss_of_the_machine`
+//! - **D4** `FileDevice`:
+//!   `file_device::a_flush_and_a_write_with_fua_sync_the_file`,
+//!   `file_device::a_sync_that_failed_is_never_tried_again`
+//! - **D4** `Target`:
+//!   `worlds::no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does`,
+//!   `reservations::a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target`
+//! - **D8** `Volume`:
+//!   `real_clients::overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart`
+//! - **D8** `FileDevice`:
+//!   `file_device::overlapping_writes_end_the_same_when_the_file_is_opened_again`
+//! - **D8** `Target`:
+//!   `worlds::no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does`
 
 use crate::{Geometry, Request};
 

@@ -289,7 +289,7 @@ fn write_zeroes(file: &File, address: u64, length: u64) -> io::Result<()> {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use sawmill_device::conformance;
+    use sawmill_device::{BlockDeviceExt, Flags, conformance};
 
     use super::*;
 
@@ -325,6 +325,44 @@ mod tests {
         assert!(refusal(&path).to_string().contains("truncate"));
         File::create(&path).unwrap().set_len(1000).unwrap();
         assert!(refusal(&path).to_string().contains("whole blocks"));
+    }
+
+    #[test]
+    fn a_flush_and_a_write_with_fua_sync_the_file() {
+        // It takes writes, and the kernel refuses to sync it.
+        let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let carry_out = |operation, fua| {
+            let flags = Flags { fua, ..Flags::default() };
+            let mut request = Request::with_bytes(operation, 0, flags, vec![1; 512], |_, _| ());
+            let outcome = carry_out(&null, &Syncs::default(), &mut request);
+            request.done();
+            outcome.is_ok()
+        };
+        assert!(carry_out(Operation::Write, false));
+        assert!(!carry_out(Operation::Write, true));
+        assert!(!carry_out(Operation::Flush, false));
+    }
+
+    #[test]
+    fn overlapping_writes_end_the_same_when_the_file_is_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let open = || FileDevice::alone(&path, FileAccess::ReadWrite).unwrap();
+        let device = open();
+        let (sender, answers) = channel();
+        for writer in 0..16u8 {
+            let sender = sender.clone();
+            let answered = move |outcome: Outcome, _| sender.send(outcome.is_ok()).unwrap();
+            let (address, bytes) = (u64::from(writer) * 1000, vec![writer + 1; 20_000]);
+            let flags = Flags::default();
+            device.submit(Request::with_bytes(Operation::Write, address, flags, bytes, answered));
+        }
+        drop(sender);
+        assert_eq!(answers.iter().filter(|is_ok| *is_ok).count(), 16);
+        let before = device.read_at(0, 64 << 10).unwrap();
+        drop(device);
+        assert_eq!(open().read_at(0, 64 << 10).unwrap(), before);
     }
 
     #[test]
