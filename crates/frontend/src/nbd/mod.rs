@@ -2,11 +2,11 @@
 //!
 //! Fixed newstyle only. Modules: [`options`](NbdOptions), `limits`, `listener` (the socket),
 //! [`server`](NbdServer) (exports and connections), `reception` (new connections), `peer_identity`
-//! and `admission` (fair shares for peers), `handshake` (option haggling), `session` (the agreement),
-//! `connection` (the loop of one client), `budget` (memory of all clients), `intake` (received
-//! bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the codec,
-//! pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause` (quiescing),
-//! `hand_over` (pieces as facts).
+//! and `admission` (fair shares for peers), `handshake` (option haggling), `session` (the
+//! agreement), `connection` (the loop of one client), `budget` (memory of all clients), `intake`
+//! (received bytes), `ticket` (one request in flight), `outbox` (bytes to send), `protocol` (the
+//! codec, pure), [`metrics`](NbdMetrics); `door` (the interface of every door), `pause`
+//! (quiescing), `hand_over` (pieces as facts).
 //!
 //! There is one thread per connection. It receives many requests with one system call, submits them
 //! all, and sends the replies of those that completed immediately with another one. A request that
