@@ -19,14 +19,14 @@ const SIZE_BYTES: u64 = 1 << 20;
 const BLOCK_BYTES: usize = 4096;
 
 /// The disks of a machine, and a folder to make files in.
-struct Place<'a> {
+struct DisksUnderTest<'a> {
     disks: &'a dyn Disks,
     folder: &'a Path,
     /// The machine loses its power, where a test can do that.
     cut_power: &'a dyn Fn(),
 }
 
-impl Place<'_> {
+impl DisksUnderTest<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -49,7 +49,7 @@ const FILE: EntryKind = EntryKind::File { size_bytes: SIZE_BYTES };
 /// One test of the contract.
 struct Clause {
     name: &'static str,
-    test: fn(&Place<'_>),
+    test: fn(&DisksUnderTest<'_>),
 }
 
 macro_rules! clauses {
@@ -77,8 +77,8 @@ fn read(disk: &dyn Disk, offset: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-fn k1_a_read_returns_the_newest_write_and_a_new_file_is_zero(place: &Place<'_>) {
-    let disk = place.make("k1").unwrap();
+fn k1_a_read_returns_the_newest_write_and_a_new_file_is_zero(under_test: &DisksUnderTest<'_>) {
+    let disk = under_test.make("k1").unwrap();
     assert_eq!(read(&*disk, 0, SIZE_BYTES as usize), vec![0; SIZE_BYTES as usize]);
     disk.write_at(4096, &[1; 2 * BLOCK_BYTES]).unwrap();
     // In the middle of a block, and across two of them.
@@ -88,21 +88,21 @@ fn k1_a_read_returns_the_newest_write_and_a_new_file_is_zero(place: &Place<'_>) 
     expected.extend([0; BLOCK_BYTES]);
     expected[8000..8300].fill(2);
     assert_eq!(read(&*disk, 0, 4 * BLOCK_BYTES), expected);
-    assert_eq!(read(&*place.open("k1").unwrap(), 7999, 302), expected[7999..8301]);
+    assert_eq!(read(&*under_test.open("k1").unwrap(), 7999, 302), expected[7999..8301]);
 }
 
-fn k2_a_read_past_the_end_fails_and_the_size_stays(place: &Place<'_>) {
-    let disk = place.make("k2").unwrap();
+fn k2_a_read_past_the_end_fails_and_the_size_stays(under_test: &DisksUnderTest<'_>) {
+    let disk = under_test.make("k2").unwrap();
     disk.write_at(SIZE_BYTES - 4096, &[1; BLOCK_BYTES]).unwrap();
     let mut bytes = vec![0; 2 * BLOCK_BYTES];
     assert!(disk.read_at(SIZE_BYTES - 4096, &mut bytes).is_err());
     assert!(disk.read_now(SIZE_BYTES - 4096, &mut bytes).is_err());
-    assert_eq!((disk.size_bytes(), place.kind("k2")), (SIZE_BYTES, FILE));
-    assert_eq!(place.open("k2").unwrap().size_bytes(), SIZE_BYTES);
+    assert_eq!((disk.size_bytes(), under_test.kind("k2")), (SIZE_BYTES, FILE));
+    assert_eq!(under_test.open("k2").unwrap().size_bytes(), SIZE_BYTES);
 }
 
-fn k3_read_now_returns_the_same_bytes_or_would_block(place: &Place<'_>) {
-    let disk = place.make("k3").unwrap();
+fn k3_read_now_returns_the_same_bytes_or_would_block(under_test: &DisksUnderTest<'_>) {
+    let disk = under_test.make("k3").unwrap();
     disk.write_at(100, &[3; 200]).unwrap();
     let mut bytes = vec![0xee; 400];
     match disk.read_now(0, &mut bytes) {
@@ -111,66 +111,66 @@ fn k3_read_now_returns_the_same_bytes_or_would_block(place: &Place<'_>) {
     }
 }
 
-fn k4_a_write_survives_its_process_and_after_a_sync_a_power_cut(place: &Place<'_>) {
-    let disk = place.make("k4").unwrap();
+fn k4_a_write_survives_its_process_and_after_a_sync_a_power_cut(under_test: &DisksUnderTest<'_>) {
+    let disk = under_test.make("k4").unwrap();
     disk.write_at(0, &[4; BLOCK_BYTES]).unwrap();
     drop(disk);
-    let disk = place.open("k4").unwrap();
+    let disk = under_test.open("k4").unwrap();
     assert_eq!(read(&*disk, 0, BLOCK_BYTES), [4; BLOCK_BYTES]);
     disk.sync().unwrap();
     disk.write_at(0, &[5; BLOCK_BYTES]).unwrap();
     drop(disk);
-    (place.cut_power)();
-    let found = read(&*place.open("k4").unwrap(), 0, BLOCK_BYTES);
+    (under_test.cut_power)();
+    let found = read(&*under_test.open("k4").unwrap(), 0, BLOCK_BYTES);
     // What no sync covered is new or old, and never a state before the sync.
     assert!(found.iter().all(|byte| [4, 5].contains(byte)));
 }
 
-fn k6_a_disk_has_no_name_once_it_was_renamed_removed_or_replaced(place: &Place<'_>) {
-    let disk = place.make("k6").unwrap();
+fn k6_a_disk_has_no_name_once_it_was_renamed_removed_or_replaced(under_test: &DisksUnderTest<'_>) {
+    let disk = under_test.make("k6").unwrap();
     assert!(disk.has_name());
-    place.disks.rename(&place.path("k6"), &place.path("k6.aside")).unwrap();
+    under_test.disks.rename(&under_test.path("k6"), &under_test.path("k6.aside")).unwrap();
     assert!(!disk.has_name());
-    let moved = place.open("k6.aside").unwrap();
+    let moved = under_test.open("k6.aside").unwrap();
     assert!(moved.has_name());
-    place.disks.remove(&place.path("k6.aside")).unwrap();
+    under_test.disks.remove(&under_test.path("k6.aside")).unwrap();
     assert!(!moved.has_name());
-    let replacement = place.make("k6").unwrap();
+    let replacement = under_test.make("k6").unwrap();
     assert_eq!((disk.has_name(), replacement.has_name()), (false, true));
 }
 
-fn k7_make_and_rename_take_no_name_that_is_taken(place: &Place<'_>) {
+fn k7_make_and_rename_take_no_name_that_is_taken(under_test: &DisksUnderTest<'_>) {
     for name in ["k7.one", "k7.other"] {
-        place.make(name).unwrap().write_at(0, name.as_bytes()).unwrap();
+        under_test.make(name).unwrap().write_at(0, name.as_bytes()).unwrap();
     }
-    assert_eq!(error_kind(place.make("k7.one")), Some(ErrorKind::AlreadyExists));
-    let renamed = place.disks.rename(&place.path("k7.one"), &place.path("k7.other"));
+    assert_eq!(error_kind(under_test.make("k7.one")), Some(ErrorKind::AlreadyExists));
+    let renamed = under_test.disks.rename(&under_test.path("k7.one"), &under_test.path("k7.other"));
     assert_eq!(error_kind(renamed), Some(ErrorKind::AlreadyExists));
     for name in ["k7.one", "k7.other"] {
-        assert_eq!(read(&*place.open(name).unwrap(), 0, name.len()), name.as_bytes());
+        assert_eq!(read(&*under_test.open(name).unwrap(), 0, name.len()), name.as_bytes());
     }
 }
 
-fn k8_an_absent_name_is_not_found(place: &Place<'_>) {
-    let absent = place.path("k8");
-    assert_eq!(place.kind("k8"), EntryKind::Absent);
-    assert_eq!(error_kind(place.open("k8")), Some(ErrorKind::NotFound));
-    assert_eq!(error_kind(place.disks.remove(&absent)), Some(ErrorKind::NotFound));
-    place.make("k8.other").unwrap();
-    let renamed = place.disks.rename(&absent, &place.path("k8.new"));
+fn k8_an_absent_name_is_not_found(under_test: &DisksUnderTest<'_>) {
+    let absent = under_test.path("k8");
+    assert_eq!(under_test.kind("k8"), EntryKind::Absent);
+    assert_eq!(error_kind(under_test.open("k8")), Some(ErrorKind::NotFound));
+    assert_eq!(error_kind(under_test.disks.remove(&absent)), Some(ErrorKind::NotFound));
+    under_test.make("k8.other").unwrap();
+    let renamed = under_test.disks.rename(&absent, &under_test.path("k8.new"));
     assert_eq!(error_kind(renamed), Some(ErrorKind::NotFound));
-    place.disks.rename(&place.path("k8.other"), &absent).unwrap();
-    assert_eq!((place.kind("k8.other"), place.kind("k8")), (EntryKind::Absent, FILE));
+    under_test.disks.rename(&under_test.path("k8.other"), &absent).unwrap();
+    assert_eq!((under_test.kind("k8.other"), under_test.kind("k8")), (EntryKind::Absent, FILE));
 }
 
-fn k9_a_name_and_a_file_have_one_holder_at_a_time(place: &Place<'_>) {
-    let (path, other) = (place.path("k9"), place.path("k9.other"));
-    let disks = place.disks;
+fn k9_a_name_and_a_file_have_one_holder_at_a_time(under_test: &DisksUnderTest<'_>) {
+    let (path, other) = (under_test.path("k9"), under_test.path("k9.other"));
+    let disks = under_test.disks;
     // A name can be locked before it leads anywhere; a file cannot.
     let name = disks.lock(&path).unwrap();
     assert_eq!(error_kind(disks.lock(&path)), Some(ErrorKind::WouldBlock));
     let (_one, _two) = (disks.lock_file(&path).unwrap(), disks.lock_file(&path).unwrap());
-    drop(place.make("k9").unwrap());
+    drop(under_test.make("k9").unwrap());
     let file = disks.lock_file(&path).unwrap();
     disks.rename(&path, &other).unwrap();
     assert_eq!(error_kind(disks.lock_file(&other)), Some(ErrorKind::WouldBlock));
@@ -182,9 +182,9 @@ fn k9_a_name_and_a_file_have_one_holder_at_a_time(place: &Place<'_>) {
 #[test]
 fn the_disks_of_this_machine_keep_the_contract() {
     let folder = tempfile::tempdir().unwrap();
-    let place = Place { disks: &RealDisks, folder: folder.path(), cut_power: &|| {} };
+    let under_test = DisksUnderTest { disks: &RealDisks, folder: folder.path(), cut_power: &|| {} };
     for clause in CLAUSES {
-        (clause.test)(&place);
+        (clause.test)(&under_test);
     }
 }
 
@@ -199,9 +199,10 @@ fn the_simulated_disks_keep_the_contract() {
             medium.cut_power(&mut Dice::seeded("the power"), |_| Fate::Lost);
         }
     };
-    let place = Place { disks: world.disks(), folder: Path::new("/disks"), cut_power: &cut_power };
+    let under_test =
+        DisksUnderTest { disks: world.disks(), folder: Path::new("/disks"), cut_power: &cut_power };
     for clause in CLAUSES {
-        (clause.test)(&place);
+        (clause.test)(&under_test);
     }
 }
 

@@ -8,7 +8,7 @@ use sawmill_frontend::{Door, DoorPiece, QuietDoor};
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
-use crate::Place;
+use crate::TestFolder;
 use crate::conformance::{BLOCK_BYTES, DoorSubject, DoorUser, OpenDoor, keep_every_clause};
 use crate::guest::{Guest, READ, STORE};
 
@@ -18,7 +18,7 @@ struct GuestUser {
     _front: Frontend,
 }
 
-impl DoorSubject for Place {
+impl DoorSubject for TestFolder {
     fn open(&self, device: Arc<dyn BlockDevice>) -> OpenDoor {
         let door = Arc::new(self.serve(device));
         let mut guest = Guest::new(1);
@@ -77,5 +77,5 @@ impl DoorUser for GuestUser {
 
 #[test]
 fn a_vhost_user_door_keeps_every_clause_of_a_door() {
-    keep_every_clause(Place::new);
+    keep_every_clause(TestFolder::new);
 }

@@ -8,15 +8,15 @@ use sawmill_frontend::vhost::VhostDoor;
 use sawmill_frontend::{Door, Stop};
 use vhost::VhostBackend;
 
-use crate::Place;
+use crate::TestFolder;
 use crate::devices::PausableDevice;
 use crate::guest::*;
 use crate::restart::PATIENCE;
 
 /// After trouble of one guest, the door serves the next.
-fn serves_another(place: &Place) {
+fn serves_another(folder: &TestFolder) {
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
 }
 
@@ -54,10 +54,10 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
         ),
     ];
     for (what, entries) in cases {
-        let (place, pausable) = (Place::new(), PausableDevice::open());
-        let door = place.serve(pausable.clone());
+        let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+        let door = folder.serve(pausable.clone());
         let mut guest = Guest::new(2);
-        let front = guest.connect(&place.path());
+        let front = guest.connect(&folder.path());
         guest.offer_raw(&entries);
         wait_for(&guest.drivers[0].error, what);
         assert_eq!(guest.used(0), 0, "{what} is not answered");
@@ -69,24 +69,24 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
             "{what}: the other queue goes on"
         );
         drop(front);
-        serves_another(&place);
+        serves_another(&folder);
     }
 }
 
 #[test]
 fn an_impossible_available_ring_stops_its_queue() {
     let break_ring = |what: &str, with: &dyn Fn(&mut Guest)| {
-        let (place, pausable) = (Place::new(), PausableDevice::open());
-        let _door = place.serve(pausable.clone());
+        let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+        let _door = folder.serve(pausable.clone());
         let mut guest = Guest::new(1);
-        let front = guest.connect(&place.path());
+        let front = guest.connect(&folder.path());
         pausable.close();
         with(&mut guest);
         guest.kick(0);
         wait_for(&guest.drivers[0].error, what);
         pausable.release_all();
         drop(front);
-        serves_another(&place);
+        serves_another(&folder);
     };
     break_ring("an index that jumps", &|guest| guest.set_available(0, QUEUE_SIZE + 1));
     break_ring("a head that is no entry", &|guest| {
@@ -102,11 +102,11 @@ fn an_impossible_available_ring_stops_its_queue() {
 
 #[test]
 fn a_guest_cannot_have_more_in_flight_than_the_limit() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.indirect = true;
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     pausable.close();
     // Each reads 4 MiB, into the same memory: 16 of them are the 64 MiB that may be in flight.
     let mut heads = Vec::new();
@@ -129,8 +129,8 @@ fn a_guest_cannot_have_more_in_flight_than_the_limit() {
 
 #[test]
 fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let message = |request: u32, flags: u32, payload: &[u8]| {
         let head = [request, flags, payload.len() as u32];
         [head.iter().flat_map(|field| field.to_ne_bytes()).collect(), payload.to_vec()].concat()
@@ -158,19 +158,19 @@ fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
         ("an in-flight region for too many", message(31, 1, &[0xff; 20])),
     ];
     for (n, (what, bytes)) in cases.into_iter().enumerate() {
-        let mut stream = UnixStream::connect(place.path()).expect("the door listens");
+        let mut stream = UnixStream::connect(folder.path()).expect("the door listens");
         stream.write_all(&bytes).expect("it is taken");
         assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0, "{what} is not answered");
         assert_eq!(door.counts().protocol_violations, n as u64 + 1, "{what}");
     }
-    serves_another(&place);
+    serves_another(&folder);
 }
 
 #[test]
 fn a_frontend_in_the_middle_of_a_word_does_not_hold_up_the_end() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
-    let mut stream = UnixStream::connect(place.path()).expect("the door listens");
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
+    let mut stream = UnixStream::connect(folder.path()).expect("the door listens");
     stream.write_all(&[1, 0, 0, 0, 1]).expect("it is taken");
     while door.counts().connections == 0 {
         std::thread::yield_now();
@@ -181,10 +181,10 @@ fn a_frontend_in_the_middle_of_a_word_does_not_hold_up_the_end() {
 
 #[test]
 fn rings_outside_the_guests_memory_are_refused() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     let good = guest.rings(0);
     for shift in [MEMORY_BYTES - 0x10000, MEMORY_BYTES, u64::MAX / 2] {
         let mut rings = good;
@@ -197,10 +197,10 @@ fn rings_outside_the_guests_memory_are_refused() {
 
 #[test]
 fn a_queue_that_cannot_run_takes_no_other_with_it() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(3);
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     let mut outside = guest.rings(0);
     outside.used_ring_addr += MEMORY_BYTES;
     assert!(front.set_vring_addr(0, &outside).is_err(), "the first queue lies outside memory");
@@ -215,7 +215,7 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     let pieces = quiet_door.hand_over().expect("it is quiet");
     quiet_door.release();
     let (next, quiet_door) =
-        VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
+        VhostDoor::take_over(folder.options(), pausable.clone(), pieces).expect("it is whole");
     quiet_door.resume();
     assert_eq!(next.counts().protocol_violations, 1, "the status shows that a queue stands still");
     for queue in [1, 2] {
@@ -278,10 +278,10 @@ proptest! {
         heads in prop::collection::vec(0u16..18, 1..8),
         kind in prop_oneof![Just(READ), Just(STORE), Just(DISCARD), 0u32..20],
     ) {
-        let (place, pausable) = (Place::new(), PausableDevice::open());
-        let door = place.serve(pausable.clone());
+        let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+        let door = folder.serve(pausable.clone());
         let mut guest = Guest::new(1);
-        let front = guest.connect(&place.path());
+        let front = guest.connect(&folder.path());
         // Every valid descriptor that covers a part of the upper half reaches into it from below.
         let lower = MEMORY_BYTES / 2;
         let reaches = |(address, length, ..): &Entry| {
@@ -306,6 +306,6 @@ proptest! {
             prop_assert!(guest.get(lower, lower as usize).iter().all(|byte| *byte == 0x5a));
         }
         drop(front);
-        serves_another(&place);
+        serves_another(&folder);
     }
 }

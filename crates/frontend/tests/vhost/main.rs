@@ -18,13 +18,13 @@ use sawmill_device::BlockDevice;
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 
 /// A folder for one socket.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
-        Place { folder: tempfile::tempdir().expect("a temporary folder") }
+        TestFolder { folder: tempfile::tempdir().expect("a temporary folder") }
     }
 
     fn path(&self) -> PathBuf {

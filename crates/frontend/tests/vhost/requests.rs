@@ -13,18 +13,18 @@ use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 
-use crate::Place;
+use crate::TestFolder;
 use crate::devices::{PausableDevice, SIZE_BYTES};
 use crate::guest::*;
 
 #[test]
 fn what_is_written_is_read_back_directly_and_by_indirect_tables() {
     for indirect in [false, true] {
-        let (place, pausable) = (Place::new(), PausableDevice::open());
-        let _door = place.serve(pausable.clone());
+        let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+        let _door = folder.serve(pausable.clone());
         let mut guest = Guest::new(2);
         guest.indirect = indirect;
-        let _front = guest.connect(&place.path());
+        let _front = guest.connect(&folder.path());
         for queue in 0..2 {
             // More than the queue has entries, so that every index wraps.
             for n in 0..200u64 {
@@ -38,10 +38,10 @@ fn what_is_written_is_read_back_directly_and_by_indirect_tables() {
 
 #[test]
 fn a_request_may_be_cut_into_pieces_anywhere() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     let (at, data) = (header_at(0), data_at(0));
     let bytes: Vec<u8> = (0..1024u32).map(|n| (n * 7) as u8).collect();
     guest.put(at, &header(STORE, 3));
@@ -71,10 +71,10 @@ fn a_request_may_be_cut_into_pieces_anywhere() {
 
 #[test]
 fn flush_discard_and_write_zeroes_reach_the_device() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     assert_eq!(guest.execute(0, STORE, 0, &[7; 8192], 0).0, 0);
     assert_eq!(guest.execute(0, FLUSH, 0, &[], 0).0, 0);
     assert_eq!(guest.execute(0, WRITE_ZEROES, 0, &range(1, 3, 1), 0).0, 0);
@@ -98,10 +98,10 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
 
 #[test]
 fn what_cannot_be_done_fails_alone() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     let sectors = SIZE_BYTES / 512;
     let (failed, unsupported) = (1, 2);
     for (kind, sector, data, read, status) in [
@@ -136,15 +136,15 @@ fn what_cannot_be_done_fails_alone() {
 
 #[test]
 fn the_configuration_shows_the_device() {
-    let place = Place::new();
+    let folder = TestFolder::new();
     let geometry = Geometry {
         block_bytes: 4096,
         read_only: true,
         ..MemoryDevice::new(SIZE_BYTES).geometry_now()
     };
-    let _door = place.serve(Arc::new(MemoryDevice::with_geometry(geometry)));
+    let _door = folder.serve(Arc::new(MemoryDevice::with_geometry(geometry)));
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     let (_, config) =
         front.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("an answer");
     let number = |at: usize, bytes: usize| {
@@ -163,18 +163,18 @@ fn the_configuration_shows_the_device() {
 
 #[test]
 fn a_guest_without_a_cache_has_every_change_made_durable() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.wants &= !F_FLUSH;
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     guest.execute(0, STORE, 0, &[1; 512], 0);
     guest.execute(0, WRITE_ZEROES, 0, &range(0, 1, 1), 0);
     assert!(pausable.requests(2).iter().all(|(.., flags)| flags.fua));
     drop(front);
     // And one that turns its cache off, and on.
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     for (cache, durable) in [(0, true), (1, false)] {
         front.set_config(32, VhostUserConfigFlags::WRITABLE, &[cache]).expect("it can be written");
         guest.execute(0, STORE, 0, &[1; 512], 0);
@@ -185,13 +185,13 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
 #[test]
 fn a_guest_is_notified_only_when_it_asks_for_it() {
     for event_idx in [true, false] {
-        let (place, pausable) = (Place::new(), PausableDevice::open());
-        let _door = place.serve(pausable.clone());
+        let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+        let _door = folder.serve(pausable.clone());
         let mut guest = Guest::new(1);
         if !event_idx {
             guest.wants &= !F_EVENT_IDX;
         }
-        let _front = guest.connect(&place.path());
+        let _front = guest.connect(&folder.path());
         // Starting a queue signals a call, because an earlier one may have been lost.
         let _ = guest.drivers[0].call.read();
         if event_idx {
@@ -219,10 +219,10 @@ fn a_guest_is_notified_only_when_it_asks_for_it() {
 
 #[test]
 fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
-    let place = Place::new();
-    let door = place.serve(PausableDevice::open());
+    let folder = TestFolder::new();
+    let door = folder.serve(PausableDevice::open());
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     let (mut ours, theirs) = UnixStream::pair().expect("two sockets");
     let mut on_outcome = || {
         let mut message = [0; 12];
@@ -239,11 +239,11 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
 
 #[test]
 fn writes_to_memory_are_logged_while_the_guest_migrates() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.wants |= F_LOG_ALL;
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     let log_bytes = MEMORY_BYTES / 4096 / 8;
     let log = memfd_create("log", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&log, log_bytes).expect("memory");
@@ -269,10 +269,10 @@ fn writes_to_memory_are_logged_while_the_guest_migrates() {
 
 #[test]
 fn regions_of_memory_come_and_go_under_a_running_queue() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     // The same bytes once more, far above.
     let above = 1u64 << 40;
     let region = VhostUserMemoryRegionInfo {
@@ -304,13 +304,13 @@ fn regions_of_memory_come_and_go_under_a_running_queue() {
 
 #[test]
 fn the_socket_is_for_its_owner_and_gone_in_the_end() {
-    let place = Place::new();
-    let door = place.serve(PausableDevice::open());
-    let mode = std::fs::metadata(place.path()).expect("it is there").permissions().mode();
+    let folder = TestFolder::new();
+    let door = folder.serve(PausableDevice::open());
+    let mode = std::fs::metadata(folder.path()).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    assert_eq!((door.kind(), door.address()), ("vhost-user", place.path().display().to_string()));
+    assert_eq!((door.kind(), door.address()), ("vhost-user", folder.path().display().to_string()));
     door.stop(Stop::Drained);
-    assert!(!place.path().exists());
+    assert!(!folder.path().exists());
 }
 
 /// The geometry of a device about to be replaced.

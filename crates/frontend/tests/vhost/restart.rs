@@ -9,7 +9,7 @@ use sawmill_frontend::{Door, Stop};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
-use crate::Place;
+use crate::TestFolder;
 use crate::devices::{PausableDevice, SIZE_BYTES};
 use crate::guest::*;
 
@@ -36,12 +36,12 @@ fn offer_writes(
 
 #[test]
 fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came() {
-    let place = Place::new();
+    let folder = TestFolder::new();
     let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
     let mut guest = Guest::new(1);
     let first = PausableDevice::before(memory.clone());
-    let door = place.serve(first.clone());
-    let front = guest.connect(&place.path());
+    let door = folder.serve(first.clone());
+    let front = guest.connect(&folder.path());
     // Some traffic first, so that heads are not in order of time: these end at 62, and continue at
     // 1.
     for n in 0..103 {
@@ -65,8 +65,8 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     drop((door, front));
     assert_eq!(guest.used(0), 105);
     let second = PausableDevice::before(memory.clone());
-    let _door = place.serve(second.clone());
-    let _front = guest.connect(&place.path());
+    let _door = folder.serve(second.clone());
+    let _front = guest.connect(&folder.path());
     let sectors: Vec<u64> =
         second.requests(5).iter().map(|(_, address, _)| address / 512).collect();
     assert_eq!(sectors, [0, 1, 3, 4, 6]);
@@ -78,17 +78,17 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
 
 #[test]
 fn an_old_write_never_lands_after_a_newer_one() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     pausable.close();
     offer_writes(&mut guest, &pausable, 3..4);
     // The frontend reconnects; the old write is still in the device, which would execute a new one
     // at once.
     drop(front);
     pausable.pass_newer();
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     let head = guest.prepare(0, STORE, 3, &[0x77; 512], 0);
     guest.offer(0, head);
     guest.kick(0);
@@ -104,10 +104,10 @@ fn an_old_write_never_lands_after_a_newer_one() {
 
 #[test]
 fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     pausable.close();
     let head = guest.prepare(0, READ, 0, &[], 512);
     guest.offer(0, head);
@@ -127,10 +127,10 @@ fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
 
 #[test]
 fn a_queue_is_stopped_only_when_all_is_answered() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     pausable.close();
     offer_writes(&mut guest, &pausable, 0..3);
     let stopping = front.clone();
@@ -148,11 +148,11 @@ fn a_queue_is_stopped_only_when_all_is_answered() {
 
 #[test]
 fn a_door_is_handed_over_with_its_connection() {
-    let place = Place::new();
+    let folder = TestFolder::new();
     let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
     let mut guest = Guest::new(2);
-    let mut door = place.serve(memory.clone());
-    let front = guest.connect(&place.path());
+    let mut door = folder.serve(memory.clone());
+    let front = guest.connect(&folder.path());
     for round in 0..5u8 {
         assert_eq!(guest.execute(0, STORE, 0, &[round; 512], 0).0, 0);
         let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
@@ -163,7 +163,7 @@ fn a_door_is_handed_over_with_its_connection() {
         let pieces = quiet_door.hand_over().expect("it is quiet");
         quiet_door.release();
         let (next, quiet_door) =
-            VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
+            VhostDoor::take_over(folder.options(), memory.clone(), pieces).expect("it is whole");
         drop(door);
         assert_eq!(guest.used(1), u16::from(round), "nothing is served before the word");
         quiet_door.resume();
@@ -177,15 +177,15 @@ fn a_door_is_handed_over_with_its_connection() {
     assert_eq!(door.counts().connections_total, 0);
     drop(front);
     door.stop(Stop::Drained);
-    assert!(!place.path().exists(), "the last one removes the socket");
+    assert!(!folder.path().exists(), "the last one removes the socket");
 }
 
 #[test]
 fn a_hand_over_can_be_taken_back() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
     let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
     drop(quiet_door.hand_over().expect("it is quiet"));
@@ -195,35 +195,35 @@ fn a_hand_over_can_be_taken_back() {
 
 #[test]
 fn a_door_on_trial_leaves_everything_as_it_was() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let front = guest.connect(&place.path());
+    let front = guest.connect(&folder.path());
     let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
     for ending in ["dropped", "stopped", "released"] {
         let pieces = quiet_door.hand_over().expect("it is quiet");
         let (next, next_quiet) =
-            VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
+            VhostDoor::take_over(folder.options(), pausable.clone(), pieces).expect("it is whole");
         match ending {
             "dropped" => drop(next),
             "stopped" => next.stop(Stop::Drained),
             _ => next_quiet.release(),
         }
-        assert!(place.path().exists(), "{ending}: the socket belongs to the other door");
+        assert!(folder.path().exists(), "{ending}: the socket belongs to the other door");
     }
     quiet_door.resume();
     front.get_features().expect("an answer on the same connection");
     assert_eq!(guest.execute(0, STORE, 0, &[1; 512], 0).0, 0);
     drop(door);
-    assert!(!place.path().exists());
+    assert!(!folder.path().exists());
 }
 
 #[test]
 fn a_door_that_cannot_be_quiet_goes_on() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     let stale = door.quiesce(PATIENCE).expect("nothing is slow");
     door.quiesce(PATIENCE).expect("it stays quiet").resume();
     assert_eq!(stale.hand_over().expect_err("it is not quiet").kind(), ErrorKind::Internal);
@@ -240,15 +240,15 @@ fn a_door_that_cannot_be_quiet_goes_on() {
 
 #[test]
 fn pieces_that_are_not_whole_are_refused() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     let quiet_door = door.quiesce(PATIENCE).expect("nothing is slow");
     let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::DoorPiece>)| {
         let mut pieces = quiet_door.hand_over().expect("it is quiet");
         spoil(&mut pieces);
-        let outcome = VhostDoor::take_over(place.options(), pausable.clone(), pieces);
+        let outcome = VhostDoor::take_over(folder.options(), pausable.clone(), pieces);
         assert_eq!(outcome.err().expect("refused").kind(), ErrorKind::Invalid);
     };
     refused(&|pieces| pieces.clear());
@@ -268,18 +268,18 @@ fn pieces_that_are_not_whole_are_refused() {
     pieces[1].facts.insert("color".into(), "green".into());
     quiet_door.release();
     let (_next, quiet_door) =
-        VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
+        VhostDoor::take_over(folder.options(), pausable.clone(), pieces).expect("it is whole");
     quiet_door.resume();
     assert_eq!(guest.execute(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
 #[test]
 fn a_second_frontend_waits_for_the_first_to_go() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let front = guest.connect(&place.path());
-    let path = place.path();
+    let front = guest.connect(&folder.path());
+    let path = folder.path();
     let second = std::thread::spawn(move || {
         let mut guest = Guest::new(1);
         let _front = guest.connect(&path);
@@ -293,10 +293,10 @@ fn a_second_frontend_waits_for_the_first_to_go() {
 
 #[test]
 fn stopping_a_door_answers_what_it_took() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let door = Arc::new(place.serve(pausable.clone()));
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let door = Arc::new(folder.serve(pausable.clone()));
     let mut guest = Guest::new(1);
-    let _front = guest.connect(&place.path());
+    let _front = guest.connect(&folder.path());
     pausable.close();
     let heads = offer_writes(&mut guest, &pausable, 0..3);
     let stopping = door.clone();
@@ -310,10 +310,10 @@ fn stopping_a_door_answers_what_it_took() {
 
 #[test]
 fn a_queue_starts_again_after_a_reset() {
-    let (place, pausable) = (Place::new(), PausableDevice::open());
-    let _door = place.serve(pausable.clone());
+    let (folder, pausable) = (TestFolder::new(), PausableDevice::open());
+    let _door = folder.serve(pausable.clone());
     let mut guest = Guest::new(1);
-    let mut front = guest.connect(&place.path());
+    let mut front = guest.connect(&folder.path());
     assert_eq!(guest.execute(0, STORE, 9, &[1; 512], 0).0, 0);
     front.reset_device().expect("an answer");
     let head = guest.prepare(0, STORE, 9, &[2; 512], 0);

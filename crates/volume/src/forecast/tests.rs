@@ -12,11 +12,11 @@ const SEGMENT: u64 = 256 << 10;
 const HOLE: u64 = limits::GC_HOLE_BYTES_MAX;
 
 /// Where a unit of the disk lies: segment and unit in it.
-type Place = Option<(u32, u64)>;
+type Location = Option<(u32, u64)>;
 
 /// Everything is recounted from the units each time.
 struct BruteForce {
-    units: Vec<Place>,
+    units: Vec<Location>,
     /// Data units by segment; segments without live units are forgotten.
     sizes: BTreeMap<u32, u64>,
     pending: Vec<(usize, bool)>,
@@ -105,7 +105,7 @@ impl BruteForce {
 
     fn move_out(&mut self, victims: &[u32]) {
         let is_victim =
-            |place: &Place| place.is_some_and(|(segment, _)| victims.contains(&segment));
+            |location: &Location| location.is_some_and(|(segment, _)| victims.contains(&segment));
         let mut moving: Vec<usize> =
             (0..self.units.len()).filter(|at| is_victim(&self.units[*at])).collect();
         if self.plugs {
@@ -127,7 +127,7 @@ impl BruteForce {
     }
 
     fn extents(&self) -> u64 {
-        let follows = |pair: &[Place]| match pair {
+        let follows = |pair: &[Location]| match pair {
             [Some((a, at)), Some((b, next))] => a == b && at + 1 == *next,
             _ => false,
         };
