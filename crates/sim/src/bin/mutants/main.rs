@@ -233,7 +233,7 @@ fn judge_tests(
 /// Copies the sources of the simulation; unchanged files keep their times, so that little is
 /// rebuilt.
 fn copy_tree(tree: &Path) -> io::Result<()> {
-    for name in ["Cargo.toml", "Cargo.lock", "README.md"] {
+    for name in ["Cargo.toml", "Cargo.lock", "README.md", "ARCHITECTURE.md"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
     // Every member of the workspace, which cargo requires, and the pages in the binary.
