@@ -1,5 +1,5 @@
-//! Pages and contracts that name their tests: each promise, each bug of others and each clause of
-//! a door names tests that exist.
+//! Pages and contracts that name their tests: each promise, each bug of others, each clause of a
+//! door, and what each durable device tests itself, name tests that exist.
 //!
 //! Not here: clauses whose tests are called by their numbers (in `conformance` of `device` and
 //! `store`, in `disk_contract` of `sim`).
@@ -204,22 +204,76 @@ fn clauses(code: &str) -> Vec<String> {
     clauses
 }
 
+/// A file that has a contract.
+fn contract(path: &str) -> String {
+    std::fs::read_to_string(repository().join(path)).expect("a contract")
+}
+
+/// The rows of the tables in a documentation comment: what lies between the bars.
+fn rows(code: &str) -> Vec<Vec<&str>> {
+    let lines = code.lines().filter_map(|line| line.strip_prefix("/// | "));
+    lines.map(|line| line.trim_end_matches(" |").split(" | ").collect()).collect()
+}
+
+/// The names of the doors, as `Door::kind` has them.
+const DOORS: [&str; 4] = ["nbd", "fuse", "vhost-user", "ublk"];
+
 #[test]
-fn every_clause_of_a_door_names_a_test_that_exists() {
-    let code = std::fs::read_to_string(repository().join("crates/frontend/src/door.rs"))
-        .expect("the contract of doors");
+fn every_clause_of_a_door_has_a_test_on_each_door_or_a_reason() {
+    let code = contract("crates/frontend/src/door.rs");
+    let suite = contract("crates/frontend/tests/door/conformance.rs");
     let functions = functions();
+    let rows = rows(&code);
     let mut faults = Vec::new();
+    for door in DOORS {
+        let runs = rows.iter().filter(|row| row.len() == 2 && row[0] == door);
+        let runs: Vec<&str> = runs.map(|row| row[1]).collect();
+        match runs[..] {
+            [run] if !names_in(run).is_empty() => faults.extend(missing_in(run, &functions)),
+            _ => faults.push(format!("one test runs every clause on {door}, not {runs:?}")),
+        }
+    }
     let clauses = clauses(&code);
     assert!(clauses.len() >= 8, "the clauses of a door are not where they were");
     for (clause, number) in clauses.iter().zip(1..) {
         if !clause.starts_with(&format!("Q{number}**")) {
             faults.push(format!("clause {number} is not Q{number}: {clause:.40}"));
         }
-        if names_in(clause).is_empty() {
-            faults.push(format!("no test named: {clause}"));
+        // In the table of the suite, and not only in its file.
+        let in_suite = |line: &str| line.starts_with(&format!("q{number}_")) && line.ends_with(',');
+        if !suite.lines().map(str::trim).any(in_suite) {
+            faults.push(format!("no function of the suite tests clause Q{number}"));
         }
         faults.extend(missing_in(clause, &functions));
+    }
+    let reasons = rows.iter().filter(|row| row.len() == 3 && row[0].starts_with('Q'));
+    for row in reasons {
+        let is_clause = (1..=clauses.len()).any(|number| row[0] == format!("Q{number}"));
+        if !is_clause || !DOORS.contains(&row[1]) || !row[2].starts_with("cannot: ") {
+            faults.push(format!("no clause, no door or no reason: {row:?}"));
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn every_durable_device_names_what_tests_its_flushes_and_restarts() {
+    let code = contract("crates/device/src/contract.rs");
+    let head = code.lines().filter_map(|line| line.strip_prefix("//! "));
+    let head: String = head.map(|line| format!("/// {line}\n")).collect();
+    let functions = functions();
+    let rows = clauses(&head);
+    let mut faults = Vec::new();
+    for number in ["D4", "D8"] {
+        for device in ["Volume", "FileDevice", "Target"] {
+            let begin = format!("{number}** `{device}`:");
+            match rows.iter().find(|row| row.starts_with(&begin)) {
+                Some(row) if !names_in(row).is_empty() => {
+                    faults.extend(missing_in(row, &functions));
+                }
+                _ => faults.push(format!("no test named: {number} of {device}")),
+            }
+        }
     }
     none(&faults);
 }
