@@ -92,7 +92,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         false {",
     ),
     caught_by(
-        &engine("checking::a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
+        &engine(
+            "checking::a_check_notes_segments_stranded_in_the_window_of_a_fence_and_reports_no_\
+            damage",
+        ),
         "what is stranded in the window of a fence is passed over",
         "volume/src/check/stray.rs",
         "windows.push(*sequence + 1..header.next_sequence);",
@@ -366,7 +369,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if self.reply.extents.len() == usize::MAX {",
     ),
     caught_by(
-        &program("sawmill-driver", &["--test", "neighbors"], "silent_connections_keep_few_threads"),
+        &program(
+            "sawmill-driver",
+            &["--test", "neighbors"],
+            "silent_connections_keep_few_threads_and_no_driver_out",
+        ),
         "connections to a host may be silent without end",
         "driver/src/host/greeting.rs",
         "if silent.len() >= SILENT_CONNECTIONS_MAX",

@@ -319,6 +319,25 @@ mod tests {
         assert!(unknown.is_empty(), "{}", unknown.join("\n"));
     }
 
+    /// A test may be renamed, and the bug that names it is not tried any more.
+    #[test]
+    fn the_test_that_catches_a_deliberate_bug_exists() {
+        let mut files = Vec::new();
+        for folder in ["crates", "tests"] {
+            rust_files(&root().join(folder), &mut files).expect("readable");
+        }
+        let names: HashSet<String> = files
+            .iter()
+            .flat_map(|file| functions(&fs::read_to_string(file).expect("readable")))
+            .collect();
+        let tests = all_mutants().filter_map(|mutant| mutant.test);
+        let lost: Vec<&str> = tests
+            .map(|test| test.name)
+            .filter(|name| !name.split("::").last().is_some_and(|name| names.contains(name)))
+            .collect();
+        assert!(lost.is_empty(), "{}", lost.join("\n"));
+    }
+
     fn names_below(folder: &str) -> HashSet<String> {
         let mut files = Vec::new();
         rust_files(&root().join("crates").join(folder), &mut files).expect("readable");
@@ -327,6 +346,11 @@ mod tests {
         let lines = texts.iter().flat_map(|text| text.lines());
         let code = lines.filter(|line| !line.trim_start().starts_with("//"));
         code.flat_map(words).map(str::to_owned).collect()
+    }
+
+    fn functions(text: &str) -> Vec<String> {
+        let pairs = words(text).zip(words(text).skip(1));
+        pairs.filter(|(first, _)| *first == "fn").map(|(_, second)| second.to_owned()).collect()
     }
 
     fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
