@@ -68,22 +68,6 @@ pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The most objects that a list may have. A volume of 1 PiB in segments of 16 MiB has 67 million;
-/// a list that goes on is one that never ends, and would fill the memory.
-pub(crate) const LIST_KEYS_MAX: usize = 100_000_000;
-
-/// Refuses a list that has more than `keys_max` objects so far.
-pub(crate) fn check_list(count: usize, keys_max: usize) -> Result<()> {
-    if count <= keys_max {
-        return Ok(());
-    }
-    let text = format!(
-        "the store lists more than {keys_max} objects: check that its lists end, and what is below \
-         this prefix"
-    );
-    Err(StoreError::new(StoreErrorKind::Broken, text))
-}
-
 /// What a put creates, and how its bytes travel.
 #[derive(Clone)]
 pub(crate) struct Body {

@@ -20,7 +20,7 @@ use object_store::{
     PutOptions, PutPayload, RetryConfig,
 };
 
-use crate::backend::{Backend, Body, Creation, LIST_KEYS_MAX, WantedBytes, check_list, room_for};
+use crate::backend::{Backend, Body, Creation, WantedBytes, room_for};
 use crate::key::is_key;
 use crate::location::{CloudLocation, CloudScheme};
 use crate::profile::{self, Environment};
@@ -129,15 +129,12 @@ impl Cloud {
         }
     }
 
-    async fn find(&self, prefix: &str, keys_max: usize) -> Result<Vec<ObjectInfo>> {
+    async fn find(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
         let below = self.path(prefix);
         // The prefix of the root goes with the request, because others may share the bucket.
         let mut listed = self.store.list(Some(&below).filter(|below| !below.as_ref().is_empty()));
-        let (mut found, mut count) = (Vec::new(), 0);
+        let mut found = Vec::new();
         while let Some(object) = listed.try_next().await.map_err(explain)? {
-            // All that the store sends: a list without an end may have none below the prefix.
-            count += 1;
-            check_list(count, keys_max)?;
             let key = object.location.as_ref().strip_prefix(&self.root).filter(|key| is_key(key));
             // Some stores ignore the prefix, and a caller may delete what a list names.
             let key = key.filter(|key| is_below(key, prefix));
@@ -184,7 +181,7 @@ impl Backend for Cloud {
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
-        self.find(prefix, LIST_KEYS_MAX).boxed()
+        self.find(prefix).boxed()
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {

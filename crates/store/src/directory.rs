@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, Body, Creation, LIST_KEYS_MAX, WantedBytes, check_list, room_for};
+use crate::backend::{Backend, Body, Creation, WantedBytes, room_for};
 use crate::key::is_key;
 use crate::runtime::BLOCKING_THREADS_MAX;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
@@ -126,7 +126,7 @@ impl Backend for Directory {
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
         let prefix = prefix.to_owned();
-        self.run(move |shared| shared.list(&prefix, LIST_KEYS_MAX))
+        self.run(move |shared| shared.list(&prefix))
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
@@ -287,7 +287,7 @@ impl DirectoryState {
         Ok(())
     }
 
-    fn list(&self, prefix: &str, keys_max: usize) -> Result<Vec<ObjectInfo>> {
+    fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
         self.root.remember()?;
         let root = self.root.path();
         let mut found = Vec::new();
@@ -314,7 +314,6 @@ impl DirectoryState {
                     Ok(about) if about.is_dir() => open.push(path),
                     Ok(about) if about.is_file() => {
                         found.push(ObjectInfo { key: key.to_owned(), size_bytes: about.len() });
-                        check_list(found.len(), keys_max)?;
                     }
                     Ok(_) => {}
                     // It was deleted after the folder was read; S6 lets a list lag.

@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Cloud;
-use crate::location::{self, Location};
 use crate::open::open_in;
-use crate::runtime::runtime;
 use crate::{
     Blocking, Bodies, Class, Client, PutOutcome, StoreErrorKind, StoreOptions, conformance,
     probe_conditional_create,
@@ -324,32 +321,6 @@ fn a_list_has_only_keys_below_its_prefix_even_if_the_store_ignores_the_prefix() 
         let listed = calls.list(prefix, Class::Read).unwrap();
         assert_eq!(listed.iter().map(|object| &*object.key).collect::<Vec<_>>(), expected);
     }
-}
-
-#[test]
-fn a_list_that_never_ends_is_refused_before_it_fills_the_memory() {
-    // Each page is said to be one of many, and has keys that are not below the prefix too.
-    let server = serving(|world, request| match request.method.as_str() {
-        "GET" if request.target.contains("prefix=") => {
-            let page = String::from_utf8(list(world, "").body).unwrap();
-            let more = "<ListBucketResult><IsTruncated>true</IsTruncated>\
-                <NextContinuationToken>more</NextContinuationToken>";
-            answer(200, page.replace("<ListBucketResult>", more))
-        }
-        _ => perform(world, request),
-    });
-    let calls = server.client("bucket", 60);
-    for key in ["a/1", "b/1"] {
-        Blocking(&*calls).put(key, "body".into(), Class::Upload).unwrap();
-    }
-    let url = format!("s3://bucket/some/prefix?endpoint=http://127.0.0.1:{}", server.port);
-    let Ok(Location::Cloud(location)) = location::parse(&url) else { unreachable!() };
-    let cloud = Cloud::new(&location, &keys()).unwrap();
-    let error = runtime().unwrap().block_on(cloud.find("a", 20)).unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Broken, "{error}");
-    assert!(error.to_string().contains("more than 20 objects"), "{error}");
-    let lists = server.world.lock().requests.iter().filter(|line| line.contains("prefix=")).count();
-    assert!(lists <= 12, "{lists} pages were read");
 }
 
 const DENIED: &str = "<DeleteResult><Error><Key>some/prefix/k0</Key><Code>AccessDenied</Code>\
