@@ -387,7 +387,8 @@ pub(crate) struct NbdMemoryStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CacheStatus {
     pub(crate) path: String,
-    /// Frames that fit, and frames that are there.
+    /// Frames that fit, and frames that are there. A server of an older version says `slots`.
+    #[serde(alias = "slots")]
     pub(crate) cells: u64,
     pub(crate) frames: u64,
     /// Data bytes in those frames.

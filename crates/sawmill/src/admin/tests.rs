@@ -362,6 +362,16 @@ fn a_wait_whose_caller_hung_up_ends() {
     }
 }
 
+/// A hand-off to a newer version begins with what the older one says of itself.
+#[test]
+fn the_cache_of_a_server_of_an_older_version_is_read() {
+    let mut document = serde_json::to_value(status::CacheStatus::default()).unwrap();
+    document.as_object_mut().unwrap().remove("cells");
+    document["slots"] = 7.into();
+    let cache: status::CacheStatus = serde_json::from_value(document).unwrap();
+    assert_eq!(cache.cells, 7);
+}
+
 #[test]
 fn no_path_is_shown_at_the_loopback_address() {
     let folder = tempfile::tempdir().unwrap();

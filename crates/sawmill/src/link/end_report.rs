@@ -53,8 +53,11 @@ pub(crate) struct ConnectionReport {
     /// Time since the last packet of the other end.
     pub(crate) heard_ms: u64,
     /// Places at the target, and how many are free. An initiator frees a place when it has the
-    /// whole answer; a target frees it as soon as it has answered.
+    /// whole answer; a target frees it as soon as it has answered. An end of an older version says
+    /// `slots`.
+    #[serde(alias = "slots")]
     pub(crate) places: usize,
+    #[serde(alias = "slots_free")]
     pub(crate) places_free: usize,
     /// Requests in flight, and how many of them wait for a place.
     pub(crate) pending: usize,
@@ -321,6 +324,16 @@ mod tests {
         let dead = folder.path().join("9.end");
         drop(UnixListener::bind(&dead).unwrap());
         assert!(query_all(folder.path()).is_empty() && !dead.exists());
+    }
+
+    #[test]
+    fn a_connection_of_an_end_of_an_older_version_is_read() {
+        let mut document = serde_json::to_value(ConnectionReport::default()).unwrap();
+        document.as_object_mut().unwrap().retain(|name, _| !name.starts_with("places"));
+        document["slots"] = 7.into();
+        document["slots_free"] = 3.into();
+        let report: ConnectionReport = serde_json::from_value(document).unwrap();
+        assert_eq!((report.places, report.places_free), (7, 3));
     }
 
     #[test]
