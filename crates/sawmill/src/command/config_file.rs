@@ -116,25 +116,34 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<FileOption>> {
         };
         for (option, value) in options {
             let long_names = || command.get_arguments().filter_map(clap::Arg::get_long);
-            if !long_names().any(|long| long == option) {
+            let Some(current) = current_name(command, option) else {
                 // People write the names with underscores, as in other TOML files.
                 let near = long_names()
                     .find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
                 let hint = near.map_or_else(String::new, |near| format!("; do you mean {near:?}?"));
                 let text = format!("[{table}] has no option {option:?}{hint}");
                 return Err(Failure::usage(text));
-            }
+            };
             let values = values_of(value).ok_or_else(|| {
                 Failure::usage(format!(
                     "[{table}] {option}: write a string, a number, true, false, or a list of those"
                 ))
             })?;
             if table == name {
-                file_options.push(FileOption { option: option.clone(), values });
+                file_options.push(FileOption { option: current.to_owned(), values });
             }
         }
     }
     Ok(file_options)
+}
+
+/// The name that an option has now: an older one is an alias.
+fn current_name<'a>(command: &'a Command, option: &str) -> Option<&'a str> {
+    let is_named = |argument: &&clap::Arg| {
+        let aliases = argument.get_all_aliases().unwrap_or_default();
+        argument.get_long() == Some(option) || aliases.contains(&option)
+    };
+    command.get_arguments().find(is_named).and_then(clap::Arg::get_long)
 }
 
 fn values_of(value: &Value) -> Option<Vec<String>> {
@@ -175,6 +184,13 @@ mod tests {
             refusal("[serve]\njournal-bytes = 1979-05-27\n").contains("write a string, a number")
         );
         assert!(refusal("[serve\n").contains("TOML parse error"));
+    }
+
+    #[test]
+    fn an_option_by_its_older_name_is_the_option() {
+        let options = parse("[target]\nslots = 8\n", &cli(), "target").unwrap();
+        assert_eq!(options[0].option, "places-max");
+        assert_eq!(options[0].values, ["8"]);
     }
 
     #[test]
