@@ -321,6 +321,8 @@ impl Handshake<'_> {
         ];
         // Whatever ended the wait, the caller retries and finds out.
         let _ = poll(&mut fds, Timespec::try_from(remaining_time).ok().as_ref());
+        // A pause of the door wakes everybody. What it wants of a handshake is in the flags.
+        self.channel.waker.clear();
         Ok(())
     }
 }
