@@ -31,7 +31,7 @@ pub(super) const CONNECTION: &[Metric<ConnectionReport>] = &[
     }),
     gauge(
         "sawmill_link_places_in_use",
-        "Requests that the target has and has not answered.",
+        "Places in use: their requests are not done.",
         |connection| connection.places.saturating_sub(connection.places_free) as u64,
     ),
     gauge(
