@@ -8,7 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use sawmill_driver::client::{Abilities, Driver, Options, serve};
 /// URL, size, FILE, and FILE.map: the thread that has locked it fetches.
 struct Lazy(String, u64, File, Mutex<File>);
-
 impl Driver for Lazy {
     fn abilities(&self) -> Abilities {
         Abilities::default()
@@ -46,17 +45,15 @@ fn get(url: &str, from: u64, end: u64) -> Option<(u64, Vec<u8>)> {
     let at = answer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&answer[..at]).to_ascii_lowercase();
     let size = head.split_once("content-range: bytes ")?.1.lines().next()?.rsplit_once('/')?.1;
-    let (size, bytes) = (size.parse().ok()?, answer.split_off(at));
-    (bytes.len() as u64 == end - from).then_some((size, bytes))
+    ((answer.len() - at) as u64 == end - from).then_some((size.parse().ok()?, answer.split_off(at)))
 }
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (url, path) = (std::env::args().nth(1), std::env::args().nth(2));
     let (url, path) = url.zip(path).ok_or("usage: lazy http://HOST:PORT/PATH FILE")?;
     let size = get(&url, 0, 1).ok_or("the server does not answer a range of bytes")?.0;
-    let open =
-        |path| File::options().read(true).write(true).create(true).truncate(false).open(path);
-    let (file, map) = (open(path.clone())?, open(path + ".map")?);
+    let mut open = File::options();
+    open.read(true).write(true).create(true).truncate(false);
+    let (file, map) = (open.open(&path)?, open.open(path + ".map")?);
     file.set_len(size).and_then(|()| map.set_len(size.div_ceil(1 << 16)))?;
     Ok(serve(&Lazy(url, size, file, Mutex::new(map)), &[], &Options::sized(size)).map(|_| ())?)
 }
