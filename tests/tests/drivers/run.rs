@@ -246,6 +246,8 @@ from sawmill import host_connection
 first, second, driver = *sys.argv[1:3], sys.argv[3:]
 class Device:
     def read(self, offset, buffer): pass
+    def write(self, offset, data, fua): pass
+    def flush(self): pass
 if not os.path.exists(first):
     open(first, 'w').close()
     sawmill.serve(Device(), size=int(driver[-1]))

@@ -120,6 +120,8 @@ struct Driving<'a> {
     /// Those that finished all their work: their exit is not a failure.
     seen_off: BTreeSet<u32>,
     is_ending: bool,
+    /// A [`MainEvent::StartAgain`] is on its way.
+    is_start_due: bool,
     /// The result to report instead of the host's.
     failure: Option<Failure>,
 }
@@ -155,6 +157,7 @@ pub(crate) fn drive(
         ended: BTreeMap::new(),
         seen_off: BTreeSet::new(),
         is_ending: false,
+        is_start_due: false,
         failure: None,
     };
     let ended = driving.start().and_then(|()| driving.handle_events(&receiver));
@@ -205,10 +208,8 @@ impl Driving<'_> {
                 }
                 MainEvent::Signal(_) => self.end(None),
                 MainEvent::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
-                // Another driver has come during the wait, or none is needed any more.
-                MainEvent::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
-                MainEvent::StartIfAlone if !self.is_alone() => {}
-                MainEvent::StartAgain | MainEvent::StartIfAlone => self.start_driver()?,
+                MainEvent::StartAgain => self.start_again()?,
+                MainEvent::StartIfAlone => self.start_if_alone()?,
                 MainEvent::Lingers(pid) => self.kill_lingering(pid),
                 MainEvent::Ended(outcome) => return self.over(outcome),
             }
@@ -375,7 +376,25 @@ impl Driving<'_> {
             "the driver exited ({status}); restarting it in {} ms",
             wait.as_millis()
         );
+        self.is_start_due = true;
         self.send_after(wait, MainEvent::StartAgain)
+    }
+
+    /// A driver that died is replaced, unless another has come during the wait, or none is needed.
+    fn start_again(&mut self) -> Result<()> {
+        self.is_start_due = false;
+        // The end of one that lingers starts the next: until then it may still write.
+        let is_late = self.host.has_ended() || self.host.driver().is_some();
+        if is_late || !self.lingering.is_empty() { Ok(()) } else { self.start_driver() }
+    }
+
+    /// The successor of a driver that was replaced may have died before it.
+    fn start_if_alone(&mut self) -> Result<()> {
+        if self.is_start_due || !self.is_alone() {
+            return Ok(());
+        }
+        tracing::info!("the device has no driver: starting one");
+        self.start_driver()
     }
 
     /// Whether the device exists, has no driver, and none that this process started may come: one
