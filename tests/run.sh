@@ -48,25 +48,30 @@ step build cargo build --release --package sawmill --package sawmill-frontend --
 # Drivers in Rust, and the library for those in C.
 step drivers cargo build --release --package sawmill-driver --package sawmill-c \
     --lib --bins --examples
+# watched FILE COMMAND...: adds what the command says to a file, and shows it. Ends with the
+# command. A pipe would end with the last process that a failed test leaves behind, perhaps never.
+watched() {
+    local file=$1 from command shown outcome=0
+    shift
+    touch "$file"
+    from=$(wc -c <"$file")
+    "$@" >>"$file" 2>&1 &
+    command=$!
+    tail --bytes="+$((from + 1))" --follow --pid="$command" "$file" &
+    shown=$!
+    wait "$command" || outcome=$?
+    wait "$shown"
+    return "$outcome"
+}
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
-tests() {
-    local all=(test --workspace --no-fail-fast)
-    timeout --kill-after=10 45m cargo --config "$runner" "${all[@]}" 2>&1 | tee "$log/tests"
-}
-step tests tests
+all_tests=(cargo --config "$runner" test --workspace --no-fail-fast)
+step tests watched "$log/tests" timeout --kill-after=10 45m "${all_tests[@]}"
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
-schedules() {
-    local features=(--package sawmill-volume --lib --features shuttle)
-    timeout --kill-after=10 10m \
-        cargo --config "$runner" test "${features[@]}" schedules 2>&1 | tee -a "$log/tests"
-}
-step schedules schedules
+schedules=(cargo --config "$runner" test --package sawmill-volume --lib --features shuttle schedules)
+step schedules watched "$log/tests" timeout --kill-after=10 10m "${schedules[@]}"
 # What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
-guests() {
-    timeout --kill-after=10 20m tests/vm/run.py --quick 2>&1 | tee "$log/guests"
-}
-step guests guests
+step guests watched "$log/guests" timeout --kill-after=10 20m tests/vm/run.py --quick
 
 # Each test program ends with "test result: ok. 3 passed; 0 failed; 1 ignored; ...".
 count() {
