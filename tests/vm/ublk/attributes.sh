@@ -28,7 +28,7 @@ grep -qF '[none]' "$queue/scheduler" || fail "the scheduler is $(cat "$queue/sch
 [ "$(blockdev --getsize64 "$NODES")" = $((64 << 20)) ] || fail "the size is wrong"
 [ "$(ls /sys/block/"$(basename "$NODES")"/mq | wc -l)" = 2 ] || fail "not two queues"
 [ "$(readlink -f /dev/sawmill/memory0)" = "$NODES" ] || fail "the link does not lead to the device"
-"$SERVER" list | grep -q 'state: Live.*alive: true, ours: true, volume: Some("memory 0")' ||
+"$SERVER" list | grep -q 'state: Live.*is_alive: true, is_ours: true, volume: Some("memory 0")' ||
     fail "it is not listed"
 ! "$SERVER" delete "${NODES#/dev/ublkb}" || fail "a device was deleted under its living server"
 
