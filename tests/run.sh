@@ -68,7 +68,8 @@ runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
 all_tests=(cargo --config "$runner" test --workspace --no-fail-fast)
 step tests watched "$log/tests" timeout --kill-after=10 45m "${all_tests[@]}"
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
-schedules=(cargo --config "$runner" test --package sawmill-volume --lib --features shuttle schedules)
+schedules=(cargo --config "$runner" test --package sawmill-volume --lib --features shuttle
+    schedules)
 step schedules watched "$log/tests" timeout --kill-after=10 10m "${schedules[@]}"
 # What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
 step guests watched "$log/guests" timeout --kill-after=10 20m tests/vm/run.py --quick

@@ -35,7 +35,8 @@ wait_for 40 sh -c "$SERVER sweep | grep -q 'deleted 7'" || fail "the orphan is n
 rm -r /run/sawmill
 start_server one --size 16 --id 7
 rm -r /run/sawmill
-"$SERVER" list | grep -q 'is_alive: true, is_ours: true' || fail "without its file a device is not known"
+"$SERVER" list | grep -q 'is_alive: true, is_ours: true' ||
+    fail "without its file a device is not known"
 refuses "served by process $SERVER_PID" delete 7
 stop_server
 

@@ -27,9 +27,11 @@ cmp -n 3000000 written "$NODES" || fail "other bytes came back"
 fio --name=job --filename="$NODES" --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-64k \
     --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1 >fio.log 2>&1 ||
     fail "$(tail -n 20 fio.log)"
-as_user "$privileged" --run "$PWD/run" list | grep -q 'state: Live.*is_alive: true, is_ours: true' ||
+as_user "$privileged" --run "$PWD/run" list |
+    grep -q 'state: Live.*is_alive: true, is_ours: true' ||
     fail "it is not listed"
-"$privileged" --run "$PWD/run" list | grep -q 'state: Live.*is_alive: true, is_ours: true' ||
+"$privileged" --run "$PWD/run" list |
+    grep -q 'state: Live.*is_alive: true, is_ours: true' ||
     fail "root cannot list it"
 crash_server
 gone() { ! as_user "$privileged" --run "$PWD/run" list | grep -q Live; }
