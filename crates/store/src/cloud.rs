@@ -81,8 +81,8 @@ impl Cloud {
         let answer = self.store.get_opts(&self.path(key), options).await.map_err(explain)?;
         let length = answer.range.end.saturating_sub(answer.range.start);
         let requested_bytes = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
-        // Not cut to size: who ignores the range sends the beginning of the object, which is other
-        // bytes.
+        // An error, and not truncated: a server that ignores the range sends the object from its
+        // start, so the first bytes would be the wrong ones.
         if length > requested_bytes {
             let text = format!(
                 "the store answers with {length} bytes where {requested_bytes} were asked for"

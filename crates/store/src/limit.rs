@@ -240,7 +240,10 @@ impl Permit {
             window.withheld = window.withheld.max(limiter.requests_max.saturating_sub(half));
             window.arrived = 0;
             window.halved_at = now;
-            tracing::debug!(at_once = half, "a transfer to the store stalled: fewer at once");
+            tracing::debug!(
+                at_once = half,
+                "a transfer to the store stalled: lowering the number of calls at once"
+            );
         }
     }
 }
