@@ -222,7 +222,9 @@ impl KeptList {
             if is_alone {
                 self.damage.add(
                     &key,
-                    format!("{error}; if the newest one is lost too, all is lost"),
+                    format!(
+                        "{error}; if the newest checkpoint is lost too, the volume cannot be opened"
+                    ),
                     &[],
                 );
             } else {
@@ -236,7 +238,9 @@ impl KeptList {
             && role::newest(store, id)?.is_none()
         {
             let key = checkpoint_key(id, newest.number - 1);
-            self.damage.add(&key, "it is gone; if the newest one is lost too, all is lost", &[]);
+            let what =
+                "it is gone; if the newest checkpoint is lost too, the volume cannot be opened";
+            self.damage.add(&key, what, &[]);
         }
         Ok(readable)
     }
