@@ -92,7 +92,7 @@ fn promote_as(
     };
     let Some(promoted) = role.promoted() else {
         let text = format!(
-            "volume '{name}': its role names no promotion after one was put: this is a bug; \
+            "volume {name}: its role names no promotion after one was put: this is a bug; \
              report it with the log"
         );
         return Err(Error::new(ErrorKind::Internal, text));
