@@ -82,8 +82,8 @@ pub fn release_ancestors_in(
     let inherits = |sequence: u64| ranges.ancestor(sequence).is_some();
     let listed =
         newest.segments.iter().chain(&before.segments).any(|segment| inherits(segment.sequence));
-    let journaled = crate::recovery::stored::end_of_log(store, &record)?;
-    if listed || !journaled.clean {
+    let end = crate::recovery::stored::end_of_log(store, &record)?;
+    if listed || !end.clean {
         return Ok(false);
     }
     let outcome =
