@@ -73,7 +73,8 @@ struct GatherEnd {
     pieces: Vec<MapExtent>,
 }
 
-/// Why a run could not be gathered.
+/// Why one run could not be gathered. The first of a gathering's troubles becomes its
+/// [`GatherFailure`], together with the plan.
 enum GatherTrouble {
     Unavailable(StoreError),
     Damaged(u32, Error),

@@ -21,7 +21,7 @@ pub(crate) struct MovedSegment {
     pub(crate) cached: Vec<bool>,
 }
 
-/// Why nothing was gathered.
+/// Why a whole gathering failed; what is wrong with one of its runs is `gather::GatherTrouble`.
 pub(crate) enum GatherFailure {
     /// Nothing of the plan is live any more.
     NothingLeft,

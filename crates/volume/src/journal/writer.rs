@@ -191,7 +191,8 @@ impl JournalWriter {
         self.journal.waiters.lock().iter().map(|waiter| waiter.through).max()
     }
 
-    /// Writes blocks that are whole.
+    /// Writes the whole blocks at the front of the span, four spans' length at most, if `blocks`
+    /// wants them. Returns whether it wrote any.
     fn write(&mut self, blocks: WantedBlocks) -> Result<bool> {
         let Some(span) = &mut self.span else { return Ok(false) };
         let end = span.end() / BLOCK_BYTES * BLOCK_BYTES;

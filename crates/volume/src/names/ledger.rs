@@ -5,10 +5,11 @@
 //! record, even when a list leaves some out. A late call does no harm: a put finds its number
 //! taken, and no process deletes.
 //!
-//! A rename or a delete is one record that waits for one other object: it takes effect when that
-//! object is created. A writer that depends on a name first creates the object that a waiting step
-//! waits for itself (`settle`), so that the step cannot take effect later. Older stores hold
-//! `volumes/<name>` instead: it counts until there is a record.
+//! A rename or a delete is one record that names another object, and takes effect when that object
+//! is created. If a name's newest record still waits for its object, a writer that depends on the
+//! name first creates this object itself, with content that cancels the step (`settle`). So the
+//! step cannot take effect later. Older stores hold `volumes/<name>` instead: it counts until there
+//! is a record.
 //!
 //! Not here: create, rename and delete (`names`), a volume's status pins (`cuts::status_pins`), and
 //! volumes without a name (`lost`).

@@ -72,7 +72,7 @@ const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) ->
 /// The row that matches, by name, and its verdict.
 pub(crate) fn judge(facts: RecordFacts) -> (&'static str, Verdict) {
     let row = ROWS.iter().find(|row| row.matches(facts));
-    // There is always one; without, nothing would be assumed.
+    // The test below shows that a row always matches. If none did, refusing is the safe verdict.
     row.map_or(("no case", Verdict::Refuse), |row| (row.label, row.verdict))
 }
 
