@@ -239,11 +239,12 @@ impl Checkpoint {
             preamble::check_reserved(KIND, bytes, &[at::ATTACHED_MS])?;
         }
         let agrees = version != ATTACHED_VERSION || attached_ms > 0;
-        check_field(WHAT, "attached_ms", "older versions say nothing of it", agrees)?;
+        check_field(WHAT, "attached_ms", "it is 0, and version 3 exists to record it", agrees)?;
         if version < REPEATS_VERSION {
             preamble::check_reserved(KIND, bytes, &[at::REPEATS])?;
         } else {
-            check_field(WHAT, "repeats", "older versions say nothing of it", repeats > 0)?;
+            let why = "it is 0, and only a checkpoint that repeats another has version 4";
+            check_field(WHAT, "repeats", why, repeats > 0)?;
         }
         let flags = at::FLAGS.u32(bytes);
         if flags & !FLAG_CLEAN != 0 {
