@@ -401,8 +401,8 @@ impl Order {
 }
 
 /// A clone's hold on a volume. Pin numbers are taken one after the other and never freed, so that a
-/// reader that gets the next one by name misses none; a clone that ends leaves a release at
-/// [`released_key`].
+/// reader that gets the next one by name misses none; a clone that ends leaves a released
+/// pin at [`released_key`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// The volume that is held.
@@ -467,17 +467,17 @@ pub fn pin_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/pin/")
 }
 
-/// The number in a pin's key, or in the key of its release.
+/// The number in the key of a pin or a released pin.
 pub fn parse_pin_number(key: &str) -> Option<u64> {
     crate::layout::parse_number(key.rsplit_once('/')?.1)
 }
 
-/// The key of a pin's release, which says that its clone is gone; the object is a copy of the pin.
+/// The key of a released pin, which says that the pin's clone is gone.
 pub fn released_key(volume_id: VolumeId, pin_number: u64) -> String {
     format!("{}{pin_number:020}", released_prefix(volume_id))
 }
 
-/// The prefix of all releases, for listing.
+/// The prefix of all released pins of a volume, for listing.
 pub fn released_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/released/")
 }
