@@ -160,7 +160,7 @@ impl ImageServer {
     /// The reason why it does not serve.
     fn failure(&mut self) -> Failure {
         // It may still be running, but it reports nothing more.
-        // Killed first: the end of its errors never comes while it runs.
+        // Kill it first: reading its stderr to the end would wait for as long as it runs.
         let _ = self.child.kill();
         let mut output = String::new();
         if let Some(stderr) = &mut self.child.stderr {

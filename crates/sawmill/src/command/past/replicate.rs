@@ -145,7 +145,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 report.print(context, arguments.follow)?;
             }
             Ok(_) => {}
-            Err(error) if arguments.follow && passes(error.kind()) => {
+            Err(error) if arguments.follow && is_transient(error.kind()) => {
                 tracing::warn!("{error}; trying again");
             }
             Err(error) => return Err(Failure::from(error).of_volume(&from.name)),
@@ -166,7 +166,7 @@ fn display_address(address: &VolumeAddress) -> String {
 }
 
 /// Whether the error may go away by itself.
-fn passes(kind: ErrorKind) -> bool {
+fn is_transient(kind: ErrorKind) -> bool {
     // `Denied` too: a copier runs for long, and credentials may be renewed meanwhile.
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Denied)
 }
