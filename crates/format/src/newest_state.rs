@@ -26,7 +26,7 @@ const KIND: Kind = Kind::NewestState;
 const WHAT: &str = KIND.name();
 const BYTES: usize = at::SIZE + CRC_BYTES;
 
-/// See the head of this file.
+/// How far a volume had come when this machine last saw it in its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewestState {
     /// The volume.

@@ -37,7 +37,7 @@ enum ClientRequest {
     StrayFlush(bool),
 }
 
-/// See the head of this file.
+/// A client of one attachment, with its unanswered requests.
 #[derive(Default)]
 pub struct Client {
     answers: Answers,

@@ -28,7 +28,7 @@ struct Holder {
     medium: Option<Arc<Medium>>,
 }
 
-/// See the head of this file.
+/// The locks that the processes of one machine hold.
 #[derive(Default)]
 pub struct Locks {
     held: Mutex<BTreeMap<LockObject, Weak<Holder>>>,

@@ -123,7 +123,7 @@ pub struct ReadWatch {
     from: usize,
 }
 
-/// See the head of this file.
+/// The operations in order, and how many of them must have survived.
 #[derive(Clone)]
 pub struct Oracle {
     mode: FlushMode,

@@ -98,7 +98,7 @@ pub(crate) enum AttachFaults {
     Usual,
 }
 
-/// See the head of this file.
+/// The world of one seed: its settings, dice, clock, machines and oracle.
 pub struct SeedRun {
     pub(crate) settings: Settings,
     pub(crate) dice: Dice,

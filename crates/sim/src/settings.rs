@@ -32,7 +32,7 @@ pub struct Edges {
     pub names: bool,
 }
 
-/// See the head of this file.
+/// The sizes, rates and kinds of faults of one seed's world.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Size of the volume, at its largest.

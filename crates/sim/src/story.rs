@@ -7,7 +7,7 @@ use std::fmt;
 
 use sawmill_volume::Counters;
 
-/// See the head of this file.
+/// How often each kind of event happened, in one run or in many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Story {
     /// Digest of every event, of one run.

@@ -14,7 +14,7 @@ struct TraceContent {
     story: Option<Vec<String>>,
 }
 
-/// See the head of this file.
+/// The digest of a run's events, and the events themselves if they were asked for.
 #[derive(Default)]
 pub struct Trace {
     inner: Mutex<TraceContent>,

@@ -29,7 +29,7 @@ use crate::unstored::AgeLimit;
 use crate::world::World;
 use crate::write::WriteContext;
 
-/// See the head of this file.
+/// What writes, reads and the engine of one open volume each need.
 #[derive(Clone)]
 pub(crate) struct Contexts {
     pub(crate) attachment: Arc<Attachment>,

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// See the head of this file.
+/// Counts the reads in flight of the current period and of the one before.
 #[derive(Default)]
 pub(crate) struct Readers {
     period: AtomicU64,

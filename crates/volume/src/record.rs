@@ -35,7 +35,7 @@ pub(crate) struct PayloadFacts {
     pub(crate) checks: Checks,
 }
 
-/// See the head of this file.
+/// A write, a discard, zeroes or a pad in the journal, with the checksums of its payload.
 pub(crate) struct Record {
     pub(crate) position: u64,
     pub(crate) address: u64,

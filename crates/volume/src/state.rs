@@ -25,7 +25,7 @@ struct Outage {
     reason: String,
 }
 
-/// See the head of this file.
+/// The health and the stage of an open volume, and the error that every refused request gets.
 #[derive(Default)]
 pub(crate) struct VolumeState {
     stage: AtomicU8,

@@ -42,7 +42,7 @@ impl VolumeCache {
     }
 }
 
-/// See the head of this file.
+/// What a reader needs to find and read stored data.
 pub(crate) struct StoredData {
     volume_id: VolumeId,
     view: RwLock<Arc<View>>,

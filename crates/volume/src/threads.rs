@@ -49,7 +49,7 @@ pub(crate) struct LoopEnd {
     end: AtomicBool,
 }
 
-/// See the head of this file.
+/// The threads of an open volume, and the means to end them.
 pub(crate) struct Threads {
     write: Arc<WriteContext>,
     jobs: Arc<DeferredJobs>,

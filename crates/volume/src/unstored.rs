@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// Marks per limit: the age is known to within this fraction of it.
 const MARKS_MAX: u32 = 8;
 
-/// See the head of this file.
+/// Makes writes and flushes wait while the oldest unstored write is older than the user allows.
 pub(crate) struct AgeLimit {
     age_max: Option<Duration>,
     /// Positions of the log and times, oldest first.

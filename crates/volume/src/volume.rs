@@ -75,7 +75,7 @@ impl PreparedVolume {
     }
 }
 
-/// See the head of this file.
+/// An open volume: a block device whose data is in a store.
 pub struct Volume {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) write: Arc<WriteContext>,

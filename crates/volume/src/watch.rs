@@ -38,7 +38,7 @@ struct CheckWaiter {
     until: Duration,
 }
 
-/// See the head of this file.
+/// When the volume was used, when ownership was confirmed, and which flushes wait for that.
 #[derive(Default)]
 pub(crate) struct Watch {
     used_us: AtomicU64,

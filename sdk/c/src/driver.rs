@@ -49,7 +49,7 @@ pub struct WriteChunk {
     pub again: u32,
 }
 
-/// See the head of this file.
+/// A driver whose methods call the functions of a C table.
 pub(crate) struct CDriver {
     table: DriverTable,
     user: UserPointer,

@@ -21,9 +21,9 @@ METHODS = ("attached", "read", "write", "flush", "discard", "write_zeroes", "wri
 
 
 class Device:
-    """See the head of this file. Offsets and lengths are bytes, and multiples of the block size
-    unless the device is `byte_granular`. Buffers are shared memory, valid only until the
-    method returns."""
+    """A block device; a subclass overrides the methods that it supports. Offsets and lengths are
+    bytes, and multiples of the block size unless the device is `byte_granular`. Buffers are shared
+    memory, valid only until the method returns."""
 
     def attached(self, options: Effective) -> None:
         """From now on only this driver has the device:

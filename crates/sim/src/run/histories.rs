@@ -45,7 +45,7 @@ struct Copy {
     boots: u64,
 }
 
-/// See the head of this file.
+/// A backup of the store, and the folders that a copied store is attached with.
 pub(super) struct Histories {
     /// The memory folder of the copy's processes.
     pub(super) folder: PathBuf,

@@ -46,7 +46,7 @@ struct Moment {
     most: usize,
 }
 
-/// See the head of this file.
+/// What each snapshot, clone and moment of the volume must hold.
 #[derive(Default)]
 pub(super) struct Past {
     snapshots: Vec<SavedImage>,

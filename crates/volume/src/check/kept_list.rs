@@ -57,7 +57,7 @@ pub(super) struct KeptPart {
     pub(super) state_ranges: StateRanges,
 }
 
-/// See the head of this file.
+/// The objects that a volume must be able to serve, each with the states that need it.
 pub(super) struct KeptList {
     pub(super) volume_id: VolumeId,
     /// The names of the states, for people.

@@ -65,7 +65,7 @@ impl LogPosition {
     }
 }
 
-/// See the head of this file.
+/// The snapshots, moments and pins of a volume, and its retention.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CutBook {
     pub(crate) retention_s: u64,

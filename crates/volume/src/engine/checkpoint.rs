@@ -68,7 +68,7 @@ impl CheckpointWrite {
     }
 }
 
-/// See the head of this file.
+/// The newest durable checkpoint, the one in flight, and when the next one is due.
 pub(super) struct Checkpoints {
     /// The newest durable one.
     number: u64,

@@ -20,7 +20,7 @@ const JUMP_MS: u64 = 60_000;
 /// wrong.
 const GAP_MS: u64 = 30 * 24 * 3600 * 1000;
 
-/// See the head of this file.
+/// How long the volume has been attached in all its life, and whether the wall clock jumps.
 pub(super) struct AttachedClock {
     /// The start of this attachment, and the total time of the ones before it.
     since: Duration,

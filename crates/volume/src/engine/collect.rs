@@ -48,7 +48,7 @@ enum Stage {
     Ready(Box<MovedSegment>),
 }
 
-/// See the head of this file.
+/// The stage of the present collection, its plan, and the moved segments in flight.
 pub(super) struct Collector {
     stage: Stage,
     plan: Option<MovePlan>,

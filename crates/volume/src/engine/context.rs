@@ -11,7 +11,7 @@ use crate::stored_data::StoredData;
 use crate::threads::pool::Pool;
 use crate::write::WriteContext;
 
-/// See the head of this file.
+/// References to the parts of an open volume that the engine shares with reads and writes.
 pub(crate) struct Context {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) journal: Option<Arc<Journal>>,

@@ -14,7 +14,7 @@ use crate::limits;
 use crate::record::Record;
 use crate::threads::wake::Wake;
 
-/// See the head of this file.
+/// The queue of written records between the journal and the engine.
 pub(crate) struct RecordIntake {
     /// Bounded by `limits::RECORDS_UNSTORED_MAX`.
     records: Mutex<Vec<Arc<Record>>>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Context;
 
-/// See the head of this file.
+/// Decides when the journal is synced although no flush asks for it.
 pub(super) struct LogAge {
     /// Zero: never.
     age_max: Duration,

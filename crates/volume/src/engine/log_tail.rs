@@ -32,7 +32,7 @@ use crate::{Error, ErrorKind, limits};
 /// The wait after the store has used up its own retries.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 
-/// See the head of this file.
+/// The part of the log that is not in the map yet: records to seal, and segments in flight.
 pub(super) struct LogTail {
     /// Records not yet in a segment, in order of position.
     /// Bounded by `limits::RECORDS_UNSTORED_MAX`.

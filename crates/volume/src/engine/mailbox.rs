@@ -60,7 +60,7 @@ impl<T> Default for FlaggedList<T> {
     }
 }
 
-/// See the head of this file.
+/// The queues, marks and waiters through which other threads reach the engine.
 pub(crate) struct Mailbox {
     attachment: Arc<Attachment>,
     journal: Option<Arc<Journal>>,

@@ -115,7 +115,7 @@ pub(crate) struct EngineStart {
     pub(crate) records: Vec<Arc<Record>>,
 }
 
-/// See the head of this file.
+/// The state machine that is the only writer of what is in the store.
 pub(crate) struct Engine {
     context: Arc<Context>,
     options: EngineOptions,

@@ -31,7 +31,7 @@ use crate::store_calls::cannot_encode;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
-/// See the head of this file.
+/// The orders that wait, and the one that is in flight.
 #[derive(Default)]
 pub(super) struct Orders {
     /// Bounded by `limits::ORDERS_WAITING_MAX`.

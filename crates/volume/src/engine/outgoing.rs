@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// See the head of this file.
+/// A root or a map part of the checkpoint in flight, and whether it is stored.
 pub(super) struct OutgoingObject {
     pub(super) key: String,
     pub(super) body: Bytes,

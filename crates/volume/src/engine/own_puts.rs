@@ -14,7 +14,7 @@ use sawmill_format::ids::PutId;
 /// still exists.
 const PUTS_KEPT_MAX: u64 = 64;
 
-/// See the head of this file.
+/// The put ids of this attachment's checkpoints, each with its checkpoint's number.
 #[derive(Default)]
 pub(super) struct OwnPuts {
     numbers: HashMap<PutId, u64>,

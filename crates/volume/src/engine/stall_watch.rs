@@ -11,7 +11,7 @@ use crate::status::Stall;
 /// Writes may wait this long without progress before it is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
-/// See the head of this file.
+/// Tells a stall of the store from a load that outpaces it.
 #[derive(Default)]
 pub(super) struct StallWatch {
     /// What was stored when progress was last seen, and when that was.

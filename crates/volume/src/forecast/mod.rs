@@ -78,7 +78,7 @@ impl ForecastOptions {
     }
 }
 
-/// See the head of this file.
+/// A model of a served volume that holds no data: it counts what the volume would do.
 pub struct Forecast {
     options: ForecastOptions,
     view: View,

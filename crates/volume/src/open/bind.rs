@@ -46,7 +46,7 @@ pub(crate) struct BoundJournal {
     pub(crate) records: Vec<Arc<Record>>,
 }
 
-/// See the head of this file.
+/// Binds an opened journal to this attachment, and gives it new memory.
 pub(super) fn bind(
     intent: FenceIntent,
     stored: &StoredVolume,

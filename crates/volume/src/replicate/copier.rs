@@ -75,7 +75,7 @@ pub struct Round {
     pub behind_ms: u64,
 }
 
-/// See the head of this file.
+/// A run of `sawmill replicate` between one source and one replica.
 pub struct Copier<'a> {
     world: &'a dyn World,
     source: &'a dyn ObjectStore,

@@ -22,7 +22,7 @@ use crate::recovery::roll_forward::headers;
 use crate::store_calls::{self, store_error};
 use crate::{Error, ErrorKind, Result, limits};
 
-/// See the head of this file.
+/// The segments of the replica, by how far each name can be trusted.
 #[derive(Default)]
 pub(super) struct DestinationObjects {
     /// Listed, and neither compared nor put yet.

@@ -14,7 +14,7 @@ use crate::limits;
 /// Buffers kept for the next segments.
 const BUFFERS_SPARE_MAX: usize = 4;
 
-/// See the head of this file.
+/// A pool of buffers for building segments. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Buffers {
     spare: Arc<Mutex<Vec<AlignedBytes>>>,

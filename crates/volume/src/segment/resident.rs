@@ -35,7 +35,7 @@ struct ResidentSegments {
     pieces: usize,
 }
 
-/// See the head of this file.
+/// The stored segments whose records are still in the journal.
 #[derive(Default)]
 pub(crate) struct Residents {
     inner: RwLock<ResidentSegments>,

@@ -117,7 +117,7 @@ struct CountedSegments {
     totals: SegmentTotals,
 }
 
-/// See the head of this file.
+/// Size, epoch and live bytes of each segment that the map may name, with their totals.
 #[derive(Default)]
 pub(crate) struct SegmentTable {
     inner: RwLock<CountedSegments>,

@@ -14,7 +14,7 @@ struct JobQueue {
     closed: bool,
 }
 
-/// See the head of this file.
+/// A queue of jobs, each with the time at which it is due.
 #[derive(Default)]
 pub(crate) struct DeferredJobs {
     jobs: Mutex<JobQueue>,

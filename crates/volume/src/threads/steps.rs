@@ -16,7 +16,7 @@ use crate::threads::{Loops, Pause};
 use crate::volume::Volume;
 use crate::world::World;
 
-/// See the head of this file.
+/// An open volume whose loops the caller steps.
 pub struct SteppedVolume {
     volume: Arc<Volume>,
     loops: Loops,

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, Spin};
 
-/// See the head of this file. A notification is never lost: it ends the present sleep or the next
-/// one.
+/// Wakes the one thread of a loop. A notification is never lost: it ends the present sleep or the
+/// next one.
 #[derive(Default)]
 pub(crate) struct Wake {
     notified: AtomicBool,

@@ -23,7 +23,7 @@ use super::layout::{Attrs, Context, OnDevice, Ops};
 /// `bdus_abort`.
 const ABORT: c_int = c_int::MIN;
 
-/// See the head of this file.
+/// A driver whose methods call the callbacks of a BDUS program.
 pub(super) struct Callbacks {
     pub(super) ops: Ops,
     pub(super) attrs: Attrs,

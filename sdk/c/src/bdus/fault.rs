@@ -7,7 +7,7 @@ use sawmill_device::{Error, ErrorKind};
 
 use crate::text::remember_text;
 
-/// See the head of this file.
+/// An errno with a message, which a BDUS function reports as `false`.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) errno: i32,
