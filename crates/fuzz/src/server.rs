@@ -12,8 +12,8 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use sawmill::fuzzing::{self, KnownOptions, OWN_PATH, ServedConnection};
 use sawmill_frontend::passing;
+use sawmill_program::fuzzing::{self, KnownOptions, OWN_PATH, ServedConnection};
 
 const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The head of a message of a hand-off.

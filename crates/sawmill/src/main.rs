@@ -4,5 +4,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    sawmill::run()
+    sawmill_program::run()
 }
