@@ -3,6 +3,7 @@
 
     page.py FIGURES                    prints the table
     page.py FIGURES --page PAGE        also adds the run to PAGE, and counts the totals anew
+    page.py --least N --page PAGE      names the N targets that have the fewest minutes on PAGE
 
 FIGURES has a line for each target: its name, executions, seconds, new entries of the corpus,
 crashes; the words are apart by tabs. The command that ran is in FUZZ_COMMAND. The totals come from
@@ -32,6 +33,7 @@ an input that broke a target: a panic, a promise that did not hold, more than 5 
 {BEGIN}
 {END}
 """
+ROW = re.compile(r"^\| (\w+) \| [\d,]+ \| ([\d.,]+) \|", re.MULTILINE)
 TOTAL = re.compile(r"^\| all \| ([\d,]+) \| ([\d.,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
 
 
@@ -78,7 +80,7 @@ def section(rows):
     command = os.environ.get("FUZZ_COMMAND", "make fuzz")
     shortest, longest = (pick(seconds for _, _, seconds, *_ in rows) for pick in (min, max))
     each = f"{shortest} s" if shortest == longest else f"{shortest} to {longest} s"
-    return (f"\n## {datetime.date.today()}, {len(rows)} targets\n\n"
+    return (f"\n## {datetime.date.today()}, {counted(len(rows), 'target')}\n\n"
             f"`{command}` at commit {commit}, on {machine()}.\n"
             f"Each target had {each} ({longest / 60:.2f} minutes).\n\n"
             f"{table(rows)}")
@@ -97,12 +99,26 @@ def add(page, rows):
     page.write_text(f"{before}{BEGIN}\n**In all:** {shown}\n{END}{runs}", encoding="utf-8")
 
 
+def least_fuzzed(page, number):
+    """The names of the targets that have the fewest minutes on the page, fewest first."""
+    minutes = {folder.name: 0.0 for folder in (ROOT / "crates/fuzz/corpus").iterdir()}
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    for name, found in ROW.findall(text):
+        if name in minutes:
+            minutes[name] += float(found.replace(",", ""))
+    return sorted(minutes, key=lambda name: (minutes[name], name))[:number]
+
+
 def main():
-    """See the head of this file."""
+    """Does what the head of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figures", type=pathlib.Path)
+    parser.add_argument("figures", type=pathlib.Path, nargs="?")
     parser.add_argument("--page", type=pathlib.Path)
+    parser.add_argument("--least", type=int)
     arguments = parser.parse_args()
+    if arguments.least is not None:
+        print(*least_fuzzed(arguments.page, arguments.least), sep="\n")
+        return
     rows = figures(arguments.figures)
     print(table(rows), end="")
     if arguments.page:
