@@ -1,6 +1,8 @@
 //! The contract of a block device, numbered. Each clause has a test in `conformance`. That `submit`
 //! never blocks on I/O (D1) and that `geometry` is cheap (D10) no suite can show. What a flush
-//! survives (D4) and what a restart finds (D8) each durable device tests itself:
+//! survives (D4) and what a restart finds (D8) each durable device tests itself. `NbdDevice` and
+//! `Plain` answer a change only after what is behind them did, and leave both to it. `Cache` and
+//! `Batch` answer before that, and compare what is behind them with a model:
 //!
 //! - **D4** `Volume`:
 //!   `power_cut::flushed_writes_survive_power_cuts_and_the_volume_is_a_cut`,
@@ -12,12 +14,20 @@
 //! - **D4** `Target`:
 //!   `worlds::no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does`,
 //!   `reservations::a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target`
+//! - **D4** `Cache`:
+//!   `model::half_a_million_requests_agree_with_a_vector_of_bytes`
+//! - **D4** `Batch`:
+//!   `hazards::each_read_flush_and_final_byte_agrees_with_the_model_in_any_order`
 //! - **D8** `Volume`:
 //!   `real_clients::overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart`
 //! - **D8** `FileDevice`:
 //!   `file_device::overlapping_writes_end_the_same_when_the_file_is_opened_again`
 //! - **D8** `Target`:
 //!   `worlds::no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does`
+//! - **D8** `Cache`:
+//!   `model::late_answers_in_any_order_and_failures_change_nothing_about_that`
+//! - **D8** `Batch`:
+//!   `hazards::each_read_flush_and_final_byte_agrees_with_the_model_in_any_order`
 
 use crate::{Geometry, Request};
 
