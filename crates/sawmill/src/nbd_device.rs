@@ -163,7 +163,7 @@ fn complete_request(mut request: Request, reply: sawmill_nbd_client::Reply) {
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use sawmill_device::{BlockDeviceExt, Flags, MemoryDevice};
+    use sawmill_device::{BlockDeviceExt, Flags, MemoryDevice, conformance};
     use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
     use super::*;
@@ -206,6 +206,24 @@ mod tests {
             expected.push((Operation::Discard, flags));
         }
         assert_eq!(*recorder.requests.lock(), expected);
+    }
+
+    #[test]
+    fn a_device_behind_a_door_keeps_the_contract() {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = Mutex::new(Vec::new());
+        conformance::all(&|| {
+            let disk = Arc::new(MemoryDevice::new(conformance::SIZE_BYTES_MIN));
+            let geometry = disk.geometry();
+            let mut servers = servers.lock();
+            let listen = Listen::Unix(folder.path().join(servers.len().to_string()));
+            let server = NbdServer::start(NbdOptions::new(listen)).unwrap();
+            let (name, description) = ("disk".to_owned(), String::new());
+            server.add_export(Export { name, description, device: disk }).unwrap();
+            let device = NbdDevice::connect(&server.uri("disk"), &geometry).unwrap();
+            servers.push(server);
+            Arc::new(device)
+        });
     }
 
     #[test]
