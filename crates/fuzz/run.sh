@@ -4,7 +4,9 @@
 #   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
 #
 # Ends with a table of what it did. With the variable PAGE it also adds that to a page
-# (docs/measurements/fuzz.md); `page.py` does both.
+# (docs/measurements/fuzz.md); `page.py` does both. With PAGE and no TARGET, it takes only as many
+# targets as can have 15 minutes each, those that have the fewest on the page: coverage needs
+# minutes in one piece, and some nights reach all.
 #
 # Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the
 # repository). What breaks a target lies in target/fuzz/found/TARGET and ends the run with failure:
@@ -19,6 +21,10 @@ targets=("$@")
 export FUZZ_COMMAND="make fuzz MINUTES=$minutes${*:+ TARGETS=\"$*\"}${PAGE:+ PAGE=$PAGE}"
 if ((${#targets[@]} == 0)); then
     mapfile -t targets < <(ls crates/fuzz/corpus)
+    if [[ ${PAGE:-} ]]; then
+        at_most=$((minutes < 15 ? 1 : minutes / 15))
+        mapfile -t targets < <(crates/fuzz/page.py --least "$at_most" --page "$PAGE")
+    fi
 fi
 seconds=$((minutes * 60 / ${#targets[@]}))
 folder=$PWD/target/fuzz
