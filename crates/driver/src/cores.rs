@@ -20,8 +20,8 @@ impl Cores {
     /// The queue of the core that this thread runs on.
     pub(crate) fn queue_here(&self, queues: usize) -> usize {
         let core = sched_getcpu();
-        // By place among the allowed cores: their numbers may have gaps, and all queues are to be
-        // used.
+        // Uses the core's index among the allowed cores, not its number: numbers can have gaps, and
+        // then some queues would get no work.
         self.0.binary_search(&core).unwrap_or(core) % queues
     }
 

@@ -151,7 +151,7 @@ impl Batch {
         };
         match item {
             Some((Item::Flush(flush), _)) => self.flushed(&flush, outcome),
-            Some((Item::Range(range), _)) => self.ranged(&range, outcome),
+            Some((Item::Range(range), _)) => self.complete_range(&range, outcome),
             Some((Item::Chunk(closed), _)) => self.settle(queue, closed),
             None => {
                 let text = format!("queue {queue} has no command with the number {number}");

@@ -45,8 +45,8 @@ impl Batch {
         shared.writes_wakeup.notify_one();
     }
 
-    /// The driver has completed it.
-    pub(super) fn ranged(&self, range: &Range, outcome: Result<()>) {
+    /// Answers a range that the driver has completed, and lets requests that waited for it go on.
+    pub(super) fn complete_range(&self, range: &Range, outcome: Result<()>) {
         {
             let mut waiting = self.queue.lock();
             let ended = (range.address, range.address + range.length);

@@ -141,7 +141,7 @@ impl Batch {
             for item in others.chain(remaining.into_values().map(|(item, _)| item)) {
                 match item {
                     Item::Flush(flush) => self.flushed(&flush, Err(error.clone())),
-                    Item::Range(range) => self.ranged(&range, Err(error.clone())),
+                    Item::Range(range) => self.complete_range(&range, Err(error.clone())),
                     Item::Chunk(_) => {}
                 }
             }

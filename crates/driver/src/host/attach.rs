@@ -234,7 +234,7 @@ impl Host {
         let status = declared_device.holder.status();
         let has_all = match driver.is_finishing.load(Ordering::SeqCst) {
             true => status.oldest_fetched_at.is_none(),
-            // It has been sent END.
+            // The driver of a device that ends has been sent END; one that left earlier has not.
             false => status.state != State::Waiting && status.is_drained,
         };
         let in_order = has_all && !driver.is_cut();

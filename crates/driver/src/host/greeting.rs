@@ -76,8 +76,8 @@ pub(super) struct SilentConnection {
 }
 
 impl SilentConnection {
-    /// It has sent something, or disconnected. `false`: it was closed.
-    pub(super) fn spoke(self) -> bool {
+    /// Ends the wait when it has sent something or disconnected. `false`: the host had closed it.
+    pub(super) fn has_spoken(self) -> bool {
         self.greeting.forget(self.number)
     }
 }

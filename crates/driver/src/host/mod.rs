@@ -357,7 +357,7 @@ impl Host {
         // nothing to do (P193).
         let bounded = wait_at_most(Some(greeting::FIRST_PACKET_TIME_MAX));
         let first = attach::first_packet(&control);
-        if !silent_connection.spoke() || bounded.is_err() || wait_at_most(None).is_err() {
+        if !silent_connection.has_spoken() || bounded.is_err() || wait_at_most(None).is_err() {
             return;
         }
         match first {

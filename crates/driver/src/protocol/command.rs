@@ -123,10 +123,10 @@ impl Command {
     }
 
     fn decode(bytes: &[u8; COMMAND_BYTES]) -> Result<Self> {
-        let number = half(bytes, 0);
+        let number = u32_at(bytes, 0);
         let kind = CommandKind::of(number)
             .ok_or_else(|| bad(format!("a command of unknown kind {number}")))?;
-        let flags = half(bytes, 4);
+        let flags = u32_at(bytes, 4);
         // A driver that ignored a flag would do less than it was asked, and answer success.
         if flags & !(FUA | NO_UNMAP | AGAIN) != 0 {
             return Err(bad(format!("a command with unknown flags {flags:#x}")));
@@ -182,7 +182,7 @@ impl Answer {
     }
 
     fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self> {
-        let (errno, reserved) = (half(bytes, 8).cast_signed(), half(bytes, 12));
+        let (errno, reserved) = (u32_at(bytes, 8).cast_signed(), u32_at(bytes, 12));
         // Linux has no errno beyond 4095. The reserved bytes are zero, so that a later version can
         // use them.
         if !(0..=4095).contains(&errno) || reserved != 0 {
@@ -192,12 +192,12 @@ impl Answer {
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> u32 {
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(half(bytes, at)) | u64::from(half(bytes, at + 4)) << 32
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 fn bad(text: String) -> Error {
