@@ -134,8 +134,8 @@ impl<'a> Replies<'a> {
         let remaining_bytes =
             self.remaining_bytes.checked_sub(REPLY_HEAD_BYTES + reply.payload.len() as u64);
         self.remaining_bytes = remaining_bytes.ok_or_else(|| {
-            let option = self.option;
-            violation(format!("option {option} is answered without an end"))
+            let (option, max) = (self.option, REPLIES_BYTES_MAX >> 20);
+            violation(format!("the replies to option {option} are longer than {max} MiB together"))
         })?;
         Ok(reply)
     }
@@ -277,8 +277,8 @@ fn request_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>
                 }
             }
             reply::ACK => return Ok(context),
-            // The server has no allocation queries, or not this export; the latter shows again at
-            // GO.
+            // The server does not support allocation queries, or does not know the export. In the
+            // second case GO fails too, with the reason.
             _ => return Ok(None),
         }
     }
@@ -355,7 +355,7 @@ mod tests {
             }
         });
         let error = negotiate(&mut Socket::Unix(near), "disk", Style::Simple).unwrap_err();
-        assert!(error.to_string().contains("without an end"), "{error}");
+        assert!(error.to_string().contains("longer than 16 MiB"), "{error}");
         endless.join().unwrap();
     }
 }
