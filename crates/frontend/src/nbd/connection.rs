@@ -236,8 +236,8 @@ impl Connection {
             if outbox_state.is_closed {
                 return Some(End::Broken(Errno::PIPE));
             }
-            // Still is enough, idle is not needed: replies that the client does not read go with
-            // the connection to the process that takes over (P57).
+            // It is enough that the device has answered everything. Replies that the client has
+            // not read yet move with the connection to the process that takes over (P57).
             if outbox_state.is_still {
                 self.shared.hold(self.id, &self.channel, self.held());
                 has_room = false;

@@ -166,19 +166,19 @@ impl FrontendState {
             }
             Message::SetMemTable(regions) => {
                 let files = descriptors.map(|file| Arc::new(File::from(file)));
-                let registered_region: Vec<RegisteredRegion> = regions
+                let registered_regions: Vec<RegisteredRegion> = regions
                     .iter()
                     .zip(files)
                     .map(|(region, file)| RegisteredRegion { region: *region, file })
                     .collect();
-                if registered_region.len() != regions.len() {
+                if registered_regions.len() != regions.len() {
                     return violation(format!(
                         "{} files for {} regions",
-                        registered_region.len(),
+                        registered_regions.len(),
                         regions.len()
                     ));
                 }
-                return self.set_memory(registered_region).map(|()| (None, None));
+                return self.set_memory(registered_regions).map(|()| (None, None));
             }
             setting => return self.set(setting, descriptors).map(|()| (None, None)),
         };
