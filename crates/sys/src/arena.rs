@@ -1,6 +1,6 @@
 //! Memory shared with another process, lent out in pieces that never overlap.
 //!
-//! Invariants: a [`ArenaPiece`] is the only access that this process has to its range while it
+//! Invariants: an [`ArenaPiece`] is the only access that this process has to its range while it
 //! lives; pieces lie inside the mapping and are disjoint, because one list of free ranges gives
 //! them out. The file is sealed, so no process can shrink it. The other process sees all of it and
 //! may write where it should not: that makes bytes wrong, and nothing worse. Not here: what the
@@ -20,7 +20,7 @@ use crate::sync::Mutex;
 /// Pieces begin and end at multiples of this: a page, which is what users of direct I/O want.
 const UNIT_BYTES: usize = 4096;
 
-/// See the head of this file.
+/// Memory shared with another process that is lent out in pieces, each to one holder.
 pub struct Arena {
     mapping: Mapping,
     file: File,

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// See the head of this file.
+/// Memory straight from the kernel, which gets it back on drop.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,

@@ -247,7 +247,7 @@ struct End {
     is_closed: bool,
 }
 
-/// The ring. See the head of this file.
+/// The ring of reserved slots in a staging file, and the writers' end of it.
 pub struct Ring {
     staging: StagingFile,
     id: u32,

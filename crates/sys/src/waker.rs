@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// See the head of this file. Clones are the same waker.
+/// Ends another thread's wait for descriptors. Clones are the same waker.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 

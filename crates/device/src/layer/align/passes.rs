@@ -17,7 +17,8 @@ const STRIPES: usize = 32;
 #[derive(Default)]
 struct PaddedCounter(AtomicUsize);
 
-/// See the head of this file; `C` is what a pass leaves to wake waiting requests.
+/// Counts the requests for whole blocks that need no range lock; `C` is what a pass leaves to wake
+/// waiting requests.
 pub(super) struct Passes<C> {
     stripes: Box<[Arc<Stripe<C>>]>,
     closed: Arc<PaddedCounter>,
