@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 
 /// After this long without an answer, a request counts as lost. Only a broken device takes this
 /// long.
-const LOST_AFTER: Duration = Duration::from_secs(120);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// The text that a probe reports when it is dropped unanswered. A closing device may answer with
 /// the same kind, but not with this text.
@@ -70,7 +70,7 @@ pub(super) fn probe(
 
 /// Waits for one answer of a [`Probe`].
 pub(super) fn answer(receiver: &Receiver<Outcome>, clause: &str) -> Outcome {
-    match receiver.recv_timeout(LOST_AFTER) {
+    match receiver.recv_timeout(ANSWER_TIME_MAX) {
         Ok(Err(error)) if error.to_string() == NEVER_ANSWERED => panic!("{clause}: {error}"),
         Ok(outcome) => outcome,
         Err(_) => panic!("{clause}: a request was not answered"),
@@ -107,7 +107,7 @@ pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, sender: 
         if thread::current().id() != caller {
             // The wait is limited, so that a device that breaks the contract fails the test and
             // does not hang it.
-            let _ = dropped.recv_timeout(LOST_AFTER);
+            let _ = dropped.recv_timeout(ANSWER_TIME_MAX);
         }
         drop(held);
         asker.complete(outcome);
