@@ -129,6 +129,43 @@ fn a_fenced_initiator_does_not_take_the_export_back_by_a_new_connection() {
 }
 
 #[test]
+fn a_new_connection_waits_until_the_device_is_done_with_the_old_ones_requests() {
+    let mut world = World::new(3);
+    let stuck = Arc::new(StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()));
+    world.show("disk", Arc::clone(&stuck), 1);
+    let initiator = world.initiator(1, small_places());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("free");
+    let outcome_cell = ask(&device, Operation::Write, 4096, vec![1; 10]);
+    world.run(5 * SECOND);
+    let at_device = || stuck.2.lock().expect("one thread").pop();
+    let old = at_device().expect("the target passed it on");
+    world.cut.push(1);
+    world.run(300 * SECOND);
+    world.cut.clear();
+    world.run(60 * SECOND);
+    assert!(world.target.status().is_empty(), "the device holds a place of the old one");
+    old.done();
+    world.run(5 * SECOND);
+    assert_eq!(world.target.status().len(), 1, "the old request is done");
+    at_device().expect("it was sent again, because no answer came").done();
+    world.answer(&outcome_cell).expect("written");
+}
+
+#[test]
+fn an_export_that_came_back_smaller_ends_the_attachment_and_says_both_sizes() {
+    let mut world = World::new(15);
+    world.show("disk", MemoryDevice::new(1 << 20), 1);
+    let initiator = world.initiator(1, small_places());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    world.restart(TargetOptions::default());
+    world.show("disk", MemoryDevice::new(1 << 19), 1);
+    let error = world.write(&device, 0, vec![1; 10]).expect_err("half of it is gone");
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("has 524288 bytes and had 1048576"), "{text}");
+}
+
+#[test]
 fn a_packed_write_longer_than_the_places_granted_fails_and_the_link_goes_on() {
     let mut world = World::new(4);
     world.restart(TargetOptions { place_bytes_max: 4096, ..TargetOptions::default() });

@@ -90,7 +90,12 @@ impl Control {
             let open_export = Arc::clone(open_export);
             match outcome.and_then(|bytes| read_opened(&bytes)) {
                 Ok(open_answer) if open_answer.size_bytes < open_export.answer.size_bytes => {
-                    let text = format!("{}: the export is smaller than before", open_export.export);
+                    let (now, before) = (open_answer.size_bytes, open_export.answer.size_bytes);
+                    let text = format!(
+                        "{}: the export has {now} bytes and had {before}; restore its size at \
+                         the target, then attach again",
+                        open_export.export
+                    );
                     return self.fail(of, Error::new(ErrorKind::Refused, text));
                 }
                 Ok(open_answer) => self.reopened(of, &open_export, &open_answer),
@@ -107,7 +112,8 @@ impl Control {
         }
     }
 
-    /// The first of the exports that were requested again is open.
+    /// The target has opened the first of the requested exports again: takes its new number, and
+    /// notes the writes that the target's machine has lost.
     fn reopened(&mut self, of: &Initiator, open_export: &OpenExport, answer: &OpenAnswer) {
         of.pendings.set_number(open_export.number, answer.export);
         let cache_identity = &mut self.cache_identities[usize::from(open_export.number)];
