@@ -44,7 +44,7 @@ pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// See the head of this file.
+/// The pages of a cache, by number, with those that may be evicted in order.
 pub(super) struct PageTable {
     pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
     /// The eviction queue, the oldest page first. Pages were quiet when they joined it.

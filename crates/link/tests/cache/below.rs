@@ -52,7 +52,7 @@ struct Queue {
     random: u64,
 }
 
-/// See the head of this file.
+/// Memory below a cache that answers when and in the order that a test wants.
 pub(crate) struct LowerDevice {
     inside: Arc<DiskState>,
     threads: Vec<JoinHandle<()>>,
