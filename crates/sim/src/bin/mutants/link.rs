@@ -114,9 +114,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "an initiator that was fenced takes the export back when it reconnects",
-        "link/src/initiator/control/reopen.rs",
-        "OpenMode { take_over: false, ..open_export.mode }",
-        "OpenMode { take_over: true, ..open_export.mode }",
+        "link/src/target/exports.rs",
+        "if state.standing.reservation == reservation {",
+        "if state.standing.reservation == reservation || true {",
     ),
     mutant(
         "a target answers discards before its device has done them",
