@@ -5,8 +5,8 @@
 //! is full or a timer of a millisecond or more has run out: too late for a single waiting request.
 //!
 //! Invariants: a slot is ours from the moment the kernel sets USER until we set KERNEL; slots are
-//! used in cyclic order; never promiscuous; frames that we sent, or that are for others, are not
-//! passed on. Not here: what the payload is.
+//! used in cyclic order; never promiscuous; frames that we sent, that are for others, or whose
+//! sender is a group address are not passed on. Not here: what the payload is.
 
 use std::ffi::c_int;
 use std::io;
