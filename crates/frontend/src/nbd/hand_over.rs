@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::listener::Listener;
+use super::listener::{Listener, reachable};
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
 use super::protocol::{NbdErrno, Style};
@@ -163,9 +163,7 @@ impl Listener {
                 // The successor checks again: a hand-off is no way to keep a door open that its own
                 // options forbid.
                 if !address.ip().is_loopback() && !options.insecure_listen {
-                    return Err(invalid(format!(
-                        "{address} can be reached by other machines; see insecure_listen"
-                    )));
+                    return Err(invalid(reachable(address)));
                 }
                 let family =
                     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

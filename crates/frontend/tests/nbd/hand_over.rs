@@ -364,7 +364,7 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
         let (near, _far) = UnixStream::pair().expect("a pair of sockets");
         pieces[0].descriptors = vec![near.as_fd().try_clone_to_owned().expect("a duplicate")];
     });
-    refused("insecure_listen", &|pieces| {
+    refused("allow it with --insecure-listen", &|pieces| {
         pieces[0].facts.insert("transport".into(), "tcp".into());
         pieces[0].facts.insert("address".into(), "192.0.2.1:10809".into());
     });

@@ -86,7 +86,7 @@ fn tcp_is_loopback_only_unless_it_is_asked_for() {
     };
     let (kind, text) = refused(tcp(Ipv4Addr::UNSPECIFIED.into(), false));
     assert_eq!(kind, ErrorKind::Invalid);
-    assert!(text.contains("insecure_listen"), "{text}");
+    assert!(text.contains("allow it with --insecure-listen"), "{text}");
     assert_eq!(refused(tcp(Ipv6Addr::UNSPECIFIED.into(), false)).0, ErrorKind::Invalid);
     drop(tcp(Ipv4Addr::UNSPECIFIED.into(), true).expect("asked for"));
     let server = tcp(Ipv4Addr::LOCALHOST.into(), false).expect("loopback");
