@@ -247,7 +247,11 @@ impl Driving<'_> {
                 }
                 if !in_order && self.drivers.has(pid) {
                     self.lingering.insert(pid);
-                    return self.send_after(LEAVE_TIME_MAX, MainEvent::Lingers(pid));
+                    return self.send_after(
+                        "driver-linger",
+                        LEAVE_TIME_MAX,
+                        MainEvent::Lingers(pid),
+                    );
                 }
             }
             Event::Hung { pid } => self.drivers.kill(pid),
@@ -339,7 +343,7 @@ impl Driving<'_> {
             // start another. Or one from elsewhere is coming: nothing is said before it is known.
             let is_needed = self.plan.restarts && !self.is_ending && self.is_alone();
             return match is_needed {
-                true => self.send_after(BACK_OFF_MIN, MainEvent::StartIfAlone),
+                true => self.send_after("driver-restart", BACK_OFF_MIN, MainEvent::StartIfAlone),
                 false => Ok(()),
             };
         }
@@ -377,7 +381,7 @@ impl Driving<'_> {
             wait.as_millis()
         );
         self.is_start_due = true;
-        self.send_after(wait, MainEvent::StartAgain)
+        self.send_after("driver-restart", wait, MainEvent::StartAgain)
     }
 
     /// A driver that died is replaced, unless another has come during the wait, or none is needed.
@@ -404,15 +408,15 @@ impl Driving<'_> {
         !self.host.has_ended() && !has_driver && self.drivers.are_all_among(&self.seen_off)
     }
 
-    /// Sends `event` after `wait`.
-    fn send_after(&self, wait: Duration, event: MainEvent) -> Result<()> {
+    /// Sends `event` after `wait`, from a thread of its own.
+    fn send_after(&self, thread: &str, wait: Duration, event: MainEvent) -> Result<()> {
         let sender = self.sender.clone();
         let later = move || {
             std::thread::sleep(wait);
             let _ = sender.send(event);
         };
         std::thread::Builder::new()
-            .name("driver-restart".into())
+            .name(thread.into())
             .spawn(later)
             .map(drop)
             .map_err(|error| Failure::io("cannot start a thread to watch the driver", &error))
