@@ -5,7 +5,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 log=$(mktemp -d)
-trap 'rm -rf "$log"' EXIT
+whole_pid=
+trap '[[ $whole_pid ]] && kill "$whole_pid" 2>/dev/null; rm -rf "$log"' EXIT
 failed_steps=()
 # Sets cpu_s to the seconds of CPU that what ran so far has used: the last line of `times` is
 # "1m2.345s 0m6.789s". In a pipe it would be a process without any.
@@ -65,14 +66,31 @@ watched() {
 }
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
-all_tests=(cargo --config "$runner" test --workspace --no-fail-fast)
-step tests watched "$log/tests" timeout --kill-after=10 45m "${all_tests[@]}"
+cargo_test=(timeout --kill-after=10 45m cargo --config "$runner" test --no-fail-fast)
+step test-programs cargo test --quiet --workspace --no-run
+# The crates' own programs mostly compute, those of the whole (tests/tests) and the guests mostly
+# wait: side by side they use both cores. Named one by one, because `--package sawmill-tests` alone
+# has fewer features and would build everything again.
+named=()
+for program in tests/tests/*; do
+    named+=(--test "$(basename "$program" .rs)")
+done
+touch "$log/whole"
+"${cargo_test[@]}" --workspace "${named[@]}" >"$log/whole" 2>&1 &
+whole_pid=$!
+step crates watched "$log/crates" "${cargo_test[@]}" --workspace --exclude sawmill-tests
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
-schedules=(cargo --config "$runner" test --package sawmill-volume --lib --features shuttle
-    schedules)
-step schedules watched "$log/tests" timeout --kill-after=10 10m "${schedules[@]}"
+step schedules watched "$log/crates" timeout --kill-after=10 10m \
+    "${cargo_test[@]:3}" --package sawmill-volume --lib --features shuttle schedules
 # What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
 step guests watched "$log/guests" timeout --kill-after=10 20m tests/vm/run.py --quick
+# Shows what ran in the background, and waits for the rest of it.
+whole() {
+    tail --bytes=+1 --follow --pid="$whole_pid" "$log/whole"
+    wait "$whole_pid"
+}
+step whole whole
+cat "$log/crates" "$log/whole" >"$log/tests"
 
 # Each test program ends with "test result: ok. 3 passed; 0 failed; 1 ignored; ...".
 count() {
@@ -85,7 +103,8 @@ ran=$(($(count passed) + $(grep -c '^ok ' "$log/guests"))) ignored=$(count ignor
 # that no failed test explains counts as one more.
 failed=$(($(grep -c '^test .* FAILED$' "$log/tests") + $(grep -c '^FAILED ' "$log/guests")))
 for name in "${failed_steps[@]}"; do
-    if [[ $name != tests && $name != schedules && $name != guests ]] || ((failed == 0)); then
+    if [[ $name != crates && $name != schedules && $name != guests && $name != whole ]] ||
+        ((failed == 0)); then
         failed=$((failed + 1))
     fi
 done
@@ -97,9 +116,11 @@ fi
 # The end of this output may be all that anybody keeps:
 # first what the failures said, then their names.
 if ((${#failed_steps[@]})); then
-    echo "the program that ran last, and its tests that took over a minute:"
-    tac "$log/tests" |
-        awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
+    echo "the programs that ran last, and their tests that took over a minute:"
+    for programs in "$log/crates" "$log/whole"; do
+        tac "$programs" |
+            awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
+    done
     grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' |
         head -60
     grep -A 20 '^FAILED ' "$log/guests" | grep -v '^ok ' | head -60
