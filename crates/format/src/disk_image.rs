@@ -187,7 +187,9 @@ impl Image<'_> {
     /// A name of `length` bytes. A name that is not text cannot be shown, nor passed on unchanged.
     fn name(&self, at: u64, length: u32) -> Inspection<String> {
         if !(1..=NAME_BYTES_MAX).contains(&length) {
-            return unusable(format!("a name of {length} bytes"));
+            return unusable(format!(
+                "a name of {length} bytes; 1 to {NAME_BYTES_MAX} are possible"
+            ));
         }
         let mut bytes = vec![0; length as usize];
         self.read(at, &mut bytes)?;
@@ -225,7 +227,9 @@ impl Image<'_> {
         }
         let cluster_bits = self.big_u32(20)?;
         if !(9..=21).contains(&cluster_bits) {
-            return unusable(format!("clusters of 2^{cluster_bits} bytes"));
+            return unusable(format!(
+                "clusters of 2^{cluster_bits} bytes; 2^9 to 2^21 are possible"
+            ));
         }
         let first = QcowHeader { version, bytes: header_bytes, cluster_bytes: 1 << cluster_bits };
         self.qcow2_below(first)
@@ -236,7 +240,10 @@ impl Image<'_> {
         let (name_at, name_bytes) = (self.big_u64(8)?, self.big_u32(16)?);
         let least = if header.version == 2 { 72 } else { 104 };
         if header.bytes < least || header.bytes > header.cluster_bytes {
-            return unusable(format!("a header of {} bytes", header.bytes));
+            return unusable(format!(
+                "a header of {} bytes; at least {least} and at most a cluster are possible",
+                header.bytes
+            ));
         }
         if name_at > u64::from(header.cluster_bytes) {
             return unusable(format!("a name at byte {name_at}, outside its first cluster"));
@@ -321,7 +328,9 @@ impl Image<'_> {
             }
             let count = self.little_u32(table + 8)?;
             if count > ENTRIES_MAX {
-                return unusable(format!("a table of {count} regions"));
+                return unusable(format!(
+                    "a table of {count} regions; at most {ENTRIES_MAX} are possible"
+                ));
             }
             for entry in (0..u64::from(count)).map(|number| table + 16 + 32 * number) {
                 if self.array::<16>(entry)? == METADATA {
@@ -344,7 +353,9 @@ impl Image<'_> {
         }
         let count = u16::from_le_bytes(self.array(region + 10)?);
         if u32::from(count) > ENTRIES_MAX {
-            return unusable(format!("a table of {count} metadata"));
+            return unusable(format!(
+                "a table of {count} metadata entries; at most {ENTRIES_MAX} are possible"
+            ));
         }
         for entry in (0..u64::from(count)).map(|number| region + 32 + 32 * number) {
             let kind = self.array::<16>(entry)?;

@@ -252,7 +252,7 @@ fn get_dead(row: &[u8]) -> DeadEntry {
 
 /// The name in a field of 128 bytes; what follows it is zero.
 fn get_name(bytes: &[u8], name_bytes: u8) -> Result<String> {
-    let why = "it is no name";
+    let why = "it is not UTF-8 text of at most 128 bytes";
     let wrong = FormatError::Field { what: WHAT, field: "name", why };
     let (name, rest) = bytes.split_at_checked(usize::from(name_bytes)).ok_or(wrong.clone())?;
     check_field(WHAT, "name", "bytes follow after its end", rest.iter().all(|byte| *byte == 0))?;
