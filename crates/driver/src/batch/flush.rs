@@ -71,8 +71,8 @@ impl Batch {
 }
 
 impl Writes {
-    /// A chunk failed: all flushes after it report that; if there is none, the next one does, and
-    /// no other.
+    /// A chunk failed: every flush that waits behind it fails; if none waits, the next flush fails,
+    /// once.
     pub(super) fn note_failure(&mut self, chunk: u64, error: &Error) {
         let ready = self.ready.iter().filter(|(number, _)| *number > chunk).map(|(_, item)| item);
         let fetched = self.fetched.range(chunk..).map(|(_, (item, _))| item);

@@ -173,8 +173,8 @@ impl Lane {
         }
         let lent = self.memory.lend(command.offset, command.length).ok_or_else(|| {
             let text = format!(
-                "the host sent a {:?} with {} bytes at {} of a memory of {}, or bytes that are \
-                in use",
+                "the host sent a {:?} with {} bytes at {} of its memory of {}: they reach past \
+                 the end, or another command still uses some of them",
                 command.kind,
                 command.length,
                 command.offset,
