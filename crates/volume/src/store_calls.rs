@@ -155,7 +155,11 @@ fn found(outcome: sawmill_store::Result<Bytes>) -> Answer {
 
 /// A structure of ours that breaks its own format: it is a bug, and nothing is written.
 pub(crate) fn cannot_encode(error: FormatError) -> Error {
-    Error::caused(ErrorKind::Internal, "what was to be written breaks its format", error)
+    Error::caused(
+        ErrorKind::Internal,
+        "cannot encode the object, so nothing was written: this is a bug",
+        error,
+    )
 }
 
 /// Converts a store's failure to an error of a block device.

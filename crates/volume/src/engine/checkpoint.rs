@@ -356,10 +356,12 @@ impl Checkpoints {
         if body.len() as u64 > limits::CHECKPOINT_BYTES_MAX {
             // No reader would accept it. The checkpoint before and the log lead to this state.
             let text = format!(
-                "checkpoint {} names {} segments, and is longer than can be read again; nothing \
-                 is lost, the log has it all; export the volume and import it as a new one",
+                "checkpoint {} names {} segments and would be longer than its limit of {} bytes, \
+                 so the volume stops; nothing is lost: every write is in the log; export the \
+                 volume and import it as a new one",
                 writing.root.number,
-                writing.root.segments.len()
+                writing.root.segments.len(),
+                limits::CHECKPOINT_BYTES_MAX
             );
             return context.write.fail(Error::new(ErrorKind::Full, text));
         }

@@ -92,8 +92,8 @@ fn promote_as(
     };
     let Some(promoted) = role.promoted() else {
         let text = format!(
-            "volume {name}: its role names no promotion after one was put: this is a bug; \
-             report it with the log"
+            "volume {name}: the promotion was put, but the role does not name it: this is a \
+             bug; report it with the log"
         );
         return Err(Error::new(ErrorKind::Internal, text));
     };
