@@ -502,7 +502,10 @@ fn pieces_of(
     piece: &mut std::vec::IntoIter<DoorPiece>,
 ) -> sawmill_device::Result<Vec<DoorPiece>> {
     if head.what != "door" {
-        let text = format!("hand-off: found a {} instead of a door", head.what);
+        let text = format!(
+            "hand-off: the other process sent a piece of kind {:?} where a door begins",
+            head.what
+        );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     Ok(piece.take(head.parsed("pieces")?).collect())

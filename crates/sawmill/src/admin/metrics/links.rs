@@ -70,7 +70,7 @@ pub(super) const LINK: &[Metric<LinkReport>] = &[
     counter("sawmill_link_sent_bytes_total", "Bytes of packets sent.", |link| link.sent_bytes),
     counter(
         "sawmill_link_received_packets_total",
-        "Packets received that were good and new.",
+        "Packets received that passed their check and were no duplicates.",
         |link| link.received_packets,
     ),
     counter("sawmill_link_received_bytes_total", "Bytes of those packets.", |link| {

@@ -68,8 +68,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else if released {
         output::line(&format!("{} no longer needs its ancestors ({size} copied)", address.name))?;
     } else {
-        let text =
-            format!("{}: {size} copied; a snapshot of it still needs its ancestors", address.name);
+        let text = format!(
+            "{}: {size} copied; it still needs its ancestors: a snapshot, its older checkpoint or \
+             the end of its log uses them",
+            address.name
+        );
         output::line(&text)?;
     }
     Ok(if released { Exit::Ok } else { Exit::Negative })
