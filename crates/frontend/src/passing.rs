@@ -145,7 +145,7 @@ impl Receiver<'_> {
 }
 
 fn invalid(text: String) -> Error {
-    Error::new(ErrorKind::Invalid, format!("message: the peer sent an invalid message: {text}"))
+    Error::new(ErrorKind::Invalid, format!("the other process sent an invalid message: {text}"))
 }
 
 fn failed(what: &str, error: Errno) -> Error {

@@ -282,10 +282,7 @@ struct Fields<'a>(&'a [u8]);
 impl Fields<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
         let Some((head, rest)) = self.0.split_first_chunk() else {
-            return Err(Violation::new(format!(
-                "a message ends {} bytes before its last field",
-                N
-            )));
+            return Err(Violation::new(format!("a message ends inside a field of {N} bytes")));
         };
         self.0 = rest;
         Ok(*head)

@@ -272,7 +272,7 @@ impl VhostState {
     }
 
     fn resume(&self) {
-        // First: a door that goes on must not be let go as one on trial.
+        // First: otherwise a door that resumes would be released as if it were still on trial.
         self.is_on_trial.store(false, Ordering::SeqCst);
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.is_held) {
