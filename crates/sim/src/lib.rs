@@ -10,11 +10,11 @@
 //! It can inject: death at any I/O, power cuts with lost, kept and torn sectors, reads, writes and
 //! syncs that fail, syncs that lie, disks that are full, short or cannot be made, rot and sectors
 //! in the wrong place, memory lost or damaged, lost journals, old images; puts, deletes and lists
-//! that fail, come late, lag, are answered wrongly or not at all; stores that are restored or
-//! copied; takeovers, hand-offs, clocks that jump, two servers, names in dispute. Meanwhile users
-//! work: they take snapshots, roll back, clone, resize, order a collection, copy the volume to a
-//! second store and read it there. It cannot simulate concurrent threads (`shuttle` does), a
-//! kernel, or a network.
+//! that fail, come late, lag, are done in part, show what was deleted, are answered wrongly or not
+//! at all; stores that are restored or copied; takeovers, hand-offs, clocks that jump, two servers,
+//! names in dispute. Meanwhile users work: they take snapshots, roll back, clone, resize, order a
+//! collection, copy the volume to a second store and read it there. It cannot simulate concurrent
+//! threads (`shuttle` does), a kernel, or a network.
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]
