@@ -147,7 +147,10 @@ fn a_device_that_doors_cannot_live_with_is_refused() {
         geometry
     };
     let cases = [
-        (Geometry { size_bytes: SIZE - 1, ..full }, "size in bytes is 16777215 and was 16777216"),
+        (
+            Geometry { size_bytes: SIZE - 1, ..full },
+            "size in bytes shrank from 16777216 to 16777215",
+        ),
         (
             Geometry { block_bytes: if full.block_bytes == 512 { 4096 } else { 512 }, ..full },
             "blocks",

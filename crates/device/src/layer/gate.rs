@@ -226,7 +226,7 @@ fn unfit(old: Geometry, new: Geometry) -> Option<String> {
     let lost_ability =
         |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
     let smaller = |what: &str, had: u64, has: u64| {
-        (has < had).then(|| format!("its {what} is {has} and was {had}"))
+        (has < had).then(|| format!("its {what} shrank from {had} to {has}"))
     };
     let (could, can) = (old.operations, new.operations);
     let blocks = (old.block_bytes != new.block_bytes)
