@@ -163,7 +163,7 @@ fn counted(
 
 /// Why an answer was not read to its end.
 #[derive(Debug, thiserror::Error)]
-#[error("an answer that is no object: {0}")]
+#[error("the answer was not received whole: {0}")]
 struct AnswerError(Box<dyn std::error::Error + Send + Sync>);
 
 /// Whether a query asks for a list, in any of the three protocols.
