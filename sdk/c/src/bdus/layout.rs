@@ -108,8 +108,8 @@ impl Ops {
         let has_unsupported =
             self.write_same.is_some() || self.secure_erase.is_some() || self.ioctl.is_some();
         if has_unsupported && !carried {
-            let text = "devices of this kernel carry no write_same, secure_erase or ioctl, and \
-                there is no more";
+            let text = "this kernel's devices support neither write_same, secure_erase nor \
+                ioctl, and the driver has no other callback: add read() or write()";
             return Err(Fault::new(libc::ENOTSUP, text));
         }
         Ok(())
