@@ -75,7 +75,7 @@ impl Server {
     /// Waits until the server accepts a connection, and keeps it: some servers accept only one.
     pub(super) fn connect(mut process: Process, uri: String) -> Result<Self> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
-        let first = process.wait_for("the device is to serve", ask)?;
+        let first = process.wait_for("the server accepts a connection", ask)?;
         Ok(Server { process, uri, first: Some(first) })
     }
 
@@ -87,7 +87,7 @@ impl Server {
         refused: i32,
     ) -> Result<RestartResult> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
-        match process.wait_for("the device is to serve again", ask) {
+        match process.wait_for("the restarted server accepts a connection", ask) {
             Ok(first) => {
                 Ok(RestartResult::Serving(Box::new(Server { process, uri, first: Some(first) })))
             }
