@@ -55,8 +55,9 @@ def parse(doc, *own, only=None, only_too="", root=False, page=Path, **common):
     """The options: the common ones that are named here, with their defaults, and a script's own,
     each (names, default, words).
 
-    `only`: the names to choose from, by kind, or what makes them of the options. The result's
-    `only` has the chosen ones in their order, all where none is named, and then `whole` is true.
+    `only`: the names to choose from, by kind, or a function that derives them from the parsed
+    options. The result's `only` has the chosen ones in their order, all where none is named, and
+    then `whole` is true.
     """
     parser = argparse.ArgumentParser(description=doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
