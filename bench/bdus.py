@@ -110,7 +110,8 @@ where there is no hardware virtualization; medians of {rounds} rounds; \
 in brackets the ratio to BDUS, taken
 within a round. 4 KiB, random, `libaio`, `O_DIRECT`, one job. \
 kbdus was patched to build on this kernel,
-because its source supports Linux before 5.18 only. Requests a second for each core are the reciprocal of the \
+because its source supports Linux before 5.18 only. \
+Requests a second for each core are the reciprocal of the \
 processor time
 for each request.""",
              *guest.tables(functools.partial(table_of, found))]
