@@ -197,8 +197,9 @@ fn play(options: &Options) -> ExitCode {
     let minutes = start.elapsed().as_secs_f64() / 60.0;
     println!("{story}");
     let (from, pace) = (options.from, kept as f64 / minutes);
-    println!("{kept} seeds from {from} on kept every promise, {broken_count} did not");
     println!("{pace:.0} seeds a minute, {minutes:.1} minutes");
+    // Last: a night records this line.
+    println!("{kept} seeds from {from} on kept every promise, {broken_count} did not");
     if broken_count == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
