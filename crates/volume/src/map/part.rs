@@ -63,9 +63,9 @@ fn too_long(group: u64, extent_count: usize, length_bytes: u64, bytes_max: u64) 
     let start = group * GROUP_BYTES;
     let text = format!(
         "no checkpoint can be written: map group {group} (bytes {start} to {} of the disk) has \
-         {extent_count} extents, which take {length_bytes} bytes or more, and its limit is \
-         {bytes_max} bytes, so the volume stops; nothing is lost: every write is in the log; \
-         export the volume and import it as a new one",
+         {extent_count} extents, which take {length_bytes} bytes or more, and the limit is \
+         {bytes_max} bytes; nothing is lost: every write is in the log; export the volume and \
+         import it as a new one",
         start + GROUP_BYTES
     );
     Error::new(ErrorKind::Full, text)
