@@ -70,7 +70,7 @@ impl Listener {
 /// Why an address that is not loopback is refused, and how to allow it.
 pub(super) fn reachable(address: SocketAddr) -> String {
     format!(
-        "nbd: {address} can be reached by other machines, and this door has no encryption or \
+        "{address} can be reached by other machines, and this door has no encryption or \
          authentication; listen on 127.0.0.1 or a Unix socket, or allow it with --insecure-listen \
          (a door that is added: nbd-insecure=ADDRESS; the library: NbdOptions::insecure_listen)"
     )
@@ -78,7 +78,7 @@ pub(super) fn reachable(address: SocketAddr) -> String {
 
 fn tcp(address: SocketAddr, insecure: bool) -> Result<Listener> {
     if !address.ip().is_loopback() && !insecure {
-        return Err(Error::new(ErrorKind::Invalid, reachable(address)));
+        return Err(Error::new(ErrorKind::Invalid, format!("nbd: {}", reachable(address))));
     }
     let failed = |error: std::io::Error| {
         Error::caused(ErrorKind::Unavailable, format!("nbd: cannot listen on {address}"), error)
