@@ -2,7 +2,7 @@
 //! never blocks on I/O (D1) and that `geometry` is cheap (D10) no suite can show. What a flush
 //! survives (D4) and what a restart finds (D8) each durable device tests itself. `NbdDevice` and
 //! `Plain` answer a change only after what is behind them did, and leave both to it. `Cache` and
-//! `Batch` answer before that, and compare what is behind them with a model:
+//! `Batch` answer before that; their tests compare what is behind them with a model:
 //!
 //! - **D4** `Volume`:
 //!   `power_cut::flushed_writes_survive_power_cuts_and_the_volume_is_a_cut`,

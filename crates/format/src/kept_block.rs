@@ -472,7 +472,8 @@ pub fn parse_pin_number(key: &str) -> Option<u64> {
     crate::layout::parse_number(key.rsplit_once('/')?.1)
 }
 
-/// The key of a released pin, which says that the pin's clone is gone.
+/// The key of a released pin, which says that the pin's clone is gone; the object is a copy of the
+/// pin.
 pub fn released_key(volume_id: VolumeId, pin_number: u64) -> String {
     format!("{}{pin_number:020}", released_prefix(volume_id))
 }
