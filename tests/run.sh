@@ -66,7 +66,8 @@ watched() {
 }
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
-cargo_test=(timeout --kill-after=10 45m cargo --config "$runner" test --no-fail-fast)
+cargo_test=(cargo --config "$runner" test --no-fail-fast)
+long=(timeout --kill-after=10 45m)
 step test-programs cargo test --quiet --workspace --no-run
 # The crates' own programs mostly compute, those of the whole (tests/tests) and the guests mostly
 # wait: side by side they use both cores. Named one by one, because `--package sawmill-tests` alone
@@ -76,18 +77,23 @@ for program in tests/tests/*; do
     named+=(--test "$(basename "$program" .rs)")
 done
 touch "$log/whole"
-"${cargo_test[@]}" --workspace "${named[@]}" >"$log/whole" 2>&1 &
+"${long[@]}" "${cargo_test[@]}" --workspace "${named[@]}" >"$log/whole" 2>&1 &
 whole_pid=$!
-step crates watched "$log/crates" "${cargo_test[@]}" --workspace --exclude sawmill-tests
+step crates watched "$log/crates" "${long[@]}" \
+    "${cargo_test[@]}" --workspace --exclude sawmill-tests
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
 step schedules watched "$log/crates" timeout --kill-after=10 10m \
-    "${cargo_test[@]:3}" --package sawmill-volume --lib --features shuttle schedules
+    "${cargo_test[@]}" --package sawmill-volume --lib --features shuttle schedules
 # What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
 step guests watched "$log/guests" timeout --kill-after=10 20m tests/vm/run.py --quick
 # Shows what ran in the background, and waits for the rest of it.
 whole() {
+    local outcome=0
     tail --bytes=+1 --follow --pid="$whole_pid" "$log/whole"
-    wait "$whole_pid"
+    wait "$whole_pid" || outcome=$?
+    # Nothing to end any more: the number may be another process's now.
+    whole_pid=
+    return "$outcome"
 }
 step whole whole
 cat "$log/crates" "$log/whole" >"$log/tests"
