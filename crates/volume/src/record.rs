@@ -13,7 +13,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use sawmill_format::crc::payload_check;
+use sawmill_format::crc::{join_payload_checks, payload_check};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
 use sawmill_sys::FillProof;
 use sawmill_sys::sync::{AtomicBool, switch_point};
@@ -146,19 +146,22 @@ fn piece_range(address: u64, length: u64, index: usize) -> (u64, u64) {
 
 /// The checksums of a payload at `address`, and the checksum of all of it.
 pub(crate) fn checks_of(address: u64, payload: &[u8]) -> (Checks, u32) {
-    let whole = payload_check(payload);
     let length = payload.len() as u64;
     if length == 0 {
         return (Checks::None, 0);
     }
     let pieces = ((address + length - 1) / PAGE_BYTES - address / PAGE_BYTES + 1) as usize;
     if pieces == 1 {
+        let whole = payload_check(payload);
         return (Checks::One(whole), whole);
     }
+    let mut whole = 0;
     let checks = (0..pieces)
         .map(|index| {
             let (from, to) = piece_range(address, length, index);
-            payload_check(&payload[from as usize..to as usize])
+            let check = payload_check(&payload[from as usize..to as usize]);
+            whole = join_payload_checks(whole, check, (to - from) as usize);
+            check
         })
         .collect();
     (Checks::Many(checks), whole)
@@ -172,7 +175,8 @@ mod tests {
     fn pieces_follow_the_pages_of_the_address_space() {
         let payload: Vec<u8> = (0..9000u32).map(|i| i as u8).collect();
         let record = Record::new(0, RecordOperation::Write, 4000, 9000, 9080);
-        let (checks, _) = checks_of(4000, &payload);
+        let (checks, whole) = checks_of(4000, &payload);
+        assert_eq!(whole, payload_check(&payload));
         record.fill(None, checks);
         assert_eq!(record.piece_range(0), (0, 96));
         assert_eq!(record.piece_range(1), (96, 4192));
