@@ -1,8 +1,9 @@
 //! Reused buffers that segments are built in: a fresh one costs a page fault per 4 KiB and a pass
 //! of zeroing.
 //!
-//! Invariant: the taker of a buffer writes every byte it asked for; what an earlier segment left is
-//! not cleared.
+//! Invariants: the taker of a buffer writes every byte it asked for; what an earlier segment left is
+//! not cleared. No more are kept than were on loan at once: a segment in flight has one, and the
+//! next segment and what it reads back have one each.
 
 use std::sync::Arc;
 
@@ -11,12 +12,10 @@ use sawmill_sys::AlignedBytes;
 
 use crate::limits;
 
-/// Buffers kept for the next segments.
-const BUFFERS_SPARE_MAX: usize = 4;
-
 /// A pool of buffers for building segments. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Buffers {
+    /// Bounded by `limits::UPLOADS_MAX`, those beyond it and the two.
     spare: Arc<Mutex<Vec<AlignedBytes>>>,
 }
 
@@ -62,10 +61,7 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut spare = self.home.spare.lock();
-        if spare.len() < BUFFERS_SPARE_MAX {
-            spare.extend(self.bytes.take());
-        }
+        self.home.spare.lock().extend(self.bytes.take());
     }
 }
 
@@ -84,9 +80,10 @@ mod tests {
         assert_eq!((again.as_ref().as_ptr(), again.as_ref().len()), (address, 6000));
         let larger = buffers.take(100_000);
         assert_eq!(larger.as_ref().len(), 100_000);
-        let many: Vec<_> = (0..BUFFERS_SPARE_MAX).map(|_| buffers.take(1)).collect();
-        drop((again, larger, many));
-        assert_eq!(buffers.spare.lock().len(), BUFFERS_SPARE_MAX);
+        drop((again, larger));
+        assert_eq!(buffers.spare.lock().len(), 2);
+        drop((buffers.take(1), buffers.take(1)));
+        assert_eq!(buffers.spare.lock().len(), 2, "no more than were on loan at once");
         buffers.clear();
         assert_eq!(buffers.spare.lock().len(), 0);
     }

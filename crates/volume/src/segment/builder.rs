@@ -100,8 +100,7 @@ pub(crate) fn build(
     head.copy_from_slice(&encoded);
     let back = journal.read_back(header.position_start, header.position_end, buffers)?;
     let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
-    copy_data(&resident, journal, reach, &header, body)?;
-    seal_frames(&header, body);
+    fill_body(&resident, journal, reach, &header, body)?;
     Ok(BuiltSegment {
         header_bytes: header_bytes as u32,
         object: Bytes::from_owner(buffer),
@@ -131,14 +130,17 @@ fn push_extent(
     extents.push(SegmentExtent { address, length, data_offset, kind });
 }
 
-/// Copies all payload into the body, leaving room for each frame's head.
-fn copy_data(
+/// Copies all payload into the body, and seals each frame as soon as it is full: its bytes are in
+/// the processor's cache then.
+fn fill_body(
     pieces: &[ResidentPiece],
     journal: &Journal,
     reach: Reach,
     header: &SegmentHeader,
     body: &mut [u8],
 ) -> Result<()> {
+    let frame_bytes = u64::from(header.frame_bytes);
+    let mut sealed = 0;
     for piece in pieces {
         let mut offset = u64::from(piece.record_offset);
         for span in
@@ -153,6 +155,15 @@ fn copy_data(
                 return Err(Error::new(ErrorKind::Internal, text));
             }
             offset += into.len() as u64;
+        }
+        // The pieces follow each other.
+        let data_end = u64::from(piece.data_offset) + u64::from(piece.length);
+        let is_last = data_end == header.data_bytes;
+        while sealed < header.frames.len()
+            && (is_last || (sealed as u64 + 1) * frame_bytes <= data_end)
+        {
+            seal_frame(header, sealed, body);
+            sealed += 1;
         }
     }
     Ok(())
@@ -180,20 +191,26 @@ pub(crate) fn body_spans(
 
 /// Seals every frame of a body whose data is in place.
 pub(crate) fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
-    for (frame, entry) in header.frames.iter().enumerate() {
-        let start = entry.body_offset as usize;
-        let (head, data) =
-            body[start..start + entry.stored_bytes as usize].split_at_mut(FRAME_HEAD_BYTES);
-        let identity = FrameIdentity {
-            volume_id: header.volume_id,
-            sequence: header.sequence,
-            epoch: header.epoch,
-            frame: frame as u32,
-        };
-        let mut sealed = [0u8; FRAME_HEAD_BYTES];
-        frame_seal(&identity, data, &mut sealed);
-        head.copy_from_slice(&sealed);
+    for frame in 0..header.frames.len() {
+        seal_frame(header, frame, body);
     }
+}
+
+/// Seals a frame whose data is in place.
+fn seal_frame(header: &SegmentHeader, frame: usize, body: &mut [u8]) {
+    let entry = &header.frames[frame];
+    let start = entry.body_offset as usize;
+    let (head, data) =
+        body[start..start + entry.stored_bytes as usize].split_at_mut(FRAME_HEAD_BYTES);
+    let identity = FrameIdentity {
+        volume_id: header.volume_id,
+        sequence: header.sequence,
+        epoch: header.epoch,
+        frame: frame as u32,
+    };
+    let mut sealed = [0u8; FRAME_HEAD_BYTES];
+    frame_seal(&identity, data, &mut sealed);
+    head.copy_from_slice(&sealed);
 }
 
 #[cfg(test)]
