@@ -41,7 +41,7 @@ mod read;
 pub(crate) mod ring_tests;
 pub(crate) mod scan;
 #[cfg(all(test, feature = "shuttle"))]
-mod schedules;
+pub(crate) mod schedules;
 pub(crate) mod superblock;
 pub(crate) mod writer;
 
@@ -73,6 +73,8 @@ pub(crate) struct Journal {
     /// Bounded by the flushes that the doors admit.
     waiters: Mutex<Vec<FlushWaiter>>,
     waiting: AtomicUsize,
+    /// A flush of everything before here was asked for.
+    flush_asked_through: AtomicU64,
     unstored_records: AtomicUsize,
     unstored_records_max: usize,
     /// A writer waits for room: trim as far as possible.
@@ -116,6 +118,7 @@ impl Journal {
             stored_sequence: AtomicU64::new(start.stored_sequence),
             waiters: Mutex::default(),
             waiting: AtomicUsize::new(0),
+            flush_asked_through: AtomicU64::new(0),
             unstored_records: AtomicUsize::new(start.unstored_records),
             unstored_records_max: start.unstored_records_max,
             is_room_wanted: AtomicBool::new(false),
@@ -230,6 +233,7 @@ impl Journal {
         if let Some(error) = self.failed.get() {
             return callback(Err(error.clone()));
         }
+        self.flush_asked_through.fetch_max(through, Ordering::Relaxed);
         if through <= self.logged() {
             return callback(Ok(()));
         }

@@ -291,3 +291,33 @@ proptest! {
         prop_assert!(survivors >= promised, "logged survives the power");
     }
 }
+
+#[test]
+fn an_expected_flush_finds_its_records_synced_and_a_wrong_guess_is_not_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("staging");
+    let mut bench = Bench::new(StagingFile::create(&path, STAGING_BYTES).unwrap());
+    let write = |bench: &mut Bench| {
+        bench.append(RecordOperation::Write, 4000);
+        bench.work();
+        bench.journal.logged() == bench.journal.ring.next()
+    };
+    let syncs = |bench: &Bench| bench.journal.syncs.load(Ordering::Relaxed);
+    assert!(!write(&mut bench), "nobody has flushed yet");
+    bench.flush();
+    for turn in 0..3 {
+        assert!(write(&mut bench), "as before: one write, then a flush (turn {turn})");
+        let before = syncs(&bench);
+        bench.flush();
+        assert_eq!(syncs(&bench), before, "the flush had nothing to wait for");
+    }
+    assert!(write(&mut bench));
+    assert!(!write(&mut bench), "no flush came after the last one");
+    bench.flush();
+    for turn in 0..3 {
+        assert!(!write(&mut bench), "now two writes come before a flush (turn {turn})");
+        assert!(write(&mut bench));
+        bench.flush();
+    }
+    assert!((0..8).map(|_| write(&mut bench)).skip(2).all(|synced| !synced), "a stream of writes");
+}

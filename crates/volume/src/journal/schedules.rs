@@ -42,7 +42,7 @@ const TAG: u64 = 7;
 const SLEEP_TIME: Option<Duration> = Some(Duration::from_millis(50));
 
 /// Tries `run` under random schedules, and under some that favor few switches.
-fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
     let run = Arc::new(run);
     let again = run.clone();
     let config = || {
@@ -57,7 +57,7 @@ fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Whether some schedule makes `run` fail.
-fn is_caught(run: impl Fn() + Send + Sync + 'static) -> bool {
+pub(crate) fn is_caught(run: impl Fn() + Send + Sync + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| under_schedules(run))).is_err()
 }
 

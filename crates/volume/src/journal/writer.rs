@@ -42,8 +42,12 @@ pub(crate) struct JournalWriter {
     written: u64,
     /// Steps in which a flush that could have been served waited for a later one.
     rounds_shared: u32,
-    /// Writes, discards and zeroes taken since a flush was last answered.
+    /// Writes, discards and zeroes taken since a flush was last asked for.
     records_since_flush: u32,
+    /// After how many records the next flush is expected; 0: none is.
+    records_expected: u32,
+    /// Synced through here because a flush was expected.
+    synced_early: Option<u64>,
 }
 
 /// Which of the whole blocks are written now.
@@ -66,8 +70,8 @@ enum LogState {
 const ROUNDS_SHARED_MAX: u32 = 4;
 
 /// A client that flushed alone after at most this many records is expected to do so again: its next
-/// writes go to the disk at once, while the client receives their completion and sends its flush,
-/// which then costs only the sync. Databases write their logs like that.
+/// writes go to the disk at once, and are synced when they are as many as the last time, while the
+/// client receives their completion and sends its flush. Databases write their logs like that.
 const EARLY_RECORDS_MAX: u32 = 2;
 
 impl JournalWriter {
@@ -85,6 +89,8 @@ impl JournalWriter {
             written,
             rounds_shared: 0,
             records_since_flush: 0,
+            records_expected: 0,
+            synced_early: None,
         }
     }
 
@@ -97,6 +103,9 @@ impl JournalWriter {
     ) -> Result<Step> {
         let mut records = self.take_complete();
         let flush_through = self.flush_through();
+        if !records.is_empty() {
+            self.judge_early_sync();
+        }
         if self.records_since_flush > EARLY_RECORDS_MAX {
             self.journal.expects_flush.store(false, Ordering::Relaxed);
         }
@@ -109,6 +118,8 @@ impl JournalWriter {
             self.write(if is_all_wanted { WantedBlocks::All } else { WantedBlocks::OfSpans });
         if flush_through.is_some() {
             wrote = wrote.and_then(|wrote| Ok(self.sync_for_waiters()? || wrote));
+        } else if early {
+            wrote = wrote.and_then(|wrote| Ok(self.sync_early()? || wrote));
         }
         // After the flush is answered, and even if the disk has failed: accepted records must be
         // stored.
@@ -173,7 +184,9 @@ impl JournalWriter {
         while order.front().is_some_and(|record| record.is_complete()) {
             let Some(record) = order.pop_front() else { break };
             let Some(slot) = record.filled().and_then(|filled| filled.slot) else { break };
-            self.records_since_flush += u32::from(record.length > 0);
+            if record.length > 0 {
+                self.records_since_flush = self.records_since_flush.saturating_add(1);
+            }
             match &mut self.span {
                 Some(span) => span.extend(&slot),
                 None => self.span = Some(Span::of(&slot)),
@@ -181,6 +194,31 @@ impl JournalWriter {
             records.push(record);
         }
         records
+    }
+
+    /// Syncs what is written if as many records have come as when the last flush was asked for: the
+    /// next one then finds it done. A sync that nobody asks for does no harm but takes time.
+    fn sync_early(&mut self) -> Result<bool> {
+        let due = self.records_expected > 0 && self.records_since_flush == self.records_expected;
+        if !due || self.span.is_some() || self.written <= self.journal.logged() {
+            return Ok(false);
+        }
+        self.sync()?;
+        self.synced_early = Some(self.written);
+        Ok(true)
+    }
+
+    /// More records have come after an early sync: was it asked for? If not, no flush is expected
+    /// any more.
+    fn judge_early_sync(&mut self) {
+        let Some(through) = self.synced_early.take() else { return };
+        if self.journal.flush_asked_through.load(Ordering::Relaxed) >= through {
+            self.records_since_flush =
+                self.records_since_flush.saturating_sub(self.records_expected);
+        } else {
+            self.records_expected = 0;
+            self.journal.expects_flush.store(false, Ordering::Relaxed);
+        }
     }
 
     /// The farthest position a flush waits for.
@@ -257,7 +295,8 @@ impl JournalWriter {
         }
         let alone = answered.len() == 1 && self.records_since_flush <= EARLY_RECORDS_MAX;
         self.journal.expects_flush.store(alone, Ordering::Relaxed);
-        self.records_since_flush = 0;
+        self.records_expected = if alone { self.records_since_flush } else { 0 };
+        (self.records_since_flush, self.synced_early) = (0, None);
         for waiter in answered {
             (waiter.callback)(Ok(()));
         }
