@@ -1,7 +1,7 @@
 //! Puts an open volume together: what a write, a read and the engine each need, made once.
 //!
 //! Invariants: writes, reads and the engine share one journal, one journal map and one stored data.
-//! A read-only volume has no journal and starts no collector thread.
+//! A read-only volume has no journal, and starts no collector and no resumer.
 //!
 //! Not here: what is in them ([`WriteContext`], [`ReadContext`], [`engine::Context`]).
 
@@ -75,10 +75,13 @@ impl Contexts {
             counters: AtomicCounters::default(),
         });
         let mailbox = Arc::new(Mailbox::new(attachment.clone(), journal.clone()));
+        let threads_of_one = if options.read_only { 0 } else { reader_threads.min(1) };
+        let resumer = Pool::new("resumer", threads_of_one, Priority::Usual);
         let write = Arc::new(WriteContext::new(
             attachment.clone(),
             journal.clone(),
             mailbox.clone(),
+            resumer,
             unstored,
         ));
         let read = Arc::new(ReadContext {
@@ -92,8 +95,7 @@ impl Contexts {
             jobs: Arc::<DeferredJobs>::default(),
             mailbox,
         });
-        let collectors = if options.read_only { 0 } else { reader_threads.min(1) };
-        let collector = Pool::new("collector", collectors, Priority::Lowest);
+        let collector = Pool::new("collector", threads_of_one, Priority::Lowest);
         Contexts { attachment, write, read, collector }
     }
 

@@ -179,7 +179,7 @@ impl Threads {
 }
 
 /// Runs a loop. If it panics, the volume fails with a reason instead of leaving its users waiting.
-fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
+pub(crate) fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         let text = format!("a bug: the {name} thread panicked; accepted writes are in the journal");
         write.fail(Error::new(ErrorKind::Internal, text));
@@ -239,7 +239,7 @@ impl JournalLoop {
         match self.writer.step(&mut take, &mut give_up) {
             Ok(Step::Busy) => {
                 // Room may have been made.
-                write::resume(write);
+                write::resume_soon(write);
                 self.is_quiet = false;
                 Pause::No
             }

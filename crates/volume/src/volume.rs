@@ -525,6 +525,7 @@ impl Volume {
     /// Ends every wait: from now on, another process may own the journal.
     fn end_all(&self) {
         let error = Error::new(ErrorKind::Closed, "the volume was stopped");
+        self.write.resumer.close();
         self.write.stalled.fail(&error);
         flush::resume(&self.write);
         self.write.mailbox.fail_waiters(&error);

@@ -195,7 +195,7 @@ impl Engine {
         log.advance_over_padding(context);
         if log.is_empty() && context.write.stalled.count() > 0 {
             // They waited for data that is stored now.
-            write::resume(&context.write);
+            write::resume_soon(&context.write);
         }
         if !log.is_empty() || !collector.is_resting() {
             self.busy_at = now;
@@ -300,7 +300,7 @@ impl Engine {
         if has_applied {
             context.mailbox.set_uploads(log.uploads.len());
             // There is room in the journal now.
-            write::resume(&context.write);
+            write::resume_soon(&context.write);
         }
     }
 

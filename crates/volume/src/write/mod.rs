@@ -3,12 +3,12 @@
 //!
 //! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the
 //! journal in order. When the journal has no room the rest of the write waits in [`StalledWrites`],
-//! in order of arrival, and is resumed by the thread that made room. Nothing is refused for lack of
-//! room.
+//! in order of arrival, and is resumed when there is some. Nothing is refused for lack of room.
 //!
 //! The order: [`submit`] tries to append. Without room it notes why, asks for room and queues the
-//! rest; `stall` then tries once more, because room may have been made meanwhile. [`resume`] is
-//! that second try, and every later one.
+//! rest; `stall` then tries once more, because room may have been made meanwhile. `resume` is that
+//! second try, and every later one. Those later ones run on a thread of their own
+//! ([`resume_soon`]): the thread that made room has more room to make.
 //!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
 //! that begins after the answer sees it.
@@ -28,12 +28,15 @@ use crate::engine::mailbox::Mailbox;
 use crate::journal::Journal;
 use crate::map::JournalMap;
 use crate::record::Record;
+use crate::threads::{guard, pool::Pool};
 use crate::unstored::AgeLimit;
 use crate::watch::Watch;
 use crate::{Error, limits};
 use stalled::{PartialWrite, StalledWrites};
 
 pub(crate) mod flush;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 mod stalled;
 
 /// What a write and a flush need.
@@ -45,6 +48,8 @@ pub(crate) struct WriteContext {
     pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) stalled: StalledWrites,
+    /// One thread that resumes them.
+    pub(crate) resumer: Arc<Pool>,
     /// Whether the volume is in use, and still owned by this attachment.
     pub(crate) watch: Watch,
     /// How old unstored writes may become.
@@ -56,11 +61,21 @@ impl WriteContext {
         attachment: Arc<Attachment>,
         journal: Option<Arc<Journal>>,
         mailbox: Arc<Mailbox>,
+        resumer: Arc<Pool>,
         unstored: AgeLimit,
     ) -> Self {
         let (journal_map, stalled, watch) =
             (Arc::default(), StalledWrites::default(), Watch::default());
-        WriteContext { attachment, journal, journal_map, mailbox, stalled, watch, unstored }
+        WriteContext {
+            attachment,
+            journal,
+            journal_map,
+            mailbox,
+            stalled,
+            resumer,
+            watch,
+            unstored,
+        }
     }
 
     /// The volume stops for good: every waiter gets the reason.
@@ -131,6 +146,12 @@ fn stall(context: &WriteContext, partial: PartialWrite) {
     context.stalled.push(partial);
     // Room may have been made between the attempt and now; then nothing else would resume it.
     resume(context);
+    fail_hopeless(context);
+}
+
+/// Fails the stalled writes if there will never be room. Called after a write was queued: whoever
+/// ended the volume may have failed the queue before.
+fn fail_hopeless(context: &WriteContext) {
     if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
         context.stalled.fail(error);
         return context.mailbox.wake.notify();
@@ -142,27 +163,41 @@ fn stall(context: &WriteContext, partial: PartialWrite) {
     }
 }
 
+/// Has the stalled writes resumed, as far as there is room, by another thread: copying their
+/// payloads takes long.
+pub(crate) fn resume_soon(context: &Arc<WriteContext>) {
+    if context.stalled.count() > 0 {
+        let resume_context = context.clone();
+        context.resumer.run(move || {
+            guard(&resume_context, "resumer", || resume(&resume_context));
+        });
+    }
+}
+
 /// Resumes stalled writes, as far as there is room.
-pub(crate) fn resume(context: &WriteContext) {
+fn resume(context: &WriteContext) {
     if context.stalled.count() == 0 {
         return;
     }
     if is_held_back(context) {
         return;
     }
-    let finished = context.stalled.resume(
+    context.stalled.resume(
         |partial| append(context, partial),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // The thread that frees space calls this again, so there is no need to wake it. But a
+            // The thread that frees space has this repeated, so there is no need to wake it. But a
             // full journal frees space only if even a partial segment is sealed.
             if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }
+            fail_hopeless(context);
         },
+        |partial| answer(context, partial),
     );
-    for partial in finished {
-        answer(context, partial);
+    // The end of closing waits for the last of them.
+    if context.mailbox.is_closing() {
+        context.mailbox.wake.notify();
     }
 }
 

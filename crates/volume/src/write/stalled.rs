@@ -1,17 +1,19 @@
 //! Writes that wait for room in the journal, in order of arrival.
 //!
-//! Invariants: a write in the list is tried only when all before it have left. `count` changes only
-//! under the lock of the list.
+//! Invariants: one thread at a time resumes them, and a write is tried only when all before it have
+//! left. A payload is copied without the lock of the list, so that others can queue meanwhile.
+//! `count` includes the write that is being tried, and changes only under that lock. Whoever made
+//! room and finds another thread at it has that thread try once more.
 //!
 //! Not here: what makes room (`journal::writer`, `engine`), and the append (`write`).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use parking_lot::Mutex;
 use sawmill_device::Request;
 use sawmill_format::journal::RecordOperation;
 use sawmill_sys::ReserveError;
+use sawmill_sys::sync::{AtomicBool, AtomicUsize, Mutex};
 
 use crate::Error;
 use crate::journal::Journal;
@@ -33,6 +35,10 @@ pub(crate) struct StalledWrites {
     /// Bounded by the writes that the doors admit.
     writes: Mutex<VecDeque<PartialWrite>>,
     count: AtomicUsize,
+    /// A thread resumes them.
+    is_resuming: AtomicBool,
+    /// There may be room that no attempt has seen.
+    is_room_unseen: AtomicBool,
     /// What the first of them lacked when it was last tried: a [`Stall`] as its number.
     stall: AtomicU8,
 }
@@ -67,34 +73,74 @@ impl StalledWrites {
     pub(super) fn push(&self, partial: PartialWrite) {
         let mut writes = self.writes.lock();
         writes.push_back(partial);
-        self.count.store(writes.len(), Ordering::Release);
+        self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// Tries the writes in order until there is no room; returns those that have finished.
-    /// `no_room` is called under the lock, with what the next one lacks.
+    /// Tries the writes in order until there is no room for one, and hands each that has finished
+    /// to `finish`. If another thread is at it, that thread tries again. `no_room` gets what the
+    /// next one lacks; that one is in the list again.
     pub(super) fn resume(
         &self,
         mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
-        no_room: impl FnOnce(ReserveError),
-    ) -> Vec<PartialWrite> {
-        let mut finished = Vec::new();
-        let mut writes = self.writes.lock();
-        while let Some(partial) = writes.front_mut() {
-            if let Err(full) = try_append(partial) {
-                no_room(full);
-                break;
-            }
-            finished.extend(writes.pop_front());
+        mut no_room: impl FnMut(ReserveError),
+        mut finish: impl FnMut(PartialWrite),
+    ) {
+        self.is_room_unseen.store(true, Ordering::SeqCst);
+        // The other thread looks at `is_room_unseen` after it has cleared `is_resuming`. So either
+        // it sees our room, or we see that it has left.
+        while self.is_room_unseen.load(Ordering::SeqCst)
+            && !self.is_resuming.swap(true, Ordering::SeqCst)
+        {
+            self.is_room_unseen.store(false, Ordering::SeqCst);
+            self.try_in_order(&mut try_append, &mut no_room, &mut finish);
+            self.is_resuming.store(false, Ordering::SeqCst);
         }
-        self.count.store(writes.len(), Ordering::Release);
-        finished
     }
 
-    /// Answers all with `error`.
+    /// A faulty `resume`, which a test must detect: room that comes while another thread is at it
+    /// may stay unseen.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn resume_unless_busy(
+        &self,
+        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
+        mut finish: impl FnMut(PartialWrite),
+    ) {
+        if !self.is_resuming.swap(true, Ordering::SeqCst) {
+            self.try_in_order(&mut try_append, &mut |_| (), &mut finish);
+            self.is_resuming.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Tries the writes in order until there is no room for one.
+    fn try_in_order(
+        &self,
+        try_append: &mut impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
+        no_room: &mut impl FnMut(ReserveError),
+        finish: &mut impl FnMut(PartialWrite),
+    ) {
+        loop {
+            let Some(mut partial) = self.writes.lock().pop_front() else { return };
+            match try_append(&mut partial) {
+                Ok(()) => {
+                    {
+                        let _held = self.writes.lock();
+                        self.count.fetch_sub(1, Ordering::Release);
+                    }
+                    finish(partial);
+                }
+                Err(full) => {
+                    self.writes.lock().push_front(partial);
+                    return no_room(full);
+                }
+            }
+        }
+    }
+
+    /// Answers all with `error`, except one that is being tried: who tries it looks for the error.
     pub(crate) fn fail(&self, error: &Error) {
         let writes = {
             let mut writes = self.writes.lock();
-            self.count.store(0, Ordering::Release);
+            self.count.fetch_sub(writes.len(), Ordering::Release);
             std::mem::take(&mut *writes)
         };
         for partial in writes {
