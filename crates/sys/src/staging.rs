@@ -225,6 +225,7 @@ impl StagingFile {
             next_seen: AtomicU64::new(position),
             low: RwLock::new(position),
             position_max: AtomicU64::new(u64::MAX),
+            kept_from: AtomicU64::new(u64::MAX),
         });
         (ring.clone(), Consumer { ring })
     }
@@ -255,6 +256,7 @@ pub struct Ring {
     next_seen: AtomicU64,
     low: RwLock<u64>,
     position_max: AtomicU64,
+    kept_from: AtomicU64,
 }
 
 impl Ring {
@@ -353,10 +355,11 @@ impl Ring {
         let mut low = self.low.write();
         let written = self.staging.written_word().load(Ordering::Acquire);
         let need = end - capacity;
-        if written < need {
+        let free_to = written.min(self.kept_from.load(Ordering::Acquire));
+        if free_to < need {
             return Err(ReserveError::Staging);
         }
-        *low = written.min(need + capacity / 8);
+        *low = free_to.min(need + capacity / 8).max(*low);
         Ok(())
     }
 
@@ -381,6 +384,11 @@ impl Ring {
     /// No slot may end past `position_max` from now on.
     pub fn set_position_max(&self, position_max: u64) {
         self.position_max.store(position_max, Ordering::Release);
+    }
+
+    /// Memory from `position` on is not given up from now on, even if it is written.
+    pub fn keep_from(&self, position: u64) {
+        self.kept_from.store(position, Ordering::Release);
     }
 
     /// The ring's capacity.

@@ -50,6 +50,8 @@ pub(super) struct LogTail {
     stored_sequence: u64,
     /// The end of the last stored segment.
     stored_position: u64,
+    /// How long the last put took, once there was one.
+    put_time: Option<Duration>,
     pub(super) buffers: Buffers,
 }
 
@@ -73,6 +75,7 @@ impl LogTail {
             sealed_position: start.stored_position,
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
+            put_time: None,
             buffers: Buffers::default(),
         }
     }
@@ -96,6 +99,10 @@ impl LogTail {
 
     pub(super) fn stored_position(&self) -> u64 {
         self.stored_position
+    }
+
+    pub(super) fn put_time(&self) -> Option<Duration> {
+        self.put_time
     }
 
     pub(super) fn received_end(&self) -> u64 {
@@ -304,6 +311,7 @@ impl LogTail {
         match outcome {
             Ok(PutOutcome::Created) => {
                 upload.stage = Stage::Stored;
+                self.put_time = Some(now.saturating_sub(upload.put_at));
                 if !upload.is_moved() {
                     upload.object = Bytes::new();
                 }

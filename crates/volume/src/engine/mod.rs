@@ -47,6 +47,7 @@ mod collect;
 pub(crate) mod context;
 mod fence_check;
 mod intake;
+mod kept_memory;
 mod log_age;
 mod log_tail;
 pub(crate) mod mailbox;
@@ -72,6 +73,7 @@ use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
 use fence_check::{FenceCheck, FenceCheckResult};
+use kept_memory::KeptMemory;
 use log_age::LogAge;
 use log_tail::LogTail;
 use orders::Orders;
@@ -132,6 +134,7 @@ pub(crate) struct Engine {
     closed: bool,
     stall_watch: StallWatch,
     log_age: LogAge,
+    kept_memory: KeptMemory,
 }
 
 impl Engine {
@@ -162,6 +165,7 @@ impl Engine {
             closed: false,
             stall_watch: StallWatch::default(),
             log_age: LogAge::new(options.log_age_max),
+            kept_memory: KeptMemory::default(),
             context,
         }
     }
@@ -188,6 +192,7 @@ impl Engine {
         if !self.orders.is_rolling_back(&self.checkpoints) {
             self.log.seal(&self.context, &self.options, now);
         }
+        self.kept_memory.step(&self.context, &self.log, now);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
         let collect_in = collector.step(context, options, log, checkpoints, now);
         orders.carry_out(context, options, log, checkpoints);
@@ -387,6 +392,7 @@ impl Engine {
             self.window_in(now),
             self.fence_check.wait(&self.context, now),
             self.log_age.wait(now),
+            self.kept_memory.wait(now),
         ];
         waits.into_iter().flatten().min()
     }

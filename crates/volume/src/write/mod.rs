@@ -249,7 +249,11 @@ fn answer(context: &WriteContext, partial: PartialWrite) {
 fn make_room(context: &WriteContext, refusal: ReserveError) {
     let Some(journal) = &context.journal else { return };
     match refusal {
-        ReserveError::Staging => journal.wake.notify(),
+        ReserveError::Staging => {
+            journal.wake.notify();
+            // It may be the engine that keeps the memory, for a limited time.
+            context.mailbox.wake.notify();
+        }
         // `stall` looks at the ring, and fails the write.
         ReserveError::Closed => {}
         ReserveError::Journal => {

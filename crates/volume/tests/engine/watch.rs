@@ -1,97 +1,16 @@
 //! A writer that was taken over learns of it although it only reads and flushes; and no flush is
 //! answered on an old confirmation.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::faulty::{Machine, is_fence_check, segment_put, tile_version, until, write_tile};
+use crate::faulty::{Machine, is_fence_check, segment_put, tile_version, write_tile};
 use crate::rig::MIB;
+use crate::stepped::SteppedScene;
 use bytes::Bytes;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
-use sawmill_volume::{Health, RealWorld, Stall, SteppedVolume, Volume, World};
-
-/// A world where time passes on request.
-struct ManualTimeWorld(RealWorld, AtomicU64);
-
-impl World for ManualTimeWorld {
-    fn now(&self) -> Duration {
-        Duration::from_millis(1000 + self.1.load(Ordering::SeqCst))
-    }
-    fn unix_ms(&self) -> u64 {
-        self.0.unix_ms()
-    }
-    fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
-        self.0.random()
-    }
-    fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
-        self.0.boot_id()
-    }
-    fn disks(&self) -> &dyn sawmill_volume::Disks {
-        self.0.disks()
-    }
-}
-
-/// A volume whose loops go when the test lets them.
-struct SteppedScene {
-    world: Arc<ManualTimeWorld>,
-    stepped: SteppedVolume,
-}
-
-impl SteppedScene {
-    fn new(machine: &Machine) -> Self {
-        let world = Arc::new(ManualTimeWorld(RealWorld::default(), AtomicU64::new(0)));
-        let dynamic: Arc<dyn World> = world.clone();
-        let store = machine.rig.store.clone();
-        let stepped = SteppedVolume::open(dynamic, store, "disk", &machine.options).unwrap();
-        let mut attached = SteppedScene { world, stepped };
-        write_tile(attached.volume(), 0, 1);
-        attached.until("the first write is stored", |volume| {
-            let positions = volume.status().positions;
-            positions.stored == positions.accepted
-        });
-        attached
-    }
-
-    fn volume(&self) -> &Arc<Volume> {
-        self.stepped.volume()
-    }
-
-    fn pass(&self, ms: u64) {
-        self.world.1.fetch_add(ms, Ordering::SeqCst);
-    }
-
-    fn step(&mut self) {
-        while self.stepped.step_journal_quietly() {}
-        let _ = self.stepped.step_engine(self.world.now());
-    }
-
-    /// Steps until something is so; no time passes.
-    fn until(&mut self, what: &str, mut so: impl FnMut(&Volume) -> bool) {
-        until(what, || {
-            self.step();
-            so(self.stepped.volume())
-        });
-    }
-
-    /// What a flush is answered, while so many milliseconds pass at each step.
-    fn flush(&mut self, step_ms: u64) -> Result<(), ErrorKind> {
-        let volume = self.volume().clone();
-        let flush_thread = thread::spawn(move || volume.flush().map_err(|error| error.kind()));
-        self.until_with("the flush is answered", step_ms, |_| flush_thread.is_finished());
-        flush_thread.join().unwrap()
-    }
-
-    fn until_with(&mut self, what: &str, step_ms: u64, mut so: impl FnMut(&Volume) -> bool) {
-        until(what, || {
-            self.pass(step_ms);
-            self.step();
-            so(self.stepped.volume())
-        });
-    }
-}
+use sawmill_volume::{Health, Stall, Volume};
 
 #[test]
 fn a_writer_that_only_reads_is_fenced_by_a_take_over() {
