@@ -287,6 +287,8 @@ fn marked() -> (Machine, u64, u64) {
     let volume = machine.open();
     volume.write_at(0, &pattern(1, 1, 9000)).unwrap();
     volume.write_at(2 * MIB, &pattern(1, 2, 9000)).unwrap();
+    // A third write before the flush: what follows is not synced because a flush is expected.
+    volume.write_at(10 * MIB, &pattern(1, 5, 9000)).unwrap();
     volume.flush().unwrap();
     let logged = volume.status().positions.logged;
     until("the mark is on the disk", || {

@@ -23,7 +23,10 @@ const SECRET: &[u8] = b"accepted, and nowhere but in memory";
 fn killed() -> (Rig, PathBuf) {
     let rig = Rig::new();
     let volume = rig.open();
-    volume.write_at(0, &[1; 4096]).unwrap();
+    // Three writes: after fewer, the next would be synced because a flush is expected.
+    for address in [0, 4096, 16384] {
+        volume.write_at(address, &[1; 4096]).unwrap();
+    }
     volume.flush().unwrap();
     volume.write_at(8192, SECRET).unwrap();
     volume.close_now();
