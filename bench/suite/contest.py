@@ -54,14 +54,18 @@ class Workload:
     warm: bool = False
     # The caches are emptied beforehand, and every block is read at most once.
     cold: bool = False
+    # So many clients, each with this depth.
+    jobs: int = 1
 
     @property
     def writes(self):
-        return "write" in self.mode
+        return "write" in self.mode or self.mode == "randrw"
 
     def measure(self, server, seconds=None):
         """Runs it against a server for so long; without that, over every block exactly once."""
-        more = ["--group_reporting", *(["--fsync=1"] if self.fsync else [])]
+        more = ["--group_reporting", f"--numjobs={self.jobs}",
+                *(["--fsync=1"] if self.fsync else []),
+                *(["--rwmixread=70"] if self.mode == "randrw" else [])]
         # A cold block is cold once: the run ends early when all have been read.
         if seconds:
             more += [f"--runtime={seconds}"] if self.cold else ["--norandommap"]
@@ -69,13 +73,17 @@ class Workload:
                                  server.size_bytes, *more, seconds=None if self.cold else seconds,
                                  name=self.name),
                        server.folder, (seconds or 0) + 900)
-        side = job["write" if self.writes else "read"]
-        latencies = [side, {"clat_ns": job["sync"]["lat_ns"]}] if self.fsync else [side]
-        p50_us, p99_us = (sum(fio.percentile_us(each, percent) for each in latencies)
-                          for percent in (50, 99))
-        return {"iops": side["iops"], "p50_us": p50_us, "p99_us": p99_us,
-                "requests": side["total_ios"], "bytes": side["io_bytes"],
-                "seconds": side["runtime"] / 1000}
+        # Reads and writes of a mixed load count together; its latency is the slower side's.
+        sides = [job[way] for way in ("read", "write") if job[way]["total_ios"]]
+        waits = [sides] if self.mode == "randrw" else [[side] for side in sides]
+        if self.fsync:
+            waits.append([{"clat_ns": job["sync"]["lat_ns"]}])
+        p50_us, p99_us = (sum(max(fio.percentile_us(each, percent) for each in wait)
+                              for wait in waits) for percent in (50, 99))
+        total = {key: sum(side[key] for side in sides) for key in ("iops", "total_ios", "io_bytes")}
+        return {"iops": total["iops"], "p50_us": p50_us, "p99_us": p99_us,
+                "requests": total["total_ios"], "bytes": total["io_bytes"],
+                "seconds": max(side["runtime"] for side in sides) / 1000}
 
 
 WORKLOADS = [
@@ -86,5 +94,14 @@ WORKLOADS = [
     Workload("seqread-64k", "64 KiB sequential reads, warm, qd 16", "read", "64k", 16, warm=True),
     Workload("fsync-4k", "4 KiB random writes, fsync each, qd 1", "randwrite", "4k", 1, fsync=True),
     Workload("cold-4k", "4 KiB random reads, cold, qd 1", "randread", "4k", 1, cold=True),
+    Workload("randwrite-4k-4", "4 KiB random writes, 4 jobs of qd 32", "randwrite", "4k", 32,
+             jobs=4),
+    Workload("seqwrite-1m", "1 MiB sequential writes, qd 4", "write", "1m", 4),
+    Workload("fsync-4k-8", "4 KiB random writes, fsync each, 8 jobs of qd 1", "randwrite", "4k", 1,
+             fsync=True, jobs=8),
+    Workload("mixed-8k", "8 KiB, 70 % reads and 30 % writes, warm, qd 16", "randrw", "8k", 16,
+             warm=True),
+    Workload("write-4k-1", "4 KiB random writes, qd 1", "randwrite", "4k", 1),
+    Workload("read-4k-1", "4 KiB random reads, warm, qd 1", "randread", "4k", 1, warm=True),
 ]
 COST = Workload("cost-16k", "16 KiB random writes, each block once, qd 32", "randwrite", "16k", 32)

@@ -16,6 +16,8 @@ RATIOS = [
     ("randread-4k", "nbdkit-file", 0.5),
 ]
 OURS = ("sawmill", "sawmill-s3")
+# More columns do not fit a page.
+COLUMNS_MAX = 7
 
 
 class Results(Rounds):
@@ -28,8 +30,11 @@ class Results(Rounds):
                           if workload.name in document["workloads"]]
 
     def by_workload(self, rows):
-        """A table with a column for each workload, if it has rows."""
-        return table(["", *(workload.title for workload in self.workloads)], rows)
+        """A column for each workload, in tables of a few each."""
+        titles, wide = [workload.title for workload in self.workloads], COLUMNS_MAX
+        return "\n".join(table(["", *titles[at:at + wide]],
+                               [[row[0], *row[1 + at:1 + at + wide]] for row in rows])
+                         for at in range(0, len(titles), wide))
 
 
 def section(title, text):
