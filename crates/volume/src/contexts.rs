@@ -49,6 +49,7 @@ impl Contexts {
         reader_threads: usize,
     ) -> Self {
         let StoredVolume { record, view, end, .. } = stored;
+        view.segments.share(&options.segment_lists);
         let unstored = AgeLimit::new(options.unstored_age_max, end.position, world.now());
         let enter = |cache| VolumeCache::enter(cache, record.volume_id, &view.lineage);
         let cache = options.cache.clone().map(enter);

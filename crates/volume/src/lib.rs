@@ -88,6 +88,7 @@ pub use past::Undo;
 pub use recovery::{RecoveryReport, RecoveryStep, RecoveryStepReport};
 pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept_block::CutKind;
+pub use segment::entries::SharedLists;
 pub use status::{Counters, GcReport, Health, Positions, Safety, Stall, Status};
 pub use threads::steps::SteppedVolume;
 pub use volume::Volume;

@@ -18,6 +18,7 @@ use crate::cache::ReadCache;
 use crate::cuts::Cut;
 use crate::gc::policy::GcPolicy;
 use crate::limits::{self, AttachmentBounds};
+use crate::segment::entries::SharedLists;
 
 /// The properties that a volume is created with; kept in its record in the store.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct OpenOptions {
     pub staging_bytes: u64,
     /// The read cache, shared by all volumes of the process.
     pub cache: Option<Arc<ReadCache>>,
+    /// Tables of segments, shared by the volumes that are opened with clones of these options.
+    pub segment_lists: Arc<SharedLists>,
     /// Open for reading only: no journal, no fence, nothing written.
     pub read_only: bool,
     /// Show this state of the past and no other; for reading only.
@@ -118,6 +121,7 @@ impl OpenOptions {
             journal_bytes: limits::JOURNAL_BYTES_DEFAULT,
             staging_bytes: limits::STAGING_BYTES_DEFAULT,
             cache: None,
+            segment_lists: Arc::default(),
             read_only: false,
             cut: None,
             accept_journal_loss: false,

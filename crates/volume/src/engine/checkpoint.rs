@@ -27,6 +27,7 @@ use super::log_tail::LogTail;
 use super::messages::Event;
 use super::outgoing::OutgoingObject;
 use super::own_puts::OwnPuts;
+use super::root::PackedRoot;
 use super::superseded::{COPY_SEARCHES, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::counters::add;
@@ -78,9 +79,9 @@ pub(super) struct Checkpoints {
     loaded_number: u64,
     own_puts: OwnPuts,
     /// The newest durable one.
-    pub(super) newest_root: Checkpoint,
+    pub(super) newest_root: PackedRoot,
     /// Checkpoints that cuts start from and that have no copy yet.
-    pub(super) uncopied: Vec<Checkpoint>,
+    pub(super) uncopied: Vec<PackedRoot>,
     /// How many of the next checkpoints look for copies of older ones.
     copies_left: u32,
     /// The parts of checkpoints that cuts start from, by number; unknown for those of older
@@ -118,7 +119,7 @@ impl Checkpoints {
             loaded_number: loaded.number,
             own_puts: OwnPuts::default(),
             copies_left: if loaded.kept.is_empty() { 0 } else { COPY_SEARCHES },
-            newest_root: loaded,
+            newest_root: PackedRoot::of(loaded),
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
             rolled_back: start.rolled_back,

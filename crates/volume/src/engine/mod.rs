@@ -14,7 +14,7 @@
 //! | part | owns |
 //! |---|---|
 //! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
-//! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries |
+//! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries; `root`: those before |
 //! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need |
 //! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
@@ -58,6 +58,7 @@ mod own_puts;
 mod past;
 mod pins;
 mod resize;
+mod root;
 mod stall_watch;
 mod superseded;
 mod upload;

@@ -17,6 +17,7 @@ use super::checkpoint::{Checkpoints, Freeze};
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::outgoing::OutgoingObject;
+use super::root::PackedRoot;
 use super::superseded::NamedParts;
 use crate::recovery::end::RollbackRecord;
 use crate::store_calls::cannot_encode;
@@ -50,7 +51,7 @@ impl Checkpoints {
             view.cuts.lock().prune(freeze.attached_ms);
         }
         let book = view.cuts.lock();
-        let begins = |root: &Checkpoint| {
+        let begins = |root: &PackedRoot| {
             book.cuts.iter().any(|cut| {
                 cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (root.number, root.put_id)
             })
@@ -60,7 +61,7 @@ impl Checkpoints {
         for root in self.uncopied.iter().chain([&self.newest_root]).filter(|root| begins(root)) {
             objects.push(OutgoingObject::new(
                 kept_key(root.volume_id, root.number, root.put_id),
-                root.encode().map_err(cannot_encode)?,
+                root.whole().encode().map_err(cannot_encode)?,
             ));
             copies.push(root.number);
         }
@@ -149,7 +150,7 @@ impl Checkpoints {
 
     /// `root` is durable, and with it the copies of those in `copies`.
     pub(super) fn take_over(&mut self, view: &View, root: Checkpoint, copies: &[u64]) {
-        let old = std::mem::replace(&mut self.newest_root, root);
+        let old = std::mem::replace(&mut self.newest_root, PackedRoot::of(root));
         self.uncopied.retain(|root| !copies.contains(&root.number));
         let mut book = view.cuts.lock();
         let begins = |cut: &CutEntry| (cut.number, cut.put_id) == (old.number, old.put_id);

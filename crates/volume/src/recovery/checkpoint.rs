@@ -170,20 +170,9 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
-    let view = View {
-        map: ObjectMap::new(checkpoint.size_bytes),
-        segments: SegmentTable::behind(
-            checkpoint
-                .kept
-                .lineage
-                .last()
-                .map_or(Ok(0), |last| sequence32(last.through_sequence))?,
-        ),
-        cuts: Mutex::new(CutBook::of(checkpoint)),
-        lineage: Lineage::new(&checkpoint.kept.lineage),
-    };
     let dead: HashMap<u64, u64> =
         checkpoint.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();
+    let mut loaded = Vec::with_capacity(checkpoint.segments.len());
     for entry in &checkpoint.segments {
         if entry.data_bytes > DATA_SPACE_BYTES
             || entry.live_bytes > entry.data_bytes
@@ -209,9 +198,15 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
             },
             is_settled: false,
         };
-        view.segments.add(sequence32(entry.sequence)?, info);
+        loaded.push((sequence32(entry.sequence)?, info));
     }
-    Ok(view)
+    let ancestral = checkpoint.kept.lineage.last().map_or(0, |last| last.through_sequence);
+    Ok(View {
+        map: ObjectMap::new(checkpoint.size_bytes),
+        segments: SegmentTable::loaded(sequence32(ancestral)?, loaded),
+        cuts: Mutex::new(CutBook::of(checkpoint)),
+        lineage: Lineage::new(&checkpoint.kept.lineage),
+    })
 }
 
 /// Loads the map and the table of segments a checkpoint names.

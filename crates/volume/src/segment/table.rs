@@ -6,15 +6,13 @@
 //! which this volume never deletes, when nothing here needs it any more.
 //!
 //! Not here: what is live (`map`, `recovery::apply`), what cuts need (`cuts::book`), and which
-//! segments are collected (`gc::policy`).
-
-use std::collections::BTreeMap;
-use std::ops::Bound;
+//! segments are collected (`gc::policy`), and how the entries are kept (`entries`).
 
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
 use sawmill_format::kept_block::DeadEntry;
 
+use super::entries::{Entries, SharedLists};
 use crate::gc::policy::Candidate;
 
 /// A busy volume deletes only when at least this many segments' worth is dead.
@@ -113,7 +111,7 @@ impl SegmentTotals {
 
 #[derive(Default)]
 struct CountedSegments {
-    by_sequence: BTreeMap<u32, SegmentInfo>,
+    entries: Entries,
     totals: SegmentTotals,
 }
 
@@ -132,6 +130,16 @@ impl SegmentTable {
         SegmentTable { ancestral_through, ..SegmentTable::default() }
     }
 
+    /// The same with these segments, in order of their sequences.
+    pub(crate) fn loaded(ancestral_through: u32, segments: Vec<(u32, SegmentInfo)>) -> Self {
+        let mut totals = SegmentTotals::default();
+        segments.iter().for_each(|(sequence, info)| {
+            totals.add(info, *sequence > ancestral_through);
+        });
+        let inner = CountedSegments { entries: Entries::loaded(segments), totals };
+        SegmentTable { inner: RwLock::new(inner), ancestral_through }
+    }
+
     /// An empty table of the same volume.
     pub(crate) fn emptied(&self) -> Self {
         Self::behind(self.ancestral_through)
@@ -139,47 +147,50 @@ impl SegmentTable {
 
     /// The newest segment; 0: there is none.
     pub(crate) fn newest(&self) -> u64 {
-        self.inner
-            .read()
-            .by_sequence
-            .last_key_value()
-            .map_or(0, |(sequence, _)| u64::from(*sequence))
+        self.inner.read().entries.newest().map_or(0, u64::from)
     }
 
     /// Whether a segment is there and its own.
     pub(crate) fn is_own(&self, sequence: u32) -> bool {
-        sequence > self.ancestral_through && self.inner.read().by_sequence.contains_key(&sequence)
+        sequence > self.ancestral_through && self.inner.read().entries.get(sequence).is_some()
     }
 
     /// Adds a segment; all of its data counts as live until [`lose`](Self::lose) subtracts some.
     pub(crate) fn add(&self, sequence: u32, info: SegmentInfo) {
         let mut inner = self.inner.write();
         inner.totals.add(&info, sequence > self.ancestral_through);
-        inner.by_sequence.insert(sequence, info);
+        inner.entries.set(sequence, info);
+    }
+
+    /// Takes less memory if another volume of the process has an equal table.
+    pub(crate) fn share(&self, lists: &SharedLists) {
+        self.inner.write().entries.share(lists);
     }
 
     /// `bytes` of a segment's data are no longer mapped.
     pub(crate) fn lose(&self, losses: &[(u32, u64)]) {
-        let CountedSegments { by_sequence, totals } = &mut *self.inner.write();
+        let CountedSegments { entries, totals } = &mut *self.inner.write();
         for (sequence, bytes) in losses {
-            if let Some(info) = by_sequence.get_mut(sequence) {
+            if let Some(mut info) = entries.get(*sequence) {
                 let own = *sequence > self.ancestral_through;
-                totals.remove(info, own);
+                totals.remove(&info, own);
                 info.live_bytes -= (*bytes).min(info.live_bytes);
-                totals.add(info, own);
+                totals.add(&info, own);
+                entries.set(*sequence, info);
             }
         }
     }
 
     pub(crate) fn remove(&self, sequence: u32) {
         let mut inner = self.inner.write();
-        if let Some(info) = inner.by_sequence.remove(&sequence) {
+        if let Some(info) = inner.entries.get(sequence) {
+            inner.entries.remove(sequence);
             inner.totals.remove(&info, sequence > self.ancestral_through);
         }
     }
 
     pub(crate) fn get(&self, sequence: u32) -> Option<SegmentInfo> {
-        self.inner.read().by_sequence.get(&sequence).copied()
+        self.inner.read().entries.get(sequence)
     }
 
     pub(crate) fn totals(&self) -> SegmentTotals {
@@ -194,23 +205,26 @@ impl SegmentTable {
         number: u64,
         needs: &dyn Fn(u32, u64) -> bool,
     ) -> (Vec<SegmentEntry>, Vec<u32>) {
-        let CountedSegments { by_sequence, totals } = &mut *self.inner.write();
+        let CountedSegments { entries, totals } = &mut *self.inner.write();
         let mut deletable = Vec::new();
-        let mut entries = Vec::with_capacity(by_sequence.len());
-        for (sequence, info) in by_sequence {
+        let mut changed = Vec::new();
+        let mut frozen = Vec::with_capacity(totals.segments as usize);
+        for (sequence, mut info) in entries.iter() {
             if info.live_bytes == 0 && info.dead_since == 0 {
                 info.dead_since = number;
+                changed.push((sequence, info));
             } else if info.live_bytes == 0 {
-                if !needs(*sequence, info.dead_since) {
-                    deletable.push(*sequence);
+                if !needs(sequence, info.dead_since) {
+                    deletable.push(sequence);
                 }
                 if !info.is_settled {
                     info.is_settled = true;
                     totals.settled_object_bytes += info.object_bytes;
+                    changed.push((sequence, info));
                 }
             }
-            entries.push(SegmentEntry {
-                sequence: u64::from(*sequence),
+            frozen.push(SegmentEntry {
+                sequence: u64::from(sequence),
                 epoch: info.epoch,
                 data_bytes: info.data_bytes,
                 live_bytes: info.live_bytes,
@@ -220,17 +234,18 @@ impl SegmentTable {
                 dead: info.dead_since != 0 && info.dead_since < number,
             });
         }
-        (entries, deletable)
+        changed.into_iter().for_each(|(sequence, info)| entries.set(sequence, info));
+        entries.fold_if_worthwhile();
+        (frozen, deletable)
     }
 
     /// The segments of its own with live data, for collection.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let inner = self.inner.read();
-        let own =
-            inner.by_sequence.range((Bound::Excluded(self.ancestral_through), Bound::Unbounded));
+        let own = inner.entries.iter().filter(|(sequence, _)| *sequence > self.ancestral_through);
         let used = own.filter(|(_, info)| info.live_bytes > 0);
         used.map(|(sequence, info)| Candidate {
-            sequence: *sequence,
+            sequence,
             live_bytes: info.live_bytes,
             data_bytes: info.data_bytes,
             wall_unix_ms: info.wall_unix_ms,
@@ -241,12 +256,10 @@ impl SegmentTable {
     /// The checkpoint that first found each dead segment dead.
     pub(crate) fn dead(&self) -> Vec<DeadEntry> {
         let inner = self.inner.read();
-        let dead = inner
-            .by_sequence
-            .iter()
-            .filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
+        let dead =
+            inner.entries.iter().filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
         dead.map(|(sequence, info)| DeadEntry {
-            sequence: u64::from(*sequence),
+            sequence: u64::from(sequence),
             since: info.dead_since,
         })
         .collect()
@@ -254,6 +267,6 @@ impl SegmentTable {
 
     /// Every segment, for checks.
     pub(crate) fn snapshot(&self) -> Vec<(u32, SegmentInfo)> {
-        self.inner.read().by_sequence.iter().map(|(sequence, info)| (*sequence, *info)).collect()
+        self.inner.read().entries.iter().collect()
     }
 }

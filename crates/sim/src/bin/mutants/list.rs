@@ -278,8 +278,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "segments are deleted under readers and old roots",
         "volume/src/segment/table.rs",
-        "dead_since = number;\n            } else if info.live_bytes == 0 {\n",
-        "dead_since = number;\n            }\n            if info.live_bytes == 0 {\n",
+        "changed.push((sequence, info));\n            } else if info.live_bytes == 0 {\n",
+        "changed.push((sequence, info));\n            }\n            if info.live_bytes == 0 {\n",
     ),
     mutant(
         "what a segment covers stays mapped after a discard",
