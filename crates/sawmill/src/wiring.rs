@@ -9,8 +9,10 @@
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::Listen;
@@ -40,6 +42,10 @@ const CACHES_MAX: u32 = 16;
 const DESCRIPTORS_OF_PROCESS: u64 = 32;
 /// Descriptors for a volume's files and for its requests to the store.
 const DESCRIPTORS_OF_VOLUME: u64 = 16;
+
+/// Volumes that are being opened at the same time: each waits for its store and its disk most of
+/// the time.
+const OPENERS_MAX: usize = 16;
 
 /// A store for a command that a user waits for.
 pub(crate) fn open_store(url: &str) -> Result<Arc<Client>> {
@@ -78,7 +84,7 @@ pub(crate) fn serve(
     Ok((serving, admin))
 }
 
-/// Opens the volumes of a plan and the cache in front of them.
+/// Opens the volumes of a plan, several at a time, and the cache in front of them.
 pub(crate) fn open_all(
     paths: &Paths,
     plan: &ServePlan,
@@ -86,19 +92,49 @@ pub(crate) fn open_all(
 ) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
     // Before the volumes: a cache that cannot be opened must not cost an epoch.
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
-    let mut volumes: Vec<ServedVolume> = Vec::new();
-    for address in &plan.volumes {
-        let served = stores
-            .open(&address.store_url)
-            .and_then(|store| open_served(paths, plan, address, store, cache.as_ref()))
-            .map_err(|failure| failure.of_volume(&address.name))?;
-        volumes.push(served);
+    let opened = |address: &VolumeAddress| stores.open(&address.store_url);
+    let of_volumes = plan.volumes.iter().map(opened).collect::<Result<Vec<_>>>()?;
+    let mut plan = plan.clone();
+    if of_volumes.len() > 1 && stores.require_fencing(&plan.options)? {
+        // Each volume would probe it again.
+        plan.options.store_is_probed = true;
     }
+    let open_one = |index: usize| {
+        let (address, store) = (&plan.volumes[index], Arc::clone(&of_volumes[index]));
+        open_served(paths, &plan, address, store, cache.as_ref())
+            .map_err(|failure| failure.of_volume(&address.name))
+    };
+    let volumes = in_parallel(of_volumes.len(), &open_one)?;
     let journals = volumes.iter().filter_map(|served| served.journal_path.as_deref());
     if let Some(taken) = sizes::taken(journals, cache.as_ref().map(|cache| &*cache.path)) {
         tracing::info!("{taken}");
     }
     Ok((volumes, cache))
+}
+
+/// Calls `act` with each number below `count`, several at a time. Returns the results in order, or
+/// the first failure; after a failure nothing more begins.
+fn in_parallel<T: Send>(count: usize, act: &(dyn Fn(usize) -> Result<T> + Sync)) -> Result<Vec<T>> {
+    let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let results: Vec<_> = std::iter::repeat_with(|| Mutex::new(None)).take(count).collect();
+    let work = || {
+        while !has_failed.load(Ordering::Relaxed) {
+            // In order, so that none is left out before a failure.
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(result) = results.get(index) else { break };
+            let outcome = act(index);
+            has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
+            *result.lock() = Some(outcome);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..count.min(OPENERS_MAX) {
+            // Without another thread, it takes longer.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    results.into_iter().map_while(Mutex::into_inner).collect()
 }
 
 /// The stores of a process that serves, each opened once.
@@ -117,9 +153,16 @@ impl Stores {
         Ok(store)
     }
 
-    /// All that are open.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Client>> {
-        self.0.iter().map(|(_, store)| store)
+    /// Checks that all that are open can keep two writers apart. Returns whether it did: readers
+    /// need no such store, and `options` may say that a user knows, or that it was done.
+    pub(crate) fn require_fencing(&self, options: &OpenOptions) -> Result<bool> {
+        if options.read_only || options.no_fencing || options.store_is_probed {
+            return Ok(false);
+        }
+        for (_, store) in &self.0 {
+            sawmill_volume::replicate::require_fencing(&**store)?;
+        }
+        Ok(true)
     }
 }
 

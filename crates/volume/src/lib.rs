@@ -73,7 +73,9 @@ mod world;
 mod write;
 
 pub use cache::{ReadCache, open_cache};
-pub use cuts::{Cut, CutInfo, DeleteReport, PastReport, clone, clone_in, past, rfc3339};
+pub use cuts::{
+    Cut, CutInfo, DeleteReport, PastReport, clone, clone_each, clone_in, past, rfc3339,
+};
 pub use disk::{Disk, Disks, EntryKind, Lock, RealDisks};
 pub use fencing::Fencing;
 pub use flatten::{release_ancestors, release_ancestors_in};

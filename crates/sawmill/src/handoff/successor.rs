@@ -162,11 +162,7 @@ fn prepare(paths: &Paths, plan: &ServePlan) -> Result<Stores> {
             preallocated.unwrap_or_else(|error| tracing::debug!("hand-off: {error}"));
         }
     }
-    if !plan.options.read_only && !plan.options.no_fencing {
-        for store in stores.all() {
-            sawmill_volume::replicate::require_fencing(&**store)?;
-        }
-    }
+    stores.require_fencing(&plan.options)?;
     Ok(stores)
 }
 

@@ -17,6 +17,8 @@
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
 //! (`flatten`).
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
@@ -42,6 +44,9 @@ use crate::{Error, ErrorKind, Result, limits, names};
 /// How often a clone of the present is retried because the base advanced meanwhile.
 const TRIES_MAX: u32 = 8;
 
+/// How many clones have pins and no name yet: a crash leaves the pins.
+const PINNED_MAX: usize = 16;
+
 /// Makes volume `name` from the state of volume `base` at `cut`, or from all of it that is stored.
 pub fn clone(
     store: &dyn ObjectStore,
@@ -50,12 +55,31 @@ pub fn clone(
     name: &str,
     fencing: Fencing,
 ) -> Result<VolumeRecord> {
-    names::check_name(name)?;
-    names::require_free(store, name)?;
+    one(name, |names, made| clone_each(store, base, cut, names, fencing, made))
+}
+
+/// Makes a volume of each name, as [`clone`] does; the base is read once for all. `made` gets each
+/// as soon as it has its name; those that were made before a failure stay.
+pub fn clone_each(
+    store: &dyn ObjectStore,
+    base: &str,
+    cut: Option<&Cut>,
+    names: &[String],
+    fencing: Fencing,
+    made: &mut dyn FnMut(VolumeRecord),
+) -> Result<()> {
+    for (index, name) in names.iter().enumerate() {
+        names::check_name(name)?;
+        if names[..index].contains(name) {
+            return Err(Error::new(ErrorKind::Invalid, format!("{name} is named twice")));
+        }
+        names::require_free(store, name)?;
+    }
     if fencing == Fencing::Demanded {
         require_fencing(store)?;
     }
-    clone_in(&RealWorld::default(), store, base, cut, name)
+    let run = CloneRun { world: &RealWorld::default(), store, base, cut };
+    run.make_all(names, made)
 }
 
 /// As [`clone`] in a given world, without a probe of the store.
@@ -67,38 +91,141 @@ pub fn clone_in(
     name: &str,
 ) -> Result<VolumeRecord> {
     names::check_name(name)?;
-    for _ in 0..TRIES_MAX {
-        let stored = match cut {
-            None => names::stored(store, base, &mut Reporter::new(world))?,
-            Some(cut) => stored_cut(store, base, cut, &mut Reporter::new(world))?,
+    let run = CloneRun { world, store, base, cut };
+    one(name, |names, made| run.make_all(names, made))
+}
+
+/// Makes one clone with `make_all`.
+fn one(
+    name: &str,
+    make_all: impl FnOnce(&[String], &mut dyn FnMut(VolumeRecord)) -> Result<()>,
+) -> Result<VolumeRecord> {
+    let mut made = None;
+    make_all(&[name.to_owned()], &mut |record| made = Some(record))?;
+    made.ok_or_else(|| Error::new(ErrorKind::Internal, format!("clone {name} was not reported")))
+}
+
+/// What clones are made of, and where.
+struct CloneRun<'a> {
+    world: &'a dyn World,
+    store: &'a dyn ObjectStore,
+    base: &'a str,
+    cut: Option<&'a Cut>,
+}
+
+/// A clone that is being made.
+#[derive(Clone, Copy)]
+struct NewClone<'a> {
+    clone_id: VolumeId,
+    name: &'a str,
+}
+
+/// A clone whose pins are durable and that has no name yet.
+struct PinnedClone<'a> {
+    name: &'a str,
+    clone_id: VolumeId,
+    lineage: Vec<LineageEntry>,
+}
+
+impl CloneRun<'_> {
+    fn make_all(&self, names: &[String], made: &mut dyn FnMut(VolumeRecord)) -> Result<()> {
+        let mut base = self.read()?;
+        let mut last_pins = LastPins::default();
+        for names in names.chunks(PINNED_MAX) {
+            let mut pinned = self.pin_each(&base, names, &mut last_pins)?;
+            for _ in 1..TRIES_MAX {
+                if !pinned.is_empty() {
+                    break;
+                }
+                base = self.read()?;
+                pinned = self.pin_each(&base, names, &mut last_pins)?;
+            }
+            if pinned.is_empty() {
+                let text = format!(
+                    "volume {} changes faster than it can be cloned: make a snapshot of it, and \
+                     clone that instead",
+                    self.base
+                );
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+            self.name_each(&base, pinned, made)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> Result<StoredVolume> {
+        let mut reporter = Reporter::new(self.world);
+        let stored = match self.cut {
+            None => names::stored(self.store, self.base, &mut reporter)?,
+            Some(cut) => stored_cut(self.store, self.base, cut, &mut reporter)?,
         };
-        require_primary(store, &stored.record, stored.newest.number_max)?;
-        let clone_id = VolumeId(world.random()?);
-        let lineage = pin_all(world, store, &stored, clone_id, name)?;
-        match check_again(world, store, base, &stored) {
-            Ok(true) => return write(world, store, &stored, clone_id, lineage, name),
-            // The base advanced: what was pinned may not be whole.
-            Ok(false) => release(world, store, clone_id, &lineage),
-            Err(error) => {
-                release(world, store, clone_id, &lineage);
-                return Err(error);
+        require_primary(self.store, &stored.record, stored.newest.number_max)?;
+        Ok(stored)
+    }
+
+    /// Pins the cut for each name. Returns none if the base has advanced: what was pinned may not
+    /// be whole, and was released.
+    fn pin_each<'n>(
+        &self,
+        base: &StoredVolume,
+        names: &'n [String],
+        last_pins: &mut LastPins,
+    ) -> Result<Vec<PinnedClone<'n>>> {
+        let mut pinned = Vec::new();
+        let outcome = names
+            .iter()
+            .try_for_each(|name| {
+                let clone_id = VolumeId(self.world.random()?);
+                let holder = NewClone { clone_id, name };
+                let lineage = pin_all(self.world, self.store, base, holder, last_pins)?;
+                pinned.push(PinnedClone { name, clone_id, lineage });
+                Ok(())
+            })
+            .and_then(|()| check_again(self.world, self.store, self.base, base));
+        if !matches!(outcome, Ok(true)) {
+            pinned.drain(..).for_each(|clone| self.release(&clone));
+            // The base may delete released ones.
+            last_pins.clear();
+        }
+        outcome.map(|_| pinned)
+    }
+
+    /// Makes the clones, in order. Releases those behind one that fails.
+    fn name_each(
+        &self,
+        base: &StoredVolume,
+        pinned: Vec<PinnedClone<'_>>,
+        made: &mut dyn FnMut(VolumeRecord),
+    ) -> Result<()> {
+        let mut pinned = pinned.into_iter();
+        while let Some(clone) = pinned.next() {
+            match write(self.world, self.store, base, clone) {
+                Ok(record) => made(record),
+                Err(error) => {
+                    pinned.for_each(|clone| self.release(&clone));
+                    return Err(error);
+                }
             }
         }
+        Ok(())
     }
-    let text = format!(
-        "volume {base} changes faster than it can be cloned: make a snapshot of it, and clone that \
-        instead"
-    );
-    Err(Error::new(ErrorKind::Unavailable, text))
+
+    fn release(&self, clone: &PinnedClone<'_>) {
+        release(self.world, self.store, clone.clone_id, &clone.lineage);
+    }
 }
+
+/// The last pin of each volume that this run has put: the next number needs no list, which grows
+/// with the clones of the base.
+type LastPins = HashMap<VolumeId, u64>;
 
 /// Pins the cut in the volume and in its ancestors. Returns the clone's lineage.
 fn pin_all(
     world: &dyn World,
     store: &dyn ObjectStore,
     stored: &StoredVolume,
-    clone_id: VolumeId,
-    name: &str,
+    holder: NewClone<'_>,
+    last_pins: &mut LastPins,
 ) -> Result<Vec<LineageEntry>> {
     let mut lineage = needed(stored);
     let base = LineageEntry {
@@ -114,10 +241,17 @@ fn pin_all(
     }
     let mut done: Vec<LineageEntry> = Vec::new();
     for entry in &lineage {
-        match put_pin(world, store, entry, clone_id, name) {
-            Ok(pin) => done.push(LineageEntry { pin, ..*entry }),
+        let next = match last_pins.get(&entry.volume_id) {
+            Some(last) => Ok(last + 1),
+            None => next_pin(store, entry.volume_id),
+        };
+        match next.and_then(|next| put_pin(world, store, entry, holder, next)) {
+            Ok(pin) => {
+                last_pins.insert(entry.volume_id, pin);
+                done.push(LineageEntry { pin, ..*entry });
+            }
             Err(error) => {
-                release(world, store, clone_id, &done);
+                release(world, store, holder.clone_id, &done);
                 return Err(error);
             }
         }
@@ -139,35 +273,40 @@ fn needed(stored: &StoredVolume) -> Vec<LineageEntry> {
     entries.filter(|(index, _)| is_needed(*index)).map(|(_, entry)| *entry).collect()
 }
 
-/// Puts a pin into the first free number. Numbers are taken without gaps: a number is tried only
-/// after the one before it was seen.
-fn put_pin(
-    world: &dyn World,
-    store: &dyn ObjectStore,
-    entry: &LineageEntry,
-    clone_id: VolumeId,
-    name: &str,
-) -> Result<u64> {
-    let prefix = pin_prefix(entry.volume_id);
+/// A number for a pin of that volume: the one before it was seen, or it is the first.
+fn next_pin(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<u64> {
+    let prefix = pin_prefix(volume_id);
     let listed = Blocking(store).list(&prefix, Class::Read).map_err(|error| store_error(&error))?;
     let mut pin_number =
         listed.iter().filter_map(|object| parse_pin_number(&object.key)).max().unwrap_or(0) + 1;
     // A lagging list may still show the pins of a volume that was deleted.
     while pin_number > 1
-        && store_calls::get(store, &pin_key(entry.volume_id, pin_number - 1), None, Class::Read)?
+        && store_calls::get(store, &pin_key(volume_id, pin_number - 1), None, Class::Read)?
             .is_none()
     {
         pin_number -= 1;
     }
+    Ok(pin_number)
+}
+
+/// Puts a pin into the first free number from `pin_number` on. Numbers are taken without gaps: a
+/// number is tried only after the one before it was seen.
+fn put_pin(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    entry: &LineageEntry,
+    holder: NewClone<'_>,
+    mut pin_number: u64,
+) -> Result<u64> {
     loop {
         let pin = Pin {
             volume_id: entry.volume_id,
             put_id: PutId(world.random()?),
             pin_number,
-            clone_id,
+            clone_id: holder.clone_id,
             number: entry.cut_number,
             through_sequence: entry.cut_through,
-            name: name.to_owned(),
+            name: holder.name.to_owned(),
         };
         let put = Blocking(store).put(
             &pin_key(entry.volume_id, pin_number),
@@ -248,10 +387,9 @@ fn write(
     world: &dyn World,
     store: &dyn ObjectStore,
     stored: &StoredVolume,
-    clone_id: VolumeId,
-    lineage: Vec<LineageEntry>,
-    name: &str,
+    clone: PinnedClone<'_>,
 ) -> Result<VolumeRecord> {
+    let PinnedClone { name, clone_id, lineage } = clone;
     let put_id = PutId(world.random()?);
     // Without a root no name can lead here: nobody needs the pins.
     let parts = put_map(store, stored, clone_id, put_id)

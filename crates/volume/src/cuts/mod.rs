@@ -18,7 +18,7 @@ mod removal;
 pub(crate) mod status_pins;
 
 pub(crate) use book::{CutBook, Lineage, LogPosition, NumberedPin, needs};
-pub use clones::{clone, clone_in};
+pub use clones::{clone, clone_each, clone_in};
 pub use cut::{Cut, rfc3339};
 pub use find::{CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, state_at, stored_cut};

@@ -7,7 +7,9 @@ use crate::faulty::{Machine, SEGMENT, keys, root_put, stored, tile_version, unti
 use crate::rig::{MIB, Rig};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
-use sawmill_volume::{Cut, Fencing, Volume, check, clone, delete, find, release_ancestors};
+use sawmill_volume::{
+    Cut, Fencing, Volume, check, clone, clone_each, delete, find, release_ancestors,
+};
 
 fn machine() -> Machine {
     let mut machine = Machine::new();
@@ -327,4 +329,62 @@ fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     let copy = machine_for(&machine, "copy");
     sound(&copy);
     assert_eq!(versions(&copy.open()), [1; 4]);
+}
+
+#[test]
+fn many_clones_of_one_call_stand_alone_and_share_one_table_of_segments() {
+    let machine = machine();
+    let volume = base(&machine);
+    let names: Vec<String> = (0..40).map(|number| format!("copy-{number}")).collect();
+    let mut made = Vec::new();
+    let fencing = Fencing::Demanded;
+    let mut keep = |record: sawmill_format::volume_record::VolumeRecord| made.push(record.name);
+    clone_each(&*machine.plain, "disk", one().as_ref(), &names, fencing, &mut keep).unwrap();
+    assert_eq!(made, names);
+    // One of them is written, and the base goes: the others keep what they have.
+    let shared = machine_for(&machine, "copy-0").rig.options.segment_lists;
+    let open = |name: &str| {
+        let mut machine = machine_for(&machine, name);
+        machine.rig.options.segment_lists = shared.clone();
+        let opened = machine.open();
+        (machine, opened)
+    };
+    let opened: Vec<_> = names.iter().map(|name| open(name)).collect();
+    assert_eq!(shared.count(), 1, "one table for all");
+    churn(&opened[0].1, 0..2, 2);
+    volume.close().unwrap();
+    delete(&*machine.plain, "disk").unwrap();
+    assert_eq!(versions(&opened[0].1), [2, 2, 1, 1]);
+    for (machine, volume) in &opened[1..] {
+        assert_eq!(versions(volume), [1; 4], "{}", machine.name);
+        volume.close().unwrap();
+        sound(machine);
+    }
+}
+
+#[test]
+fn clones_before_one_that_fails_stay_and_those_behind_it_leave_nothing() {
+    let machine = machine();
+    let _volume = base(&machine);
+    let names: Vec<String> = (0..30).map(|number| format!("copy-{number}")).collect();
+    let other = Machine::over(machine.plain.clone());
+    other.fault(Fault::Fail(sawmill_store::StoreErrorKind::Denied), move |call| {
+        call.kind == CallKind::Put && call.key().contains("names/copy-20/")
+    });
+    let mut made = 0;
+    let (base, fencing) = (one(), Fencing::Waived);
+    clone_each(&*other.faults, "disk", base.as_ref(), &names, fencing, &mut |_| made += 1)
+        .unwrap_err();
+    assert_eq!(made, 20);
+    for (number, name) in names.iter().enumerate() {
+        assert_eq!(find(&*machine.plain, name).is_ok(), number < 20, "{name}");
+    }
+    // The pin of the one that failed stays, because its name may still land.
+    let pins = keys(&*machine.plain, "/pin/").len();
+    assert_eq!(pins - keys(&*machine.plain, "/released/").len(), 21);
+    assert_eq!(versions(&machine_for(&machine, "copy-19").open()), [1; 4]);
+    let twice = ["new".to_owned(), "new".to_owned()];
+    let error =
+        clone_each(&*machine.plain, "disk", None, &twice, fencing, &mut |_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }

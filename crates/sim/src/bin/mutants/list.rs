@@ -367,8 +367,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a clone of a clone pins its base alone",
         "volume/src/cuts/clones.rs",
-        "    for entry in &lineage {\n        match put_pin",
-        "    for entry in lineage.iter().rev().take(1) {\n        match put_pin",
+        "    for entry in &lineage {\n        let next",
+        "    for entry in lineage.iter().rev().take(1) {\n        let next",
     ),
     mutant(
         "a clone of a clone forgets whose segments are whose",
