@@ -10,7 +10,7 @@ from read_segment import crc32c, data_of, header_of, need
 
 STORE, VOLUME, IMAGE = sys.argv[1:4]
 # By kind: the newest version that the pages describe.
-VERSIONS = {3: 4, 4: 1}
+VERSIONS = {3: 5, 4: 2}
 
 
 def get(key):
@@ -80,10 +80,17 @@ def stored(root):
     number = unpack_from("<Q", root, 144)[0] or number
     need(not kept or unpack_from("<I", root, 160 + 56 * segments + 48 * parts + 20)[0] == 0,
          "choice: a clone")
-    extents = []
+    extents, whole = [], {}
     for index in range(parts):
         group, written, put = unpack_from("<QQ16s", root, 160 + 56 * segments + 48 * index)
-        extents += extents_of(checked(f"map/{written:020}-{put.hex()}/{group:08x}", 4, written))
+        found = extents_of(checked(f"map/{written:020}-{put.hex()}/{group:08x}", 4, written))
+        if group >> 63:
+            for start, end, of, offset in found:
+                if whole.get(start >> 34, 0) < written:
+                    extents = without(extents, start, end)
+                    extents += [(start, end, of, offset)] if of else []
+        else:
+            extents, whole[group] = extents + list(found), written
     while (header := (got := segment_of(sequence))[0]):
         epoch_of, = unpack_from("<Q", header, 56)
         checkpoint, start, end = unpack_from("<QQQ", header, 80)

@@ -1,8 +1,8 @@
 //! A checkpoint: the map as an object, as far as it fits in one: the segment table, and which parts
 //! hold the map.
 //!
-//! Invariants: it names only stored segments, sorted by sequence, and at most one part per group,
-//! sorted.
+//! Invariants: it names only stored segments, sorted by sequence, at most one part per group, and at
+//! most one delta per checkpoint, sorted.
 //!
 //! Not here: the map itself ([`crate::map_part`]), and which objects may then be deleted.
 
@@ -10,6 +10,7 @@ use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
 use crate::kept_block::{CutEntry, KeptBlock};
 use crate::layout::{layout, parse_number};
+use crate::map_part::{delta_group, is_delta_group};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
 
@@ -72,7 +73,9 @@ const KEPT_VERSION: u16 = 2;
 const ATTACHED_VERSION: u16 = 3;
 /// The version that records which checkpoint this one repeats.
 const REPEATS_VERSION: u16 = 4;
-const _: () = assert!(REPEATS_VERSION == KIND.version_max());
+/// The version in which some parts are deltas.
+const DELTAS_VERSION: u16 = 5;
+const _: () = assert!(DELTAS_VERSION == KIND.version_max());
 const FLAG_CLEAN: u32 = 1;
 const FLAG_DEAD: u8 = 1;
 
@@ -109,7 +112,7 @@ pub struct SegmentEntry {
 /// One part of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartEntry {
-    /// Which group of addresses.
+    /// Which group of addresses, or [`crate::map_part::delta_group`].
     pub group: u64,
     /// The checkpoint that wrote it.
     pub number: u64,
@@ -158,7 +161,7 @@ pub struct Checkpoint {
     pub live_bytes: u64,
     /// All segments that exist, sorted by sequence.
     pub segments: Vec<SegmentEntry>,
-    /// The parts of the map, sorted by group.
+    /// The parts of the map, sorted by group: first whole groups, then deltas, the oldest first.
     pub parts: Vec<PartEntry>,
     /// What is kept of the past.
     pub kept: KeptBlock,
@@ -190,6 +193,7 @@ impl Checkpoint {
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) -> Result<()> {
         let version = match (self.repeats, self.attached_ms, kept_bytes) {
+            _ if self.parts.iter().any(PartEntry::is_delta) => DELTAS_VERSION,
             (0, 0, 0) => preamble::VERSION_FIRST,
             (0, 0, _) => KEPT_VERSION,
             (0, ..) => ATTACHED_VERSION,
@@ -242,7 +246,7 @@ impl Checkpoint {
         check_field(WHAT, "attached_ms", "it is 0, and version 3 exists to record it", agrees)?;
         if version < REPEATS_VERSION {
             preamble::check_reserved(KIND, bytes, &[at::REPEATS])?;
-        } else {
+        } else if version == REPEATS_VERSION {
             let why = "it is 0, and only a checkpoint that repeats another has version 4";
             check_field(WHAT, "repeats", why, repeats > 0)?;
         }
@@ -280,6 +284,9 @@ impl Checkpoint {
             kept: if has_kept { KeptBlock::decode(kept)? } else { KeptBlock::default() },
         };
         checkpoint.check()?;
+        let has_deltas = checkpoint.parts.iter().any(PartEntry::is_delta);
+        let agrees = has_deltas == (version == DELTAS_VERSION);
+        check_field(WHAT, "group", "only version 5 has deltas, and it has one", agrees)?;
         Ok(checkpoint)
     }
 
@@ -298,6 +305,14 @@ impl Checkpoint {
             "group",
             "the parts are not sorted, or one is there twice",
             parts_sorted,
+        )?;
+        let is_named_right =
+            |part: &PartEntry| !part.is_delta() || part.group == delta_group(part.number);
+        check_field(
+            WHAT,
+            "group",
+            "a delta has the number of another checkpoint",
+            self.parts.iter().all(is_named_right),
         )?;
         let seconds = self.attached_ms.div_ceil(1000);
         let older = |cut: &CutEntry| u64::from(cut.attached_s) <= seconds;
@@ -346,6 +361,11 @@ impl SegmentEntry {
 }
 
 impl PartEntry {
+    /// Whether it is no whole group, but what changed in many groups.
+    pub fn is_delta(&self) -> bool {
+        is_delta_group(self.group)
+    }
+
     fn put(&self, bytes: &mut [u8]) {
         part_at::GROUP.put(bytes, self.group.to_le_bytes());
         part_at::NUMBER.put(bytes, self.number.to_le_bytes());

@@ -1,8 +1,10 @@
-//! A map part: the extents of one group of addresses, for a checkpoint. Varints of differences,
-//! since neighbors on the disk are mostly neighbors in a segment.
+//! A map part: the extents of one group of addresses, for a checkpoint; or a delta: what changed in
+//! many groups since the parts of older numbers. Varints of differences, since neighbors on the
+//! disk are mostly neighbors in a segment.
 //!
-//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding.
-//! Addresses that no extent covers read as zeroes.
+//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding. In a
+//! group, addresses that no extent covers read as zeroes. In a delta they are as in older parts,
+//! and what it makes empty is an extent of [`HOLE_SEQUENCE`].
 //!
 //! Not here: how many addresses a group has; the writer records where it begins.
 
@@ -28,6 +30,13 @@ layout! {
 const KIND: Kind = Kind::MapPart;
 const WHAT: &str = KIND.name();
 const BYTES_MIN: usize = at::SIZE + CRC_BYTES;
+/// The version of deltas; groups have the first.
+const DELTA_VERSION: u16 = 2;
+const _: () = assert!(DELTA_VERSION == KIND.version_max());
+/// The first number that no group of addresses has: a delta has the sum of it and its checkpoint's.
+const DELTA_GROUPS: u64 = 1 << 63;
+/// In a delta: these bytes are in no segment, and read as zeroes. No segment has this sequence.
+pub const HOLE_SEQUENCE: u64 = 0;
 /// An entry is four varints of at least one byte.
 const ENTRY_BYTES_MIN: usize = 4;
 
@@ -57,8 +66,22 @@ pub struct PartIdentity {
     pub put_id: PutId,
 }
 
+/// What the delta of a checkpoint has in the place of a group.
+pub fn delta_group(number: u64) -> u64 {
+    DELTA_GROUPS | number
+}
+
+/// Whether this is the place of a delta.
+pub fn is_delta_group(group: u64) -> bool {
+    group >= DELTA_GROUPS
+}
+
+fn version_of(group: u64) -> u16 {
+    if is_delta_group(group) { DELTA_VERSION } else { preamble::VERSION_FIRST }
+}
+
 /// Encodes the object. `extents` must be sorted by address, not empty, not overlap, and not begin
-/// before `first_address`, the first address of the group; others are refused.
+/// before `first_address`, the first address of the group (0 for a delta); others are refused.
 pub fn encode_part(
     identity: &PartIdentity,
     first_address: u64,
@@ -82,10 +105,11 @@ pub fn encode_part(
         put_varint(&mut bytes, extent.length);
         put_varint(&mut bytes, zigzag(extent.sequence.wrapping_sub(before.sequence)));
         put_varint(&mut bytes, zigzag(u64::from(extent.data_offset).wrapping_sub(before.data)));
+        check_hole(identity.group, extent)?;
         before.advance(extent)?;
     }
     let length = bytes.len() + CRC_BYTES;
-    preamble::put(&mut bytes, KIND, length);
+    preamble::put_version(&mut bytes, KIND, version_of(identity.group), length);
     crc::seal(&mut bytes);
     Ok(bytes)
 }
@@ -98,6 +122,9 @@ pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExten
     check_identity(WHAT, "group", expected.group, at::GROUP.u64(bytes))?;
     check_identity(WHAT, "number", expected.number, at::NUMBER.u64(bytes))?;
     check_identity(WHAT, "put_id", expected.put_id, PutId(at::PUT_ID.array(bytes)))?;
+    let version = preamble::Preamble::decode(bytes)?.version;
+    let agrees = version == version_of(expected.group);
+    check_field(WHAT, "group", "only version 2 is a delta, and it is nothing else", agrees)?;
     let mut entries = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
     let extent_count = at::EXTENT_COUNT.u32(bytes) as usize;
     let justified = extent_count <= entries.len() / ENTRY_BYTES_MIN;
@@ -106,11 +133,19 @@ pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExten
     let mut before = DeltaBase::start(at::FIRST_ADDRESS.u64(bytes));
     for _ in 0..extent_count {
         let extent = get_entry(&mut entries, &before)?;
+        check_hole(expected.group, &extent)?;
         before.advance(&extent)?;
         extents.push(extent);
     }
     check_field(WHAT, "extent_count", "bytes follow after the last entry", entries.is_empty())?;
     Ok(extents)
+}
+
+/// What is in no segment has no place there.
+fn check_hole(group: u64, extent: &MapExtent) -> Result<()> {
+    let is_hole = is_delta_group(group) && extent.sequence == HOLE_SEQUENCE;
+    let why = "it is not 0, and the extent is in no segment";
+    check_field(WHAT, "data_offset", why, !is_hole || extent.data_offset == 0)
 }
 
 /// The CRC at the end of a part, which the checkpoint repeats; 0 for bytes that are too short.

@@ -101,11 +101,10 @@ impl Kind {
     /// The newest version of it that this build reads.
     pub const fn version_max(self) -> u16 {
         match self {
-            Kind::Segment | Kind::CacheIndex => 2,
-            Kind::Checkpoint => 4,
+            Kind::Segment | Kind::CacheIndex | Kind::MapPart => 2,
+            Kind::Checkpoint => 5,
             Kind::JournalSuperblock => 3,
             Kind::VolumeRecord
-            | Kind::MapPart
             | Kind::Staging
             | Kind::Pin
             | Kind::Role

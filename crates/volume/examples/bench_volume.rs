@@ -7,7 +7,8 @@
 //!
 //! `bench_volume map FOLDER EXTENTS PAGES_MAX`: a volume of 1 TiB named `map` whose checkpoint has
 //! `EXTENTS` extents of 1 to `PAGES_MAX` pages, scattered evenly, each at a random place of a
-//! random segment. The segments themselves are not there: opening needs the map alone.
+//! random segment. The segments themselves are not there: opening needs the map alone. The first
+//! page of each 16 GiB stays a hole, so that there is something to read.
 
 use std::error::Error;
 use std::path::Path;
@@ -93,7 +94,9 @@ fn scattered(extents: u64, pages_max: u64, segments: u64) -> impl Iterator<Item 
     let share = TIB / PAGE / extents;
     (0..extents).map(move |index| {
         let pages = 1 + random.below(pages_max);
-        let address = (index * share + random.below(share - pages + 1)) * PAGE;
+        let first = u64::from((index * share * PAGE).is_multiple_of(GROUP_BYTES));
+        let first = first.min(share - pages);
+        let address = (index * share + first + random.below(share - pages - first + 1)) * PAGE;
         // An extent lies in one group: what would cross the border is cut off.
         let length = (pages * PAGE).min(GROUP_BYTES - address % GROUP_BYTES);
         let data_offset = (random.below((SEGMENT_BYTES - length) / PAGE + 1) * PAGE) as u32;

@@ -177,6 +177,15 @@ pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
 /// Two wanted frames with at most this many between them are fetched by one request.
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 
+/// Changes of one group that are told apart, for a delta: when there are more, the whole group is
+/// written. Each takes 8 bytes until the next checkpoint.
+pub const MAP_CHANGES_MAX: usize = sized(512 * KIB, 16) as usize;
+/// A checkpoint has a delta when the groups that it would otherwise write whole have this many
+/// bytes together. Smaller maps are written as all versions can read them.
+pub const MAP_DELTA_FROM_BYTES: u64 = sized(4 * MIB, 64);
+/// About the most deltas of one checkpoint: each is an object more to read when a volume is opened.
+pub const MAP_DELTAS_MAX: u64 = sized(128, 8);
+
 /// The bounds of one attachment that nothing but a huge volume reaches. A test sets them lower.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachmentBounds {
@@ -184,6 +193,8 @@ pub struct AttachmentBounds {
     pub records_unstored_max: usize,
     /// [`MAP_PART_BYTES_MAX`], or fewer.
     pub map_part_bytes_max: u64,
+    /// [`MAP_DELTA_FROM_BYTES`], or fewer.
+    pub map_delta_from_bytes: u64,
 }
 
 impl Default for AttachmentBounds {
@@ -191,6 +202,7 @@ impl Default for AttachmentBounds {
         AttachmentBounds {
             records_unstored_max: RECORDS_UNSTORED_MAX,
             map_part_bytes_max: MAP_PART_BYTES_MAX,
+            map_delta_from_bytes: MAP_DELTA_FROM_BYTES,
         }
     }
 }

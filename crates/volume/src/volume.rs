@@ -182,7 +182,7 @@ impl Volume {
             checkpoint_bytes: options.checkpoint_bytes,
             uploads_max: options.uploads_max as usize,
             gc: options.gc,
-            map_part_bytes_max: options.bounds.map_part_bytes_max,
+            bounds: options.bounds,
         };
         let engine = Engine::new(contexts.engine(), options, start);
         let writer = JournalWriter::new(journal, bound.consumer, bound.superblock);

@@ -9,7 +9,9 @@ use sawmill_format::kept_block::{
     self, CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin,
 };
 use sawmill_format::layout::Table;
-use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
+use sawmill_format::map_part::{
+    self, HOLE_SEQUENCE, MapExtent, PartIdentity, decode_part, encode_part, part_crc,
+};
 use sawmill_format::role::{self, PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::{self, *};
 use sawmill_format::volume_record::{self, FlushMode, VolumeRecord};
@@ -67,6 +69,8 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend([
         checkpoint_that_counts(),
         checkpoint_that_repeats(),
+        checkpoint_with_a_delta(),
+        delta(),
         returned_case(),
         crate::packed::packed_case(),
     ]);
@@ -351,6 +355,16 @@ fn checkpoint_that_repeats() -> Case {
     checkpoint_case("checkpoint/v4-repeats", value)
 }
 
+/// The part of group 7 is older than the delta, which corrects it.
+fn checkpoint_with_a_delta() -> Case {
+    let mut value = checkpoint_value();
+    value.parts[1].number = 12;
+    let crc = part_crc(&delta_bytes());
+    value.parts.push(PartEntry { group: DELTA.group, number: 13, crc, ..value.parts[1] });
+    value.extent_total = 9;
+    checkpoint_case("checkpoint/v5-delta", value)
+}
+
 pub(crate) fn pin_value() -> Pin {
     Pin {
         volume_id: VOLUME,
@@ -480,6 +494,32 @@ pub(crate) fn part_extents() -> Vec<MapExtent> {
 
 pub(crate) fn part_bytes() -> Vec<u8> {
     encode_part(&PART, PART_FIRST_ADDRESS, &part_extents()).unwrap()
+}
+
+pub(crate) const DELTA: PartIdentity =
+    PartIdentity { volume_id: VOLUME, group: 1 << 63 | 13, number: 13, put_id: PUT };
+
+/// In groups far apart, with bytes that became a hole.
+pub(crate) fn delta_extents() -> Vec<MapExtent> {
+    vec![
+        MapExtent { address: 4096, length: 8192, sequence: 259, data_offset: 0 },
+        MapExtent { address: 1 << 30, length: 1 << 30, sequence: HOLE_SEQUENCE, data_offset: 0 },
+        MapExtent { address: 7 << 30, length: 4096, sequence: 259, data_offset: 8192 },
+    ]
+}
+
+pub(crate) fn delta_bytes() -> Vec<u8> {
+    encode_part(&DELTA, 0, &delta_extents()).unwrap()
+}
+
+fn delta() -> Case {
+    Case {
+        name: "map_part/v2-delta",
+        bytes: delta_bytes(),
+        value: format!("{:#?}", (DELTA, delta_extents())),
+        table: map_part::at::TABLE,
+        decode: Box::new(|bytes| Ok(decode_part(bytes, &DELTA)? == delta_extents())),
+    }
 }
 
 fn part() -> Case {

@@ -54,6 +54,8 @@ pub(super) struct KeptSegment {
 pub(super) struct KeptPart {
     pub(super) length_bytes: u32,
     pub(super) crc: u32,
+    /// Whether every state has a newer delta or part over some of it.
+    pub(super) is_covered: bool,
     pub(super) state_ranges: StateRanges,
 }
 
@@ -365,12 +367,19 @@ impl KeptList {
         for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
             self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
         }
-        for PartEntry { group, number, put_id, bytes, crc, .. } in &root.parts {
+        let newest_delta = root.parts.iter().filter(|part| part.is_delta()).map(|part| part.number);
+        let newest_delta = newest_delta.max().unwrap_or(0);
+        let newest_part = root.parts.iter().map(|part| part.number).max().unwrap_or(0);
+        for entry in &root.parts {
+            let PartEntry { group, number, put_id, bytes, crc, .. } = entry;
+            let covered_by = if entry.is_delta() { newest_part } else { newest_delta };
             let part = self.parts.entry((*group, *number, *put_id)).or_insert_with(|| KeptPart {
                 length_bytes: *bytes,
                 crc: *crc,
+                is_covered: true,
                 state_ranges: StateRanges::new(),
             });
+            part.is_covered &= covered_by > *number;
             add_needer(&mut part.state_ranges, state);
         }
     }

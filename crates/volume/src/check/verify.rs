@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use sawmill_format::ids::VolumeId;
-use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
+use sawmill_format::map_part::{HOLE_SEQUENCE, PartIdentity, decode_part, part_crc, part_key};
 use sawmill_format::segment::{
     FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key,
 };
@@ -89,6 +89,10 @@ fn check_part(
         return Err(damaged("it is not the object that its checkpoint names"));
     }
     for extent in decode_part(bytes, identity).map_err(undecodable)? {
+        // What a newer delta covers may be gone, and is read by nobody.
+        if part.is_covered || extent.sequence == HOLE_SEQUENCE {
+            continue;
+        }
         // A clone's map names segments of its ancestors.
         let owner = list.lineage.owner(list.volume_id, extent.sequence);
         let segment = list.segments.get(&(owner, extent.sequence));

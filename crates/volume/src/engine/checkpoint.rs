@@ -2,8 +2,8 @@
 //! supersedes.
 //!
 //! Only the engine changes the map, so encoding it between two applied segments freezes a cut
-//! without stopping any user. Only groups of addresses that changed are written again; the root
-//! names the parts of all groups.
+//! without stopping any user. Only what changed is written again (`map::freeze`); the root names
+//! the parts of all groups.
 //!
 //! Invariant: at most one checkpoint is in flight, and it has the number after the newest durable
 //! one. So an attach that takes the next number leaves none for a fenced writer (`open::repeat`).
@@ -19,7 +19,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::map_part::PartIdentity;
 use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
 use super::context::Context;
@@ -31,10 +30,9 @@ use super::root::PackedRoot;
 use super::superseded::{COPY_SEARCHES, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::counters::add;
-use crate::map::part::MapPart;
+use crate::map::freeze::freeze_map;
 use crate::recovery::end::RollbackRecord;
 use crate::store_calls::{cannot_encode, want};
-use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
@@ -248,8 +246,11 @@ impl Checkpoints {
         let put_id = PutId(context.attachment.world.random()?);
         let volume_id = context.attachment.record.volume_id;
         let identity = CheckpointIdentity { volume_id, number };
-        let (parts, mut objects) =
-            self.freeze_map(&view, identity, put_id, options.map_part_bytes_max)?;
+        let frozen =
+            freeze_map(&view.map, &self.newest_root.parts, identity, put_id, &options.bounds)?;
+        let parts = frozen.parts;
+        let objects = frozen.objects.into_iter();
+        let mut objects = objects.map(|part| OutgoingObject::new(part.key, part.bytes)).collect();
         let copies = self.copy_roots(&view, freeze, &mut objects)?;
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
@@ -293,37 +294,6 @@ impl Checkpoints {
         }
         self.send_root_if_ready(context);
         Ok(())
-    }
-
-    /// Encodes the groups of the map that changed since the newest checkpoint: the parts of all
-    /// groups, and the objects of those.
-    fn freeze_map(
-        &self,
-        view: &View,
-        checkpoint: CheckpointIdentity,
-        put_id: PutId,
-        part_bytes_max: u64,
-    ) -> Result<(Vec<PartEntry>, Vec<OutgoingObject>)> {
-        let CheckpointIdentity { volume_id, number } = checkpoint;
-        let mut objects = Vec::new();
-        let mut parts = self.newest_root.parts.clone();
-        let groups = view.map.dirty_groups();
-        for &group in &groups {
-            let extents = view.map.export_group(group);
-            parts.retain(|part| part.group != group);
-            if extents.is_empty() {
-                continue;
-            }
-            let identity = PartIdentity { volume_id, group, number, put_id };
-            let part = MapPart::encode(&identity, extents, part_bytes_max)?;
-            parts.push(part.entry);
-            objects.push(OutgoingObject::new(part.key, part.bytes));
-        }
-        // Only when all of them are encoded: a group that is clean and in no checkpoint would be
-        // missing from the next one.
-        groups.iter().for_each(|group| view.map.mark_clean(*group));
-        parts.sort_by_key(|part| part.group);
-        Ok((parts, objects))
     }
 
     fn put_object(&self, context: &Arc<Context>, object: usize) {

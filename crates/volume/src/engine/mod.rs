@@ -35,6 +35,7 @@ use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::segment::SegmentKind;
 
 use crate::gc::policy::GcPolicy;
+use crate::limits::AttachmentBounds;
 use crate::record::Record;
 use crate::recovery::end::RollbackRecord;
 use crate::write;
@@ -92,7 +93,7 @@ pub(crate) struct EngineOptions {
     pub(crate) checkpoint_bytes: u64,
     pub(crate) uploads_max: usize,
     pub(crate) gc: GcPolicy,
-    pub(crate) map_part_bytes_max: u64,
+    pub(crate) bounds: AttachmentBounds,
 }
 
 /// Where the engine starts: the state recovery left.

@@ -15,16 +15,15 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sawmill_format::checkpoint::{Checkpoint, PartEntry};
+use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::RecordOperation;
 use sawmill_format::kept_block::KeptBlock;
-use sawmill_format::map_part::PartIdentity;
 use sawmill_format::segment::{SegmentHeader, SegmentKind, raw_frames};
 
 use crate::cuts::Lineage;
@@ -33,8 +32,9 @@ use crate::gc::gather::contents_of;
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::GcPolicy;
 use crate::gc::sweep::MovePlan;
+use crate::limits::AttachmentBounds;
 use crate::map::ObjectMap;
-use crate::map::part::MapPart;
+use crate::map::freeze::freeze_map;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::segment::builder::{self, SegmentLayout, lay_out};
@@ -95,7 +95,7 @@ pub struct Forecast {
     /// Log since the last checkpoint.
     log_bytes: u64,
     checkpoint_number: u64,
-    parts: BTreeMap<u64, PartEntry>,
+    parts: Vec<PartEntry>,
     root_bytes: u64,
     sampler: Sampler,
     report: Report,
@@ -131,7 +131,7 @@ impl Forecast {
             busy_at: Duration::ZERO,
             log_bytes: 0,
             checkpoint_number: 0,
-            parts: BTreeMap::new(),
+            parts: Vec::new(),
             root_bytes: 0,
             sampler: Sampler::new(),
             report: Report::default(),
@@ -377,21 +377,16 @@ impl Forecast {
         self.checkpoint_number += 1;
         self.log_bytes = 0;
         let number = self.checkpoint_number;
-        for group in self.view.map.dirty_groups() {
-            let extents = self.view.map.export_group(group);
-            self.view.map.mark_clean(group);
-            self.parts.remove(&group);
-            if extents.is_empty() {
-                continue;
-            }
-            let identity = PartIdentity { volume_id: VOLUME, group, number, put_id: PUT };
-            let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)?;
+        let identity = CheckpointIdentity { volume_id: VOLUME, number };
+        let bounds = AttachmentBounds::default();
+        let frozen = freeze_map(&self.view.map, &self.parts, identity, PUT, &bounds)?;
+        for part in &frozen.objects {
             self.report.requests.put_checkpoints += 1;
             self.report.put_bytes += u64::from(part.entry.bytes);
-            self.parts.insert(group, part.entry);
         }
+        self.parts = frozen.parts;
         let (segments, deletable) = self.view.segments.freeze(number, &|_, _| false);
-        let parts: Vec<PartEntry> = self.parts.values().cloned().collect();
+        let parts = self.parts.clone();
         let root = Checkpoint {
             volume_id: VOLUME,
             put_id: PUT,
@@ -426,7 +421,7 @@ impl Forecast {
     }
 
     fn parts_bytes(&self) -> u64 {
-        self.parts.values().map(|part| u64::from(part.bytes)).sum()
+        self.parts.iter().map(|part| u64::from(part.bytes)).sum()
     }
 
     /// Brings the report up to now.

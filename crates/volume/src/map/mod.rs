@@ -7,7 +7,9 @@
 //!
 //! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
-//! table of pages), `journal` (the journal map), `part` (a group as an object of the store).
+//! table of pages), `journal` (the journal map), `dirty` and `changes` (what changed in a group
+//! since a checkpoint), `part` (a group as an object of the store), `freeze` (which of them a
+//! checkpoint writes).
 //!
 //! Invariants:
 //! 1. Both maps are byte-granular: an extent may begin, end and be cut at any byte.
@@ -19,7 +21,12 @@
 //! checkpoint is written, live-byte accounting.
 
 mod area;
+mod changes;
 mod dense;
+mod dirty;
+pub(crate) mod freeze;
+#[cfg(test)]
+mod freeze_tests;
 mod journal;
 #[cfg(test)]
 mod journal_tests;

@@ -11,15 +11,16 @@
 //! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
 //!    never marks the group clean.
 //!
-//! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers
+//! Not here: what the forms of an area look like, which groups are dirty (`dirty`), checkpoints, live bytes of segments (callers
 //! count what `insert` and `remove` report as replaced).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::area::Area;
+use super::changes::Changes;
 use super::runs::{MapRun, ReplacedBytes};
 use super::{
     AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, MapPiece, spans,
@@ -27,31 +28,44 @@ use super::{
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
 
-struct Group {
+pub(super) struct Group {
     areas: [RwLock<Area>; AREAS],
     occupied: [AtomicU64; AREAS / 64],
-    changes: AtomicU64,
-    changes_exported: AtomicU64,
-    changes_clean: AtomicU64,
+    pub(super) changes: AtomicU64,
+    pub(super) changes_exported: AtomicU64,
+    pub(super) changes_clean: AtomicU64,
+    /// Holds all changes that `changes_clean` does not count, at least.
+    pub(super) changed: Mutex<Changes>,
+    /// See `freeze`.
+    pub(super) delta_since: AtomicU64,
 }
 
 impl Group {
-    fn new() -> Box<Group> {
+    pub(super) fn new() -> Box<Group> {
         Box::new(Group {
             areas: std::array::from_fn(|_| RwLock::default()),
             occupied: Default::default(),
             changes: AtomicU64::new(0),
             changes_exported: AtomicU64::new(0),
             changes_clean: AtomicU64::new(0),
+            changed: Mutex::default(),
+            delta_since: AtomicU64::new(0),
         })
     }
 
-    fn is_dirty(&self) -> bool {
+    pub(super) fn is_dirty(&self) -> bool {
         self.changes.load(Ordering::Acquire) != self.changes_clean.load(Ordering::Acquire)
     }
 
-    /// After the change: see the second invariant.
-    fn note_change(&self) {
+    /// After the change: see the second invariant. `start..end` are addresses of the volume.
+    fn note_change(&self, start: u64, end: u64) {
+        let from = start % GROUP_BYTES;
+        self.changed.lock().add(from, from + (end - start));
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn note_whole(&self) {
+        self.changed.lock().add_all();
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -77,7 +91,7 @@ impl Group {
 
 /// The groups of a volume, by number. When the volume grows past the last one, more are chained
 /// behind it, so that no reader waits or sees a group move.
-struct Groups {
+pub(super) struct Groups {
     first: u64,
     table: Box<[OnceLock<Box<Group>>]>,
     more: OnceLock<Box<Groups>>,
@@ -90,7 +104,7 @@ impl Groups {
         Groups { first, table, more: OnceLock::new() }
     }
 
-    fn entry(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
+    pub(super) fn entry(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
         let mut groups = self;
         loop {
             let index = usize::try_from(number - groups.first).ok()?;
@@ -122,10 +136,10 @@ impl Groups {
 /// Byte address -> place in a stored segment. Shared by any number of readers and writers; made for
 /// one writer.
 pub struct ObjectMap {
-    groups: Groups,
+    pub(super) groups: Groups,
     size_bytes: AtomicU64,
     extents: AtomicU64,
-    mapped_bytes: AtomicU64,
+    pub(super) mapped_bytes: AtomicU64,
     heap_bytes: AtomicU64,
 }
 
@@ -149,6 +163,12 @@ impl ObjectMap {
     /// Sets the volume's size. Before it shrinks, the caller removes what lies beyond the new end.
     pub fn set_size(&self, size_bytes: u64) {
         self.groups.reach(size_bytes);
+        // No part may name what lies past the end, not even one that a delta corrects.
+        if size_bytes < self.size_bytes() {
+            let is_cut = |number: u64| (number + 1) * GROUP_BYTES > size_bytes;
+            let cut = self.present().filter(|(number, _)| is_cut(*number));
+            cut.for_each(|(_, group)| group.note_whole());
+        }
         self.size_bytes.store(size_bytes, Ordering::Release);
     }
 
@@ -185,7 +205,7 @@ impl ObjectMap {
                 area.replace(from, to, Some(location), &mut replaced);
                 replaced.finish()
             });
-            group.note_change();
+            group.note_change(start, stop);
             self.mapped_bytes.fetch_add((stop - start).wrapping_sub(bytes), Ordering::Relaxed);
         }
     }
@@ -195,14 +215,14 @@ impl ObjectMap {
         self.each_occupied(
             address,
             self.clamped_end(address, length),
-            |group, index, _, from, to| {
+            |group, index, base, from, to| {
                 let bytes = self.reshape(group, index, &mut |area| {
                     let mut replaced = ReplacedBytes::new(replaced);
                     area.replace(from, to, None, &mut replaced);
                     replaced.finish()
                 });
                 if bytes > 0 {
-                    group.note_change();
+                    group.note_change(base + u64::from(from), base + u64::from(to));
                 }
                 self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
             },
@@ -239,7 +259,7 @@ impl ObjectMap {
                     replaced.finish()
                 });
                 if bytes > 0 {
-                    group.note_change();
+                    group.note_change(base + u64::from(start), base + u64::from(stop));
                 }
                 moved_bytes += bytes;
             },
@@ -274,7 +294,8 @@ impl ObjectMap {
 
     /// Memory held, as requested from the allocator.
     pub fn memory_bytes(&self) -> u64 {
-        let groups = self.present().count() * size_of::<Group>();
+        let group_bytes = |group: &Group| size_of::<Group>() + group.changed.lock().heap_bytes();
+        let groups: usize = self.present().map(|(_, group)| group_bytes(group)).sum();
         let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.table)).sum();
         (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed)
     }
@@ -282,11 +303,6 @@ impl ObjectMap {
     /// Groups that hold or held anything, in order.
     pub fn groups(&self) -> Vec<u64> {
         self.present().map(|(number, _)| number).collect()
-    }
-
-    /// Groups changed since they were last marked clean, in order.
-    pub fn dirty_groups(&self) -> Vec<u64> {
-        self.present().filter(|(_, group)| group.is_dirty()).map(|(number, _)| number).collect()
     }
 
     /// Everything the group maps, sorted by address, joined where extents continue one another.
@@ -333,31 +349,6 @@ impl ObjectMap {
         }
         pieces.finish(first);
         list
-    }
-
-    /// The last export of the group is durable. Changes since that export keep the group dirty.
-    pub fn mark_clean(&self, number: u64) {
-        if let Some(group) = self.group(number) {
-            group
-                .changes_clean
-                .store(group.changes_exported.load(Ordering::Acquire), Ordering::Release);
-        }
-    }
-
-    /// Makes every group that is present dirty, so that the next checkpoint writes all of them.
-    pub fn mark_all_dirty(&self) {
-        for (_, group) in self.present() {
-            group.note_change();
-        }
-    }
-
-    /// Makes these groups dirty, whether they hold anything or not.
-    pub fn mark_dirty(&self, numbers: &[u64]) {
-        for number in numbers {
-            if let Some(entry) = self.groups.entry(*number) {
-                entry.get_or_init(Group::new).note_change();
-            }
-        }
     }
 
     /// Loads what an export returned, sorted by address, on top of what is mapped. Groups that were
@@ -436,7 +427,12 @@ impl ObjectMap {
 
     /// Runs `act` on an area and keeps the counters, not whether the group is dirty. Returns what
     /// `act` returns.
-    fn reshape(&self, group: &Group, index: usize, act: &mut dyn FnMut(&mut Area) -> u64) -> u64 {
+    pub(super) fn reshape(
+        &self,
+        group: &Group,
+        index: usize,
+        act: &mut dyn FnMut(&mut Area) -> u64,
+    ) -> u64 {
         let mut area = group.areas[index].write();
         let (len, heap_bytes) = (area.len() as u64, area.heap_bytes() as u64);
         let result = act(&mut area);
@@ -453,7 +449,7 @@ impl ObjectMap {
 
     /// Calls `act(group, index of the area, first byte of the area, from, to)` for each non-empty
     /// area of the range.
-    fn each_occupied(
+    pub(super) fn each_occupied(
         &self,
         address: u64,
         end: u64,
@@ -475,11 +471,11 @@ impl ObjectMap {
         }
     }
 
-    fn group(&self, number: u64) -> Option<&Group> {
+    pub(super) fn group(&self, number: u64) -> Option<&Group> {
         Some(self.groups.entry(number)?.get()?)
     }
 
-    fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
+    pub(super) fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
         let entries =
             self.groups.chain().flat_map(|groups| groups.table.iter().zip(groups.first..));
         entries.filter_map(|(entry, number)| Some((number, &**entry.get()?)))
@@ -495,7 +491,7 @@ impl ObjectMap {
         (entry.get_or_init(Group::new), index)
     }
 
-    fn clamped_end(&self, address: u64, length: u64) -> u64 {
+    pub(super) fn clamped_end(&self, address: u64, length: u64) -> u64 {
         address.saturating_add(length).min(self.size_bytes())
     }
 

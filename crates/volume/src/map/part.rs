@@ -1,14 +1,13 @@
-//! A group of the object map as an object of the store, with the entry by which a checkpoint names
-//! it.
+//! A group of the object map, or a delta, as an object of the store, with the entry by which a
+//! checkpoint names it.
 //!
 //! Invariant: no object is longer than readers accept. A longer one is refused when it is made,
 //! with what to do; the checkpoint before and the log after it still lead to the same state.
 //!
-//! Not here: which groups are written (`engine::checkpoint`, `cuts::clones`, `replicate::promote`),
-//! the bytes (`sawmill_format::map_part`), and reading them (`recovery::checkpoint`).
+//! Not here: which groups are written (`freeze`, `cuts::clones`), the bytes (`sawmill_format::map_part`), and reading them (`recovery::checkpoint`).
 
 use sawmill_format::checkpoint::PartEntry;
-use sawmill_format::map_part::{PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::map_part::{PartIdentity, encode_part, is_delta_group, part_crc, part_key};
 
 use super::{GROUP_BYTES, MapExtent};
 use crate::{Error, ErrorKind, Result};
@@ -21,7 +20,7 @@ pub(crate) struct MapPart {
 }
 
 impl MapPart {
-    /// Encodes all `extents` of a group. `bytes_max` is at most
+    /// Encodes all `extents` of a group or delta. `bytes_max` is at most
     /// [`MAP_PART_BYTES_MAX`](crate::limits::MAP_PART_BYTES_MAX).
     pub(crate) fn encode(
         identity: &PartIdentity,
@@ -34,7 +33,7 @@ impl MapPart {
             return Err(too_long(identity.group, extents.len(), least_bytes, bytes_max));
         }
         let extents: Vec<_> = extents.into_iter().map(Into::into).collect();
-        let first_address = identity.group * GROUP_BYTES;
+        let first_address = first_address(identity.group);
         let bytes = encode_part(identity, first_address, &extents).map_err(|error| {
             Error::caused(ErrorKind::Internal, "the map cannot be written", error)
         })?;
@@ -59,8 +58,12 @@ impl MapPart {
 /// An entry is four numbers of a byte at least (`docs/format/map_part.md`).
 const EXTENT_BYTES_MIN: u64 = 4;
 
+fn first_address(group: u64) -> u64 {
+    if is_delta_group(group) { 0 } else { group * GROUP_BYTES }
+}
+
 fn too_long(group: u64, extent_count: usize, length_bytes: u64, bytes_max: u64) -> Error {
-    let start = group * GROUP_BYTES;
+    let start = first_address(group);
     let text = format!(
         "no checkpoint can be written: map group {group} (bytes {start} to {} of the disk) has \
          {extent_count} extents, which take {length_bytes} bytes or more, and the limit is \

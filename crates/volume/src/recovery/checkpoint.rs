@@ -4,8 +4,9 @@
 //! A checkpoint that cannot be read is passed over; rolling forward from the one before takes
 //! longer, but leads to the same result.
 //!
-//! Invariant: a map part is loaded only if it has the identity and the CRC that the root names; a
-//! part of another checkpoint never is.
+//! Invariants: a map part is loaded only if it has the identity and the CRC that the root names; a
+//! part of another checkpoint never is. Deltas come after all groups, the oldest first, and only for
+//! groups whose part is older (`map::freeze`).
 //!
 //! Not here: the fall to the checkpoint before when a part is damaged (`stored`), and writing one
 //! (`engine::checkpoint`).
@@ -23,7 +24,7 @@ use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use crate::cuts::{CutBook, Lineage};
-use crate::map::{DATA_SPACE_BYTES, MapExtent, ObjectMap};
+use crate::map::{DATA_SPACE_BYTES, GROUP_BYTES, MapExtent, MapLoadError, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::store_calls::{self, store_error};
 use crate::view::View;
@@ -212,6 +213,8 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
 /// Loads the map and the table of segments a checkpoint names.
 pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
     let view = without_map(checkpoint)?;
+    // By group: the checkpoint that wrote it whole.
+    let mut written = HashMap::new();
     for parts in checkpoint.parts.chunks(PARTS_PARALLEL_MAX) {
         let identity = |part: &PartEntry| PartIdentity {
             volume_id: checkpoint.volume_id,
@@ -252,13 +255,36 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
                     })
                 })
                 .collect::<Result<_>>()?;
-            view.map
-                .import(&extents)
-                .map_err(|error| damaged(error.to_string()).with_source(error))?;
-            view.map.mark_clean(part.group);
+            let loaded = match part.is_delta() {
+                true => overlay(&view.map, &written, part.number, &extents),
+                false => view.map.import(&extents),
+            };
+            loaded.map_err(|error| damaged(error.to_string()).with_source(error))?;
+            if !part.is_delta() {
+                written.insert(part.group, part.number);
+                view.map.mark_clean(part.group);
+            }
         }
     }
     Ok(view)
+}
+
+/// Loads what a delta says of the groups that were not written whole since. `written`: when that
+/// was.
+fn overlay(
+    map: &ObjectMap,
+    written: &HashMap<u64, u64>,
+    delta: u64,
+    extents: &[MapExtent],
+) -> std::result::Result<(), MapLoadError> {
+    let of_group = |extent: &MapExtent| extent.address / GROUP_BYTES;
+    for extents in extents.chunk_by(|one, next| of_group(one) == of_group(next)) {
+        let group = extents.first().map_or(0, of_group);
+        if written.get(&group).is_none_or(|number| *number < delta) {
+            map.overlay(delta, extents)?;
+        }
+    }
+    Ok(())
 }
 
 /// A sequence as the map keeps it.

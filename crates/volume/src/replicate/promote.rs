@@ -14,17 +14,17 @@
 //! fail-back begins (`destination`).
 
 use bytes::Bytes;
-use sawmill_format::checkpoint::{Checkpoint, checkpoint_key, kept_key};
+use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, checkpoint_key, kept_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::kept_block::{CutKind, KeptBlock};
-use sawmill_format::map_part::PartIdentity;
 use sawmill_format::role::{PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{destination_objects, role};
-use crate::map::part::MapPart;
+use crate::limits::AttachmentBounds;
+use crate::map::freeze::freeze_map;
 use crate::recovery::stored;
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint as checkpoints};
@@ -273,20 +273,11 @@ fn first_root(
     let (view, base) = (&stored.view, &stored.newest.checkpoint);
     let (volume_id, number) = (base.volume_id, point.checkpoint_number);
     let put_id = PutId(world.random()?);
-    let mut objects = Vec::new();
-    let mut parts = base.parts.clone();
-    for group in view.map.dirty_groups() {
-        let extents = view.map.export_group(group);
-        parts.retain(|part| part.group != group);
-        if extents.is_empty() {
-            continue;
-        }
-        let identity = PartIdentity { volume_id, group, number, put_id };
-        let part = MapPart::encode(&identity, extents, limits::MAP_PART_BYTES_MAX)?;
-        parts.push(part.entry);
-        objects.push((part.key, part.bytes));
-    }
-    parts.sort_by_key(|part| part.group);
+    let identity = CheckpointIdentity { volume_id, number };
+    let frozen =
+        freeze_map(&view.map, &base.parts, identity, put_id, &AttachmentBounds::default())?;
+    let parts = frozen.parts;
+    let objects = frozen.objects.into_iter().map(|part| (part.key, part.bytes)).collect();
     let (segments, _) = view.segments.freeze(number, &|_, _| true);
     let book = view.cuts.lock().clone();
     // Clones stayed with the source, and so did their pins.

@@ -10,6 +10,7 @@ mod copies;
 mod crash_between;
 mod cuts;
 mod damage;
+mod deltas;
 mod faulty;
 mod fencing;
 mod groups;
