@@ -359,7 +359,7 @@ impl Ring {
         if free_to < need {
             return Err(ReserveError::Staging);
         }
-        *low = free_to.min(need + capacity / 8).max(*low);
+        *low = free_to.min(need + capacity / 8);
         Ok(())
     }
 

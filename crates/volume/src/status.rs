@@ -60,7 +60,8 @@ pub enum Safety {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stall {
-    /// Room in the staging ring: the journal's disk is slower than the writers.
+    /// Room in the staging ring: the journal's disk is slower than the writers, or a segment is
+    /// about to be built from what is in it.
     Staging,
     /// Room in the journal: it is full of what is not yet stored.
     JournalBytes,

@@ -50,8 +50,8 @@ pub(super) struct LogTail {
     stored_sequence: u64,
     /// The end of the last stored segment.
     stored_position: u64,
-    /// How long the last put took, once there was one.
-    put_time: Option<Duration>,
+    /// The bytes of the last put and how long it took, once there was one.
+    last_put: Option<(u64, Duration)>,
     pub(super) buffers: Buffers,
 }
 
@@ -75,7 +75,7 @@ impl LogTail {
             sealed_position: start.stored_position,
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
-            put_time: None,
+            last_put: None,
             buffers: Buffers::default(),
         }
     }
@@ -101,8 +101,13 @@ impl LogTail {
         self.stored_position
     }
 
-    pub(super) fn put_time(&self) -> Option<Duration> {
-        self.put_time
+    /// Whether the store takes at least so many bytes a second, by its last put and with as many
+    /// at once.
+    pub(super) fn keeps_up(&self, bytes_per_s: u64, uploads_max: usize) -> bool {
+        self.last_put.is_some_and(|(bytes, took)| {
+            let taken_bytes = u128::from(bytes) * uploads_max as u128;
+            taken_bytes * 1_000_000 >= u128::from(bytes_per_s) * took.as_micros()
+        })
     }
 
     pub(super) fn received_end(&self) -> u64 {
@@ -311,7 +316,7 @@ impl LogTail {
         match outcome {
             Ok(PutOutcome::Created) => {
                 upload.stage = Stage::Stored;
-                self.put_time = Some(now.saturating_sub(upload.put_at));
+                self.last_put = Some((upload.object_bytes, now.saturating_sub(upload.put_at)));
                 if !upload.is_moved() {
                     upload.object = Bytes::new();
                 }

@@ -194,7 +194,7 @@ impl Engine {
         if !self.orders.is_rolling_back(&self.checkpoints) {
             self.log.seal(&self.context, &self.options, now);
         }
-        self.kept_memory.step(&self.context, &self.log, now);
+        self.kept_memory.step(&self.context, &self.options, &self.log, now);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
         let collect_in = collector.step(context, options, log, checkpoints, now);
         orders.carry_out(context, options, log, checkpoints);

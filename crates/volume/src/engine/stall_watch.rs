@@ -51,7 +51,10 @@ impl StallWatch {
 /// What writes wait for, and what ends it.
 const fn in_words(stall: Stall) -> &'static str {
     match stall {
-        Stall::Staging => "the journal's disk does not keep up; they continue when it does",
+        Stall::Staging => {
+            "the staging memory is full; they continue when the journal's disk has taken what is in \
+             it"
+        }
         Stall::JournalBytes => "the journal is full; they continue when the store takes data again",
         Stall::JournalRecords => {
             "the journal holds as many writes as it may; they continue when the store takes data \

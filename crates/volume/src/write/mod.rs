@@ -7,8 +7,8 @@
 //!
 //! The order: [`submit`] tries to append. Without room it notes why, asks for room and queues the
 //! rest; `stall` then tries once more, because room may have been made meanwhile. `resume` is that
-//! second try, and every later one. Those later ones run on a thread of their own
-//! ([`resume_soon`]): the thread that made room has more room to make.
+//! second try, and every later one. It runs on a thread of its own ([`resume_soon`]): the thread
+//! that made room has more room to make, and a door's thread has its own client to serve.
 //!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
 //! that begins after the answer sees it.
@@ -32,7 +32,7 @@ use crate::threads::{guard, pool::Pool};
 use crate::unstored::AgeLimit;
 use crate::watch::Watch;
 use crate::{Error, limits};
-use stalled::{PartialWrite, StalledWrites};
+use stalled::{NoRoom, PartialWrite, StalledWrites};
 
 pub(crate) mod flush;
 #[cfg(all(test, feature = "shuttle"))]
@@ -112,7 +112,7 @@ impl WriteContext {
 }
 
 /// Takes a write, discard or write-zeroes.
-pub(crate) fn submit(context: &WriteContext, request: Request) {
+pub(crate) fn submit(context: &Arc<WriteContext>, request: Request) {
     let operation = match request.operation {
         Operation::Discard => RecordOperation::Discard,
         Operation::WriteZeroes => RecordOperation::Zero,
@@ -141,12 +141,14 @@ fn is_held_back(context: &WriteContext) -> bool {
     true
 }
 
-fn stall(context: &WriteContext, partial: PartialWrite) {
+fn stall(context: &Arc<WriteContext>, partial: PartialWrite) {
     add(&context.attachment.counters.writes_stalled, 1);
     context.stalled.push(partial);
     // Room may have been made between the attempt and now; then nothing else would resume it.
-    resume(context);
+    resume_soon(context);
     fail_hopeless(context);
+    // What makes room may be the engine, which must see that somebody waits.
+    context.mailbox.wake.notify();
 }
 
 /// Fails the stalled writes if there will never be room. Called after a write was queued: whoever
@@ -166,9 +168,10 @@ fn fail_hopeless(context: &WriteContext) {
 /// Has the stalled writes resumed, as far as there is room, by another thread: copying their
 /// payloads takes long.
 pub(crate) fn resume_soon(context: &Arc<WriteContext>) {
-    if context.stalled.count() > 0 {
+    if context.stalled.count() > 0 && context.stalled.want_resumer() {
         let resume_context = context.clone();
         context.resumer.run(move || {
+            resume_context.stalled.begin_resume();
             guard(&resume_context, "resumer", || resume(&resume_context));
         });
     }
@@ -176,27 +179,26 @@ pub(crate) fn resume_soon(context: &Arc<WriteContext>) {
 
 /// Resumes stalled writes, as far as there is room.
 fn resume(context: &WriteContext) {
-    if context.stalled.count() == 0 {
-        return;
-    }
-    if is_held_back(context) {
-        return;
-    }
     context.stalled.resume(
-        |partial| append(context, partial),
-        |full| {
-            context.stalled.note(full, context.journal.as_deref());
-            // The thread that frees space has this repeated, so there is no need to wake it. But a
-            // full journal frees space only if even a partial segment is sealed.
-            if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
-                context.mailbox.intake.seal_through(journal.ring.next());
+        |partial| match is_held_back(context) {
+            true => Err(NoRoom::UnstoredAge),
+            false => append(context, partial).map_err(NoRoom::Ring),
+        },
+        |missing| {
+            if let NoRoom::Ring(full) = missing {
+                context.stalled.note(full, context.journal.as_deref());
+                // The thread that frees space has this repeated, so there is no need to wake it.
+                // But a full journal frees space only if even a partial segment is sealed.
+                if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
+                    context.mailbox.intake.seal_through(journal.ring.next());
+                }
             }
             fail_hopeless(context);
         },
         |partial| answer(context, partial),
     );
     // The end of closing waits for the last of them.
-    if context.mailbox.is_closing() {
+    if context.stalled.count() == 0 && context.mailbox.is_closing() {
         context.mailbox.wake.notify();
     }
 }
@@ -249,11 +251,7 @@ fn answer(context: &WriteContext, partial: PartialWrite) {
 fn make_room(context: &WriteContext, refusal: ReserveError) {
     let Some(journal) = &context.journal else { return };
     match refusal {
-        ReserveError::Staging => {
-            journal.wake.notify();
-            // It may be the engine that keeps the memory, for a limited time.
-            context.mailbox.wake.notify();
-        }
+        ReserveError::Staging => journal.wake.notify(),
         // `stall` looks at the ring, and fails the write.
         ReserveError::Closed => {}
         ReserveError::Journal => {

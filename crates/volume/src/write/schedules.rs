@@ -11,7 +11,7 @@ use sawmill_sys::ReserveError;
 use sawmill_sys::sync::{AtomicU64, switch_point};
 use shuttle::thread;
 
-use super::stalled::{PartialWrite, StalledWrites};
+use super::stalled::{NoRoom, PartialWrite, StalledWrites};
 use crate::journal::schedules::{is_caught, under_schedules};
 
 /// Stalled writes, room for so many, and the addresses of those that have finished.
@@ -23,11 +23,11 @@ struct Stage {
 }
 
 impl Stage {
-    fn try_append(&self, _: &mut PartialWrite) -> Result<(), ReserveError> {
+    fn try_append(&self, _: &mut PartialWrite) -> Result<(), NoRoom> {
         let took_room =
             self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |room| room.checked_sub(1));
         switch_point();
-        took_room.map(drop).map_err(|_| ReserveError::Staging)
+        took_room.map(drop).map_err(|_| NoRoom::Ring(ReserveError::Staging))
     }
 
     fn finish(&self, partial: PartialWrite) {

@@ -29,6 +29,13 @@ pub(super) struct PartialWrite {
     pub(super) end_position: u64,
 }
 
+/// Why a write cannot be appended now.
+pub(super) enum NoRoom {
+    Ring(ReserveError),
+    /// Unstored writes are too old to accept more.
+    UnstoredAge,
+}
+
 /// Writes that wait for room, in order of arrival.
 #[derive(Default)]
 pub(crate) struct StalledWrites {
@@ -39,6 +46,8 @@ pub(crate) struct StalledWrites {
     is_resuming: AtomicBool,
     /// There may be room that no attempt has seen.
     is_room_unseen: AtomicBool,
+    /// A job that resumes them waits for its thread.
+    is_job_queued: AtomicBool,
     /// What the first of them lacked when it was last tried: a [`Stall`] as its number.
     stall: AtomicU8,
 }
@@ -76,13 +85,23 @@ impl StalledWrites {
         self.count.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether a job is needed that resumes them: none waits for its thread already.
+    pub(super) fn want_resumer(&self) -> bool {
+        !self.is_job_queued.swap(true, Ordering::SeqCst)
+    }
+
+    /// The job runs: room that is made from now on needs another one.
+    pub(super) fn begin_resume(&self) {
+        self.is_job_queued.store(false, Ordering::SeqCst);
+    }
+
     /// Tries the writes in order until there is no room for one, and hands each that has finished
     /// to `finish`. If another thread is at it, that thread tries again. `no_room` gets what the
     /// next one lacks; that one is in the list again.
     pub(super) fn resume(
         &self,
-        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
-        mut no_room: impl FnMut(ReserveError),
+        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), NoRoom>,
+        mut no_room: impl FnMut(NoRoom),
         mut finish: impl FnMut(PartialWrite),
     ) {
         self.is_room_unseen.store(true, Ordering::SeqCst);
@@ -91,7 +110,7 @@ impl StalledWrites {
         while self.is_room_unseen.load(Ordering::SeqCst)
             && !self.is_resuming.swap(true, Ordering::SeqCst)
         {
-            self.is_room_unseen.store(false, Ordering::SeqCst);
+            self.is_room_unseen.swap(false, Ordering::SeqCst);
             self.try_in_order(&mut try_append, &mut no_room, &mut finish);
             self.is_resuming.store(false, Ordering::SeqCst);
         }
@@ -102,7 +121,7 @@ impl StalledWrites {
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn resume_unless_busy(
         &self,
-        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
+        mut try_append: impl FnMut(&mut PartialWrite) -> Result<(), NoRoom>,
         mut finish: impl FnMut(PartialWrite),
     ) {
         if !self.is_resuming.swap(true, Ordering::SeqCst) {
@@ -114,8 +133,8 @@ impl StalledWrites {
     /// Tries the writes in order until there is no room for one.
     fn try_in_order(
         &self,
-        try_append: &mut impl FnMut(&mut PartialWrite) -> Result<(), ReserveError>,
-        no_room: &mut impl FnMut(ReserveError),
+        try_append: &mut impl FnMut(&mut PartialWrite) -> Result<(), NoRoom>,
+        no_room: &mut impl FnMut(NoRoom),
         finish: &mut impl FnMut(PartialWrite),
     ) {
         loop {

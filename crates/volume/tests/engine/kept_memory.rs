@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use sawmill_device::{BlockDevice, Flags, Operation, Request};
 use sawmill_store::Fault;
@@ -42,12 +43,15 @@ fn writers_wait_for_the_segments_of_a_store_that_keeps_up_and_not_for_long() {
     // The last put took no time. From now on none ends.
     machine.fault(Fault::Delay, |call| segment_put(call).is_some());
     let answered = write_tiles(&scene);
-    (0..20).for_each(|_| scene.step());
+    let rest = (0..20).map(|_| scene.step()).last().flatten();
+    assert!(rest.is_some_and(|rest| rest <= Duration::from_millis(100)), "{rest:?}");
     assert_eq!(scene.volume().status().stall, Some(Stall::Staging));
     let waiting = answered.load(Ordering::SeqCst);
     assert!((16..TILES).contains(&waiting), "all but the last need no memory of unsealed data");
     scene.pass(99);
-    (0..20).for_each(|_| scene.step());
+    (0..20).for_each(|_| {
+        let _ = scene.step();
+    });
     assert_eq!(answered.load(Ordering::SeqCst), waiting, "the time is not up");
     scene.pass(2);
     scene.until("the journal takes the rest", |_| answered.load(Ordering::SeqCst) == TILES);
@@ -67,7 +71,9 @@ fn no_writer_waits_for_the_segments_of_a_slow_store() {
     let mut scene = SteppedScene::new(&machine);
     machine.fault(Fault::Delay, |call| segment_put(call).is_some());
     write_tile(scene.volume(), 0, 2);
-    (0..20).for_each(|_| scene.step());
+    (0..20).for_each(|_| {
+        let _ = scene.step();
+    });
     scene.pass(101);
     machine.faults.release_all();
     scene.until("a slow put", |volume| {
@@ -79,4 +85,26 @@ fn no_writer_waits_for_the_segments_of_a_slow_store() {
     assert_eq!(scene.volume().status().stall, None);
     machine.heal();
     machine.faults.release_all();
+}
+
+#[test]
+fn records_without_a_payload_that_fill_the_memory_are_sealed_without_a_wait() {
+    // Each takes a block of the memory, and all of them together are far from a segment.
+    const DISCARDS: u64 = 3000;
+    let machine = Machine::new();
+    let mut scene = SteppedScene::new(&machine);
+    let answered = Arc::new(AtomicU64::new(0));
+    for number in 0..DISCARDS {
+        let answered = answered.clone();
+        let on_outcome = move |outcome: Result<_, _>| {
+            outcome.expect("nothing refuses a discard");
+            answered.fetch_add(1, Ordering::SeqCst);
+        };
+        let (address, flags) = (number * 4096, Flags::default());
+        let discard = Request::bare(Operation::Discard, address, 4096, flags, on_outcome);
+        scene.volume().submit(discard);
+        scene.volume().submit(Request::bare(Operation::Flush, 0, 0, flags, |_| ()));
+        let _ = scene.step();
+    }
+    scene.until("all are answered", |_| answered.load(Ordering::SeqCst) == DISCARDS);
 }

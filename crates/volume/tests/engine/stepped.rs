@@ -61,15 +61,16 @@ impl SteppedScene {
         self.world.1.fetch_add(ms, Ordering::SeqCst);
     }
 
-    pub fn step(&mut self) {
+    /// Steps both loops; returns how long the engine would rest if nothing woke it.
+    pub fn step(&mut self) -> Option<Duration> {
         while self.stepped.step_journal_quietly() {}
-        let _ = self.stepped.step_engine(self.world.now());
+        self.stepped.step_engine(self.world.now())
     }
 
     /// Steps until something is so; no time passes.
     pub fn until(&mut self, what: &str, mut so: impl FnMut(&Volume) -> bool) {
         until(what, || {
-            self.step();
+            let _ = self.step();
             so(self.stepped.volume())
         });
     }
@@ -85,7 +86,7 @@ impl SteppedScene {
     pub fn until_with(&mut self, what: &str, step_ms: u64, mut so: impl FnMut(&Volume) -> bool) {
         until(what, || {
             self.pass(step_ms);
-            self.step();
+            let _ = self.step();
             so(self.stepped.volume())
         });
     }

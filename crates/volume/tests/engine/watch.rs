@@ -31,7 +31,7 @@ fn no_flush_is_answered_on_old_news() {
     let first = Machine::new();
     let mut a = SteppedScene::new(&first);
     a.pass(60_000);
-    a.step();
+    let _ = a.step();
     let b = first.successor().open();
     let checks = first.count(is_fence_check);
     // The first thing it hears for a minute.
@@ -45,11 +45,11 @@ fn an_unused_volume_makes_no_requests() {
     let machine = Machine::new();
     let mut a = SteppedScene::new(&machine);
     a.pass(11_000);
-    a.step();
+    let _ = a.step();
     let calls = machine.count(|_| true);
     for _ in 0..100 {
         a.pass(1000);
-        a.step();
+        let _ = a.step();
     }
     assert_eq!(machine.count(|_| true), calls);
 }
@@ -77,7 +77,7 @@ fn an_unused_volume_gives_back_its_garbage_and_rests() {
     });
     for _ in 0..100 {
         a.pass(1000);
-        a.step();
+        let _ = a.step();
         thread::yield_now();
     }
     let rests = machine.count(|_| true);
@@ -85,7 +85,7 @@ fn an_unused_volume_gives_back_its_garbage_and_rests() {
     assert!(((rests - used) as u64) < 2 * had.segments, "{} calls", rests - used);
     for _ in 0..10_000 {
         a.pass(1000);
-        a.step();
+        let _ = a.step();
     }
     assert_eq!(machine.count(|_| true), rests);
     assert_eq!(tile_version(a.volume(), 3, 99), 59);
@@ -120,7 +120,7 @@ fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
     a.pass(60_000);
     write_tile(a.volume(), 1, 1);
     a.pass(9_000);
-    a.step();
+    let _ = a.step();
     assert_eq!((a.volume().status().stall, a.flush(0)), (None, Ok(())));
     a.pass(1_001);
     let (writer, flusher) = (a.volume().clone(), a.volume().clone());
@@ -129,7 +129,7 @@ fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
     let flushed = thread::spawn(move || flusher.flush());
     for _ in 0..50 {
         a.pass(1000);
-        a.step();
+        let _ = a.step();
     }
     assert!(!written.is_finished() && !flushed.is_finished(), "nothing is acknowledged");
     machine.heal();
@@ -155,7 +155,7 @@ fn one_stale_answer_fences_no_writer() {
     machine.remove(&next);
     for _ in 0..100 {
         a.pass(200);
-        a.step();
+        let _ = a.step();
         read(a.volume());
     }
     assert_eq!(a.flush(0), Ok(()));
