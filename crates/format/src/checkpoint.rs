@@ -1,8 +1,8 @@
 //! A checkpoint: the map as an object, as far as it fits in one: the segment table, and which parts
 //! hold the map.
 //!
-//! Invariants: it names only stored segments, sorted by sequence, at most one part per group, and at
-//! most one delta per checkpoint, sorted.
+//! Invariants: it names only stored segments, sorted by sequence, at most one part per group, and
+//! at most one delta per checkpoint, sorted.
 //!
 //! Not here: the map itself ([`crate::map_part`]), and which objects may then be deleted.
 

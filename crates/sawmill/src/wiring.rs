@@ -92,7 +92,9 @@ pub(crate) fn open_all(
 ) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
     // Before the volumes: a cache that cannot be opened must not cost an epoch.
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
-    let opened = |address: &VolumeAddress| stores.open(&address.store_url);
+    let opened = |address: &VolumeAddress| {
+        stores.open(&address.store_url).map_err(|failure| failure.of_volume(&address.name))
+    };
     let of_volumes = plan.volumes.iter().map(opened).collect::<Result<Vec<_>>>()?;
     let mut plan = plan.clone();
     if of_volumes.len() > 1 && stores.require_fencing(&plan.options)? {

@@ -178,12 +178,10 @@ impl Threads {
     }
 }
 
-/// Runs a loop. If it panics, the volume fails with a reason instead of leaving its users waiting.
-pub(crate) fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
+/// Runs a loop. If it panics, the volume fails.
+fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        let text = format!("a bug: the {name} thread panicked; accepted writes are in the journal");
-        write.fail(Error::new(ErrorKind::Internal, text));
-        write.mailbox.set_closed();
+        write.fail_by_panic(name);
     }
 }
 

@@ -28,7 +28,7 @@ const QUEUES: [&str; 15] = [
 ];
 
 /// Shared lists that are no queues of work: the file, the field, and what they hold.
-const NO_QUEUES: [(&str, &str, &str); 18] = [
+const NO_QUEUES: [(&str, &str, &str); 17] = [
     ("crates/device/src/memory.rs", "shards", "the pages of a disk"),
     ("crates/driver/src/client/lane.rs", "open", "the commands of a lane, as many as its queue"),
     ("crates/frontend/src/fuse/channel.rs", "spares", "a buffer for each worker"),
@@ -46,7 +46,6 @@ const NO_QUEUES: [(&str, &str, &str); 18] = [
     ("crates/volume/src/cache/mod.rs", "owners", "the volumes whose frames a cache has"),
     ("crates/volume/src/engine/mailbox.rs", "list", "what the fields of `FlaggedList` say"),
     ("crates/volume/src/read/ahead.rs", "streams", "the newest readers, a fixed number"),
-    ("crates/volume/src/segment/buffers.rs", "spare", "at most `BUFFERS_SPARE_MAX` buffers"),
 ];
 
 /// The name and type of the field that a line declares.

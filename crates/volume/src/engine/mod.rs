@@ -14,7 +14,7 @@
 //! | part | owns |
 //! |---|---|
 //! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
-//! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries; `root`: those before |
+//! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries |
 //! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need |
 //! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
@@ -22,8 +22,8 @@
 //! | [`fence_check`] | checks for fences |
 //! | [`clock`] | the clock by which moments age |
 //!
-//! [`mailbox`] is how others reach the engine, [`messages`] what they send, [`context`] what the
-//! engine uses.
+//! [`root`] is a durable checkpoint. [`mailbox`] is how others reach the engine, [`messages`] what
+//! they send, [`context`] what the engine uses.
 //!
 //! Not here: the engine's thread (`threads`), the journal's records up to the disk (`journal`),
 //! reads (`read`), and the state an engine starts from (`open`, `recovery`).

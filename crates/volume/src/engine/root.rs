@@ -1,10 +1,11 @@
-//! A durable checkpoint's root, kept for as long as cuts may start from it. Its segments are packed:
-//! they are wanted again only for a copy of the root, and unpacked they would take as much memory as
-//! the table of segments itself.
+//! A durable checkpoint's root, kept for as long as cuts may start from it. Its segments are
+//! packed: they are wanted again only for a copy of the root, and unpacked they would take as much
+//! memory as the table of segments itself.
 //!
 //! Invariant: unpacking returns exactly what was packed.
 //!
-//! Not here: when a root is copied (`past`), and the bytes of the copy (`sawmill_format::checkpoint`).
+//! Not here: when a root is copied (`past`), and the bytes of the copy
+//! (`sawmill_format::checkpoint`).
 
 use std::ops::Deref;
 

@@ -52,8 +52,8 @@ impl StallWatch {
 const fn in_words(stall: Stall) -> &'static str {
     match stall {
         Stall::Staging => {
-            "the staging memory is full; they continue when the journal's disk has taken what is in \
-             it"
+            "the staging memory is full; they continue when the journal's disk has taken what is \
+             in it"
         }
         Stall::JournalBytes => "the journal is full; they continue when the store takes data again",
         Stall::JournalRecords => {

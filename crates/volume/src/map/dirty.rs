@@ -94,16 +94,7 @@ impl ObjectMap {
                 let error = |error| MapLoadError { index, ..error };
                 self.import(&[extent]).map_err(error)?;
             } else {
-                let end = self.clamped_end(address, length);
-                self.each_occupied(address, end, |group, area, _, from, to| {
-                    let bytes = self.reshape(group, area, &mut |area| {
-                        let mut ignored = |_, _| {};
-                        let mut replaced = ReplacedBytes::new(&mut ignored);
-                        area.replace(from, to, None, &mut replaced);
-                        replaced.finish()
-                    });
-                    self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                });
+                self.unmap_clean(address, length);
             }
             if let Some(entry) = self.groups.entry(address / GROUP_BYTES) {
                 let since = &entry.get_or_init(Group::new).delta_since;
@@ -111,5 +102,19 @@ impl ObjectMap {
             }
         }
         Ok(())
+    }
+
+    /// As a removal, but no change.
+    fn unmap_clean(&self, address: u64, length: u64) {
+        let end = self.clamped_end(address, length);
+        self.each_occupied(address, end, |group, index, _, from, to| {
+            let bytes = self.reshape(group, index, &mut |area| {
+                let mut ignored = |_, _| {};
+                let mut replaced = ReplacedBytes::new(&mut ignored);
+                area.replace(from, to, None, &mut replaced);
+                replaced.finish()
+            });
+            self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        });
     }
 }

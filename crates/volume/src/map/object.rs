@@ -11,8 +11,8 @@
 //! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
 //!    never marks the group clean.
 //!
-//! Not here: what the forms of an area look like, which groups are dirty (`dirty`), checkpoints, live bytes of segments (callers
-//! count what `insert` and `remove` report as replaced).
+//! Not here: what the forms of an area look like, which groups are dirty (`dirty`), checkpoints,
+//! live bytes of segments (callers count what `insert` and `remove` report as replaced).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,8 @@
 //! Invariant: no object is longer than readers accept. A longer one is refused when it is made,
 //! with what to do; the checkpoint before and the log after it still lead to the same state.
 //!
-//! Not here: which groups are written (`freeze`, `cuts::clones`), the bytes (`sawmill_format::map_part`), and reading them (`recovery::checkpoint`).
+//! Not here: which groups are written (`freeze`, `cuts::clones`), the bytes
+//! (`sawmill_format::map_part`), and reading them (`recovery`).
 
 use sawmill_format::checkpoint::PartEntry;
 use sawmill_format::map_part::{PartIdentity, encode_part, is_delta_group, part_crc, part_key};

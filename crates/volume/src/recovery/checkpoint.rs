@@ -5,8 +5,8 @@
 //! longer, but leads to the same result.
 //!
 //! Invariants: a map part is loaded only if it has the identity and the CRC that the root names; a
-//! part of another checkpoint never is. Deltas come after all groups, the oldest first, and only for
-//! groups whose part is older (`map::freeze`).
+//! part of another checkpoint never is. Deltas come after all groups, the oldest first, and only
+//! for groups whose part is older (`map::freeze`).
 //!
 //! Not here: the fall to the checkpoint before when a part is damaged (`stored`), and writing one
 //! (`engine::checkpoint`).

@@ -1,8 +1,8 @@
 //! Reused buffers that segments are built in: a fresh one costs a page fault per 4 KiB and a pass
 //! of zeroing.
 //!
-//! Invariants: the taker of a buffer writes every byte it asked for; what an earlier segment left is
-//! not cleared. No more are kept than were on loan at once: a segment in flight has one, and the
+//! Invariants: the taker of a buffer writes every byte it asked for; what an earlier segment left
+//! is not cleared. No more are kept than were on loan at once: a segment in flight has one, and the
 //! next segment and what it reads back have one each.
 
 use std::sync::Arc;

@@ -11,14 +11,28 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::table::SegmentInfo;
+/// What is known of one stored segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentInfo {
+    pub(crate) epoch: u64,
+    pub(crate) header_bytes: u32,
+    pub(crate) data_bytes: u64,
+    pub(crate) live_bytes: u64,
+    pub(crate) object_bytes: u64,
+    pub(crate) wall_unix_ms: u64,
+    /// The checkpoint that first found the segment dead; zero while it is live or not yet found.
+    pub(crate) dead_since: u64,
+    /// It is dead in a second checkpoint too: it only waits to be deleted.
+    pub(crate) is_settled: bool,
+}
 
 /// A list is made anew when more than this, and more than a quarter of it, has changed.
 const CHANGES_MIN: usize = 256;
 
-/// Segments by sequence, sorted.
-type List = Arc<[(u32, SegmentInfo)]>;
-type WeakList = Weak<[(u32, SegmentInfo)]>;
+/// Segments by sequence, sorted. In a box, so that its memory goes with the last volume that holds
+/// it: the memory of an `Arc` itself stays until the last `Weak` has gone.
+type List = Arc<Box<[(u32, SegmentInfo)]>>;
+type WeakList = Weak<Box<[(u32, SegmentInfo)]>>;
 
 /// The lists of the volumes of a process.
 #[derive(Default)]
@@ -47,23 +61,18 @@ impl SharedLists {
 }
 
 /// The segments of a volume, by sequence.
+#[derive(Default)]
 pub(super) struct Entries {
     list: List,
     /// `None`: the list has it, and it is gone.
     changed: BTreeMap<u32, Option<SegmentInfo>>,
 }
 
-impl Default for Entries {
-    fn default() -> Self {
-        Entries { list: Arc::new([]), changed: BTreeMap::new() }
-    }
-}
-
 impl Entries {
     /// These entries, in order of their sequences.
     pub(super) fn loaded(entries: Vec<(u32, SegmentInfo)>) -> Self {
         debug_assert!(entries.is_sorted_by_key(|(sequence, _)| *sequence), "in order");
-        Entries { list: entries.into(), changed: BTreeMap::new() }
+        Entries { list: Arc::new(entries.into()), changed: BTreeMap::new() }
     }
 
     pub(super) fn get(&self, sequence: u32) -> Option<SegmentInfo> {

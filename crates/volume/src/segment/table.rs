@@ -12,26 +12,12 @@ use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
 use sawmill_format::kept_block::DeadEntry;
 
+pub(crate) use super::entries::SegmentInfo;
 use super::entries::{Entries, SharedLists};
 use crate::gc::policy::Candidate;
 
 /// A busy volume deletes only when at least this many segments' worth is dead.
 const DEAD_SEGMENTS_MIN: u64 = 4;
-
-/// What is known of one stored segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SegmentInfo {
-    pub(crate) epoch: u64,
-    pub(crate) header_bytes: u32,
-    pub(crate) data_bytes: u64,
-    pub(crate) live_bytes: u64,
-    pub(crate) object_bytes: u64,
-    pub(crate) wall_unix_ms: u64,
-    /// The checkpoint that first found the segment dead; zero while it is live or not yet found.
-    pub(crate) dead_since: u64,
-    /// It is dead in a second checkpoint too: it only waits to be deleted.
-    pub(crate) is_settled: bool,
-}
 
 /// Sums over the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,6 +16,7 @@
 //! Not here: the place of a record in the ring (`journal`), what makes room there
 //! (`journal::writer`, `engine`), and the wait of FUA (`flush`).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use sawmill_device::{Operation, Request};
@@ -28,10 +29,10 @@ use crate::engine::mailbox::Mailbox;
 use crate::journal::Journal;
 use crate::map::JournalMap;
 use crate::record::Record;
-use crate::threads::{guard, pool::Pool};
+use crate::threads::pool::Pool;
 use crate::unstored::AgeLimit;
 use crate::watch::Watch;
-use crate::{Error, limits};
+use crate::{Error, ErrorKind, limits};
 use stalled::{NoRoom, PartialWrite, StalledWrites};
 
 pub(crate) mod flush;
@@ -82,6 +83,15 @@ impl WriteContext {
     pub(crate) fn fail(&self, error: Error) {
         self.attachment.state.set_failed(error);
         self.end_waiters();
+    }
+
+    /// This thread has panicked: the volume fails with a reason instead of leaving its users
+    /// waiting.
+    pub(crate) fn fail_by_panic(&self, thread: &str) {
+        let text =
+            format!("a bug: the {thread} thread panicked; accepted writes are in the journal");
+        self.fail(Error::new(ErrorKind::Internal, text));
+        self.mailbox.set_closed();
     }
 
     /// Another writer has taken the volume over: every waiter gets the error.
@@ -172,7 +182,9 @@ pub(crate) fn resume_soon(context: &Arc<WriteContext>) {
         let resume_context = context.clone();
         context.resumer.run(move || {
             resume_context.stalled.begin_resume();
-            guard(&resume_context, "resumer", || resume(&resume_context));
+            if catch_unwind(AssertUnwindSafe(|| resume(&resume_context))).is_err() {
+                resume_context.fail_by_panic("resumer");
+            }
         });
     }
 }

@@ -10,7 +10,7 @@ use crate::faulty::{
     write_tile,
 };
 use crate::rig::{MIB, Model};
-use sawmill_device::ErrorKind;
+use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
 use sawmill_format::segment::{SegmentHeader, SegmentIdentity, segment_key};
 use sawmill_store::{Call, CallKind, Fault};
@@ -348,17 +348,11 @@ fn a_cut_given_up_under_its_reader_is_an_error_and_never_other_bytes() {
     let reader = open_cut(&machine, snapshot("one")).unwrap();
     volume.delete_snapshot("one").unwrap();
     checkpoints(&volume, 0..6, 2, 6);
-    use sawmill_device::BlockDeviceExt;
-    // Objects are deleted in the background: until then a read returns what the cut was.
-    let mut refusal = None;
-    until("the cut goes", || {
-        match reader.read_at(0, SEGMENT) {
-            Ok(bytes) => assert!(bytes == tile_bytes(0, 1), "other bytes than the cut's"),
-            Err(error) => refusal = Some(error),
-        }
-        refusal.is_some()
+    let is_cut = |bytes: Vec<u8>| bytes == tile_bytes(0, 1);
+    until("its objects are deleted, and its bytes until then", || {
+        !reader.read_at(0, SEGMENT).is_ok_and(is_cut)
     });
-    let error = refusal.expect("it was refused");
+    let error = reader.read_at(0, SEGMENT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert!(error.to_string().contains("no longer kept"), "{error}");
 }
@@ -582,12 +576,8 @@ fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
     let sequence = root.next_sequence;
     let object = machine.object(&segment_key(volume_id, sequence));
     let late = SegmentHeader::decode(&object, &SegmentIdentity { volume_id, sequence }).unwrap();
-    assert!(
-        root.wall_unix_ms <= late.wall_unix_ms,
-        "{} > {}",
-        root.wall_unix_ms,
-        late.wall_unix_ms
-    );
+    let (root_ms, late_ms) = (root.wall_unix_ms, late.wall_unix_ms);
+    assert!(root_ms <= late_ms, "{root_ms} > {late_ms}");
     volume.close().unwrap();
 }
 

@@ -18,7 +18,7 @@ use sawmill_device::BlockDeviceExt;
 use sawmill_format::journal::SUPERBLOCK_BYTES;
 use sawmill_format::preamble::{Kind, Preamble};
 use sawmill_store::{ObjectStore, StoreOptions};
-use sawmill_volume::{CreateOptions, Cut, OpenOptions, RealWorld, Volume, check};
+use sawmill_volume::{CreateOptions, Cut, OpenOptions, RealWorld, Safety, Volume, check};
 
 use crate::rig::MIB;
 
@@ -195,10 +195,12 @@ fn make_the_archive_of_this_version() {
     let volume = Volume::open(store, "disk", options).unwrap();
     write(&volume, 0..6, 1);
     write(&volume, 8..60, 1);
+    volume.wait(Safety::Stored, None).unwrap();
     assert!(volume.checkpoint(Duration::from_secs(60)));
     volume.create_snapshot("one").unwrap();
     write(&volume, 0..4, 2);
     volume.discard(5 * 64 * 1024, 64 * 1024).unwrap();
+    volume.wait(Safety::Stored, None).unwrap();
     assert!(volume.checkpoint(Duration::from_secs(60)));
     write(&volume, 2..4, 3);
     volume.create_snapshot("two").unwrap();

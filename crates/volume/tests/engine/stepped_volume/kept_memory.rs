@@ -9,8 +9,8 @@ use sawmill_device::{BlockDevice, Flags, Operation, Request};
 use sawmill_store::Fault;
 use sawmill_volume::Stall;
 
+use super::SteppedScene;
 use crate::faulty::{Machine, SEGMENT, segment_put, tile_bytes, write_tile};
-use crate::stepped::SteppedScene;
 
 /// Beyond what the staging memory holds beside all uploads: 4 MiB and six segments.
 const TILES: u64 = 32;

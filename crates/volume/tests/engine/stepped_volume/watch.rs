@@ -4,9 +4,9 @@
 use std::thread;
 use std::time::Duration;
 
+use super::SteppedScene;
 use crate::faulty::{Machine, is_fence_check, segment_put, tile_version, write_tile};
 use crate::rig::MIB;
-use crate::stepped::SteppedScene;
 use bytes::Bytes;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};

@@ -1,6 +1,9 @@
 //! A volume whose loops and whose time go when a test lets them.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
+mod kept_memory;
+mod watch;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
