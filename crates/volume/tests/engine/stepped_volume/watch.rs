@@ -1,14 +1,18 @@
 //! A writer that was taken over learns of it although it only reads and flushes; and no flush is
 //! answered on an old confirmation.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use super::SteppedScene;
-use crate::faulty::{Machine, is_fence_check, segment_put, tile_version, write_tile};
+use crate::faulty::{
+    Machine, SEGMENT, is_fence_check, segment_put, tile_bytes, tile_version, write_tile,
+};
 use crate::rig::MIB;
 use bytes::Bytes;
-use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
 use sawmill_volume::{Health, Stall, Volume};
 
@@ -160,4 +164,38 @@ fn one_stale_answer_fences_no_writer() {
     }
     assert_eq!(a.flush(0), Ok(()));
     assert_eq!(a.volume().status().health, Health::Serving);
+}
+
+#[test]
+fn a_stalled_write_is_not_acknowledged_once_unstored_writes_are_too_old() {
+    let mut machine = Machine::new();
+    machine.options.unstored_age_max = Some(Duration::from_secs(10));
+    let mut a = SteppedScene::new(&machine);
+    machine.fault(Fault::Delay, |call| segment_put(call).is_some());
+    let (answered, is_stepping) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    // More than the staging memory: the last ones wait.
+    for tile in 0..32 {
+        let (answered, is_stepping, world) =
+            (answered.clone(), is_stepping.clone(), a.world.clone());
+        let on_outcome = move |outcome: sawmill_device::Outcome, _| {
+            answered.fetch_add(u64::from(outcome.is_ok()), Ordering::SeqCst);
+            if is_stepping.load(Ordering::SeqCst) {
+                world.1.fetch_add(11_000, Ordering::SeqCst);
+            }
+        };
+        let (address, bytes) = (tile * SEGMENT as u64, tile_bytes(tile, 1));
+        let (write, flags) = (Operation::Write, Flags::default());
+        a.volume().submit(Request::with_bytes(write, address, flags, bytes, on_outcome));
+    }
+    let before = answered.load(Ordering::SeqCst);
+    assert!(before < 31, "{before} were answered at once");
+    is_stepping.store(true, Ordering::SeqCst);
+    (0..5).for_each(|_| {
+        let _ = a.step();
+    });
+    assert_eq!(answered.load(Ordering::SeqCst), before + 1, "the time was up after the first");
+    is_stepping.store(false, Ordering::SeqCst);
+    machine.heal();
+    machine.faults.release_all();
+    a.until("the rest is accepted", |_| answered.load(Ordering::SeqCst) == 32);
 }
