@@ -49,6 +49,9 @@ const THREADS_MAX: usize = BLOCKING_THREADS_MAX * 3 / 4;
 const BLOCK_BYTES: usize = 4096;
 /// Smaller bodies are not worth a direct write.
 const DIRECT_BYTES_MIN: usize = 128 << 10;
+/// A long write fills the disk's queue, and every small one that comes meanwhile waits behind it,
+/// also a journal's on the same disk.
+const DIRECT_BYTES_MAX: usize = 1 << 20;
 const FILE_MODE: u32 = 0o640;
 const FOLDER_MODE: u32 = 0o750;
 
@@ -385,8 +388,12 @@ fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
     {
         // A file system may accept the flag and refuse the write: then all of it is written the
         // usual way.
-        if file.write_all_at(&body[..whole_blocks], 0).is_ok() {
-            done = whole_blocks;
+        while done < whole_blocks {
+            let end = whole_blocks.min(done + DIRECT_BYTES_MAX);
+            if file.write_all_at(&body[done..end], done as u64).is_err() {
+                break;
+            }
+            done = end;
         }
         // What is left is no whole block, and direct I/O refuses that.
         rustix::fs::fcntl_setfl(file, OFlags::empty())?;
