@@ -122,6 +122,8 @@ pub struct Status {
     pub dead_object_bytes: u64,
     /// Live bytes that garbage collection currently plans to move.
     pub gc_left_bytes: u64,
+    /// Whether garbage is past its bound, so that writers get no further than collection lets them.
+    pub slowed_for_garbage: bool,
     /// Extents of the object map.
     pub extents: u64,
     /// Memory of the object map.

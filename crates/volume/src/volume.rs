@@ -185,7 +185,8 @@ impl Volume {
             bounds: options.bounds,
         };
         let engine = Engine::new(contexts.engine(), options, start);
-        let writer = JournalWriter::new(journal, bound.consumer, bound.superblock);
+        let world = contexts.attachment.world.clone();
+        let writer = JournalWriter::new(journal, bound.consumer, bound.superblock, world);
         Ok((
             PreparedVolume { contexts, recovery, memory, lock: Some(Arc::new(lock)) },
             writer,
@@ -286,6 +287,7 @@ impl Volume {
             segments: totals.segments,
             dead_object_bytes: totals.dead_object_bytes,
             gc_left_bytes: self.write.mailbox.gc_left(),
+            slowed_for_garbage: self.write.mailbox.is_slowed_for_garbage(),
             extents: view.map.extents(),
             map_bytes: view.map.memory_bytes(),
             journal_bytes,

@@ -95,6 +95,12 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         "Live bytes that garbage collection plans to move now.",
         |volume| volume.gc_left_bytes,
     ),
+    gauge(
+        "sawmill_slowed_for_garbage",
+        "1 while garbage is past its bound, so that writers get no further than collection lets \
+         them.",
+        |volume| u64::from(volume.slowed_for_garbage),
+    ),
     gauge("sawmill_segments", "Segments in the store.", |volume| volume.segments),
     gauge("sawmill_extents", "Extents of the map.", |volume| volume.extents),
     gauge("sawmill_map_bytes", "Memory of the map.", |volume| volume.map_bytes),

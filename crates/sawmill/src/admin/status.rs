@@ -81,6 +81,9 @@ pub(crate) struct VolumeStatus {
     pub(crate) segment_object_bytes: u64,
     pub(crate) dead_object_bytes: u64,
     pub(crate) gc_left_bytes: u64,
+    /// Garbage is past its bound: writers get no further than collection lets them.
+    #[serde(default)]
+    pub(crate) slowed_for_garbage: bool,
     pub(crate) segments: u64,
     pub(crate) extents: u64,
     pub(crate) map_bytes: u64,
@@ -116,6 +119,7 @@ impl VolumeStatus {
             segment_object_bytes: status.segment_object_bytes,
             dead_object_bytes: status.dead_object_bytes,
             gc_left_bytes: status.gc_left_bytes,
+            slowed_for_garbage: status.slowed_for_garbage,
             segments: status.segments,
             extents: status.extents,
             map_bytes: status.map_bytes,

@@ -124,7 +124,7 @@ pub(super) struct Tuning {
     )]
     gc_choice: String,
 
-    /// Live data to move per second at most; 0: no limit.
+    /// Live data to move per second at most; 0: no limit. With a limit, garbage has no bound.
     #[arg(long, value_name = "SIZE", value_parser = parse_size,
           default_value = exact_size(GcPolicy::default().bytes_per_second_max))]
     gc_rate: u64,

@@ -80,6 +80,13 @@ impl Collector {
         matches!(self.stage, Stage::Rest) && self.plan.is_none() && self.in_flight == 0
     }
 
+    /// Whether it moves something, or can begin to; not while it waits after a failure.
+    pub(super) fn is_at_work(&self, context: &Context, now: Duration) -> bool {
+        let may_begin = now >= self.not_before;
+        let is_moving = !matches!(self.stage, Stage::Rest) || self.in_flight > 0;
+        is_moving || (may_begin && (self.plan.is_some() || !self.candidates(context).is_empty()))
+    }
+
     /// A segment is gone; forget its failed attempts.
     pub(super) fn forget(&mut self, sequence: u32) {
         self.doubtful.remove(&sequence);

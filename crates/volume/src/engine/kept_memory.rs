@@ -3,20 +3,23 @@
 //! disk a third transfer of every byte.
 //!
 //! Invariants: writers wait for memory that is kept for [`WAIT_TIME_MAX`] at most without progress,
-//! and never while a segment could be sealed. Nothing is kept for a store that is slower than
-//! [`STORE_RATE_MIN`], so the journal takes a burst at the speed of its disk
+//! and never while a segment could be sealed. Nothing is kept for a store that is far slower than
+//! the journal's disk, so the journal takes a burst at the speed of that disk
 //! ([decision 0044](../../../../docs/decisions/0044-memory-waits-for-the-segment.md)).
 //! Not here: how memory is given up (`sawmill_sys::Ring`), and reading back (`journal::read`).
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::log_tail::LogTail;
 use super::{Context, EngineOptions};
 use crate::write;
 
-/// What a store takes that keeps up, in bytes a second with all uploads in flight: a good part of
-/// what a local disk takes.
-const STORE_RATE_MIN: u64 = 480 << 20;
+/// What a store takes that keeps up with any disk, in bytes a second with all uploads in flight.
+const STORE_RATE_ENOUGH: u64 = 480 << 20;
+/// A store keeps up that takes this part of what the journal's disk takes. Both are slower while
+/// they share a disk, or while garbage is collected on it.
+const DISK_RATE_DIVISOR: u64 = 3;
 /// How long writers may wait for kept memory while nothing is sealed.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(100);
 /// The staging memory holds at least so many segments, or nothing is kept: writers need room beside
@@ -55,7 +58,8 @@ impl KeptMemory {
         // What has left memory already is read back: writers do not wait for that.
         let is_in_memory = self.is_kept || self.sealed >= journal.ring.low();
         let was_kept = self.is_kept;
-        self.is_kept = log.keeps_up(STORE_RATE_MIN, options.uploads_max)
+        let store_rate_min = store_rate_min(journal.disk_bytes_per_s.load(Ordering::Relaxed));
+        self.is_kept = log.keeps_up(store_rate_min, options.uploads_max)
             && has_space
             && is_in_memory
             && !is_stuck;
@@ -74,5 +78,24 @@ impl KeptMemory {
     pub(super) fn wait(&self, now: Duration) -> Option<Duration> {
         let ends_at = self.stuck_since.filter(|_| self.is_kept)? + WAIT_TIME_MAX;
         Some(ends_at.saturating_sub(now).max(Duration::from_millis(1)))
+    }
+}
+
+/// What a store must take to keep up with a disk that takes so many bytes a second.
+fn store_rate_min(disk_bytes_per_s: u64) -> u64 {
+    STORE_RATE_ENOUGH.min(disk_bytes_per_s / DISK_RATE_DIVISOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_on_the_busy_disk_of_the_journal_keeps_up_and_one_far_behind_it_does_not() {
+        let mib = |rate: u64| rate << 20;
+        assert!(mib(250) >= store_rate_min(mib(700)));
+        assert!(mib(100) < store_rate_min(mib(2000)));
+        assert!(mib(480) >= store_rate_min(mib(9000)), "as fast as many a disk");
+        assert_eq!(store_rate_min(0), 0, "nothing is known of the disk yet");
     }
 }

@@ -102,9 +102,9 @@ impl LogTail {
     }
 
     /// Whether the store takes at least so many bytes a second, by its last put and with as many
-    /// at once.
+    /// at once. A store without a put may.
     pub(super) fn keeps_up(&self, bytes_per_s: u64, uploads_max: usize) -> bool {
-        self.last_put.is_some_and(|(bytes, took)| {
+        self.last_put.is_none_or(|(bytes, took)| {
             let taken_bytes = u128::from(bytes) * uploads_max as u128;
             taken_bytes * 1_000_000 >= u128::from(bytes_per_s) * took.as_micros()
         })
@@ -156,24 +156,40 @@ impl LogTail {
         }
     }
 
-    /// Cuts, builds and puts segments while they are due and may be in flight.
-    pub(super) fn seal(&mut self, context: &Arc<Context>, options: &EngineOptions, now: Duration) {
-        while self.has_room(options) && self.segment_is_due(context, options, now) {
+    /// Cuts, builds and puts segments while they are due and may be in flight, `segments_max` at
+    /// most. Returns how many.
+    pub(super) fn seal(
+        &mut self,
+        context: &Arc<Context>,
+        options: &EngineOptions,
+        now: Duration,
+        segments_max: usize,
+    ) -> usize {
+        let mut cut = 0;
+        while cut < segments_max
+            && self.has_room(options)
+            && self.segment_is_due(context, options, now)
+        {
             let records = self.cut_records(context, now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);
-                return;
+                break;
             }
             let built = self.build(context, &records);
             match built {
-                Ok(built) => self.send_segment(context, built, records),
+                Ok(built) => {
+                    self.send_segment(context, built, records);
+                    cut += 1;
+                }
                 Err(error) => {
                     // They stay pending: unstored data must never look as if it were stored.
                     self.put_back(records);
-                    return context.write.fail(error);
+                    context.write.fail(error);
+                    break;
                 }
             }
         }
+        cut
     }
 
     /// Whether a segment must be cut from the pending records.

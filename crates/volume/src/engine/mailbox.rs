@@ -82,6 +82,7 @@ pub(crate) struct Mailbox {
     gc_request: Mutex<Option<GcRequest>>,
     gc_requested: AtomicBool,
     gc_left: AtomicU64,
+    slowed_for_garbage: AtomicBool,
     /// Bounded by `limits::ORDERS_WAITING_MAX`, with `orders`.
     resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
@@ -110,6 +111,7 @@ impl Mailbox {
             gc_request: Default::default(),
             gc_requested: Default::default(),
             gc_left: Default::default(),
+            slowed_for_garbage: Default::default(),
             resizes: Default::default(),
             closing: Default::default(),
             closed: Default::default(),
@@ -256,6 +258,15 @@ impl Mailbox {
 
     pub(crate) fn set_gc_left(&self, bytes: u64) {
         self.gc_left.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether writers wait for collection, because garbage is past its bound.
+    pub(crate) fn is_slowed_for_garbage(&self) -> bool {
+        self.slowed_for_garbage.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_slowed_for_garbage(&self, is_slowed: bool) {
+        self.slowed_for_garbage.store(is_slowed, Ordering::Relaxed);
     }
 
     /// Answers the waiters whose end is stored.

@@ -47,6 +47,7 @@ mod clock;
 mod collect;
 pub(crate) mod context;
 mod fence_check;
+mod garbage_bound;
 mod intake;
 mod kept_memory;
 mod log_age;
@@ -75,6 +76,7 @@ use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
 use fence_check::{FenceCheck, FenceCheckResult};
+use garbage_bound::GarbageBound;
 use kept_memory::KeptMemory;
 use log_age::LogAge;
 use log_tail::LogTail;
@@ -137,6 +139,7 @@ pub(crate) struct Engine {
     stall_watch: StallWatch,
     log_age: LogAge,
     kept_memory: KeptMemory,
+    garbage_bound: GarbageBound,
 }
 
 impl Engine {
@@ -168,6 +171,7 @@ impl Engine {
             stall_watch: StallWatch::default(),
             log_age: LogAge::new(options.log_age_max),
             kept_memory: KeptMemory::default(),
+            garbage_bound: GarbageBound::default(),
             context,
         }
     }
@@ -192,7 +196,9 @@ impl Engine {
         self.log.repeat_failed(&self.context, now);
         self.orders.take(&self.context);
         if !self.orders.is_rolling_back(&self.checkpoints) {
-            self.log.seal(&self.context, &self.options, now);
+            let Engine { context, options, log, collector, garbage_bound, .. } = self;
+            let segments_max = garbage_bound.segments_max(context, options, collector, now);
+            garbage_bound.note_cut(log.seal(context, options, now, segments_max), now);
         }
         self.kept_memory.step(&self.context, &self.options, &self.log, now);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
@@ -293,13 +299,17 @@ impl Engine {
 
     /// Enters stored segments into the map, in order.
     fn apply_stored(&mut self) {
-        let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
+        let Engine { context, options, log, checkpoints, collector, orders, garbage_bound, .. } =
+            self;
         let mut has_applied = false;
         while let Some(applied) = log.apply_next(context) {
             has_applied = true;
             checkpoints.add_log(applied.object_bytes);
             match applied.header.kind {
-                SegmentKind::Moved => collector.moved_applied(),
+                SegmentKind::Moved => {
+                    collector.moved_applied();
+                    garbage_bound.note_moved();
+                }
                 SegmentKind::Order => orders.finish(context, options, checkpoints, &applied.header),
                 _ => {}
             }
@@ -395,6 +405,7 @@ impl Engine {
             self.fence_check.wait(&self.context, now),
             self.log_age.wait(now),
             self.kept_memory.wait(now),
+            self.garbage_bound.wait(now),
         ];
         waits.into_iter().flatten().min()
     }

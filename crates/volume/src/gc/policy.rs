@@ -114,6 +114,13 @@ impl GcPolicy {
         share(live_bytes, data_bytes) < self.start * 0.8
     }
 
+    /// Whether writers have outrun collection so far that they must be slowed down: less than 0.6
+    /// of [`start`](Self::start) is live. A collection with a rate of its own bounds nothing.
+    #[must_use]
+    pub fn is_exceeded(&self, live_bytes: u64, data_bytes: u64) -> bool {
+        self.bytes_per_second_max == 0 && share(live_bytes, data_bytes) < self.start * 0.6
+    }
+
     /// The segments to take next, best first: enough to reach `stop`, but no more than
     /// `moved_bytes_max` of live data, and at least one if any holds garbage.
     #[must_use]
@@ -193,6 +200,15 @@ mod tests {
         assert!(policy.choose(&[candidate(1, 100, 0)], 100, 200, 0, 1000).is_empty());
         assert!(!policy.is_due(0, 0) && !policy.is_due(100, 100));
         assert!(!GcPolicy { start: 0.0, ..policy }.is_due(1, 100));
+    }
+
+    #[test]
+    fn the_bound_lies_below_what_is_pressing_and_a_rate_or_zero_has_none() {
+        let policy = GcPolicy::default();
+        assert!(policy.is_pressing(50, 100) && !policy.is_exceeded(50, 100));
+        assert!(policy.is_exceeded(41, 100) && !policy.is_exceeded(0, 0));
+        assert!(!GcPolicy { bytes_per_second_max: 1, ..policy }.is_exceeded(1, 100));
+        assert!(!GcPolicy { start: 0.0, ..policy }.is_exceeded(1, 100));
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub(crate) struct Journal {
     pub(crate) wake: Wake,
     pub(crate) syncs: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
+    /// What the disk took in long writes lately; 0: there was none yet.
+    pub(crate) disk_bytes_per_s: AtomicU64,
 }
 
 /// The state in which a journal starts in this process.
@@ -128,6 +130,7 @@ impl Journal {
             wake: Wake::default(),
             syncs: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
+            disk_bytes_per_s: AtomicU64::new(0),
         }
     }
 

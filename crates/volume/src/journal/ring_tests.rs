@@ -143,7 +143,8 @@ impl Bench {
         let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
         let mut superblock = SuperblockFile::first(disk.clone(), first_superblock());
         superblock.write(|_| ()).unwrap();
-        let writer = JournalWriter::new(journal.clone(), consumer, superblock);
+        let world = Arc::new(crate::world::RealWorld::default());
+        let writer = JournalWriter::new(journal.clone(), consumer, superblock, world);
         let flushed_end = Arc::default();
         Bench {
             journal,

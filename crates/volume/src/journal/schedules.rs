@@ -142,7 +142,8 @@ impl Bench {
         };
         let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
         let superblock = SuperblockFile::first(disk.clone(), superblock());
-        let writer = JournalWriter::new(journal.clone(), consumer, superblock);
+        let world = Arc::new(crate::world::RealWorld::default());
+        let writer = JournalWriter::new(journal.clone(), consumer, superblock, world);
         let (is_stopped, taken_records) = (AtomicBool::new(false), parking_lot::Mutex::default());
         let entered = parking_lot::Mutex::default();
         (

@@ -9,12 +9,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use sawmill_sys::{BLOCK_BYTES, Consumer, Span};
 
 use super::superblock::SuperblockFile;
 use super::{FlushWaiter, Journal, disk_failed};
 use crate::record::Record;
+use crate::world::World;
 use crate::{Result, limits};
 
 /// What a step did and what is to happen next.
@@ -36,6 +38,7 @@ pub(crate) struct JournalWriter {
     journal: Arc<Journal>,
     consumer: Consumer,
     superblock: SuperblockFile,
+    world: Arc<dyn World>,
     /// Complete records that are not on the disk yet.
     span: Option<Span>,
     /// Written to the disk, not yet synced.
@@ -79,12 +82,14 @@ impl JournalWriter {
         journal: Arc<Journal>,
         consumer: Consumer,
         superblock: SuperblockFile,
+        world: Arc<dyn World>,
     ) -> Self {
         let written = journal.ring.written();
         JournalWriter {
             journal,
             consumer,
             superblock,
+            world,
             span: None,
             written,
             rounds_shared: 0,
@@ -245,6 +250,7 @@ impl JournalWriter {
             self.span = None;
         }
         let bytes = self.consumer.bytes(&part);
+        let started = self.world.now();
         let mut done = 0;
         for (offset, length) in self.journal.parts(start, end - start) {
             if length > 0 {
@@ -256,7 +262,22 @@ impl JournalWriter {
         self.consumer.declare_written(part);
         self.written = end;
         self.journal.written_bytes.fetch_add(end - start, Ordering::Relaxed);
+        if end - start >= limits::SPAN_BYTES {
+            self.note_disk_rate(end - start, self.world.now().saturating_sub(started));
+        }
         Ok(true)
+    }
+
+    /// What the disk takes now, beside whoever else uses it: a mean in which the last writes
+    /// count most.
+    fn note_disk_rate(&self, bytes: u64, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let rate = bytes.saturating_mul(1_000_000) / micros;
+        let mean = match self.journal.disk_bytes_per_s.load(Ordering::Relaxed) {
+            0 => rate,
+            mean => mean - mean / 8 + rate / 8,
+        };
+        self.journal.disk_bytes_per_s.store(mean, Ordering::Relaxed);
     }
 
     /// Syncs when the end that some waiter waits for is on the disk, and answers all waiters

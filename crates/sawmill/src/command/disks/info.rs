@@ -243,6 +243,11 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
                 "unstored_age" => {
                     "the oldest unstored write has reached --unstored-age-max".to_owned()
                 }
+                _ if volume.slowed_for_garbage => {
+                    "the journal is full, and garbage is past its bound: they go on as it is \
+                     collected"
+                        .to_owned()
+                }
                 _ => "the journal is full of unstored writes".to_owned(),
             };
             ("", format!("{} writes wait: {lacks}", human_count(volume.stalled_requests)))
