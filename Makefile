@@ -1,6 +1,7 @@
 # The few commands a person types. Each is one command line; the work is in what it calls.
 # docs: the documents as a site, in target/site.
-.PHONY: demo docs test test-vm test-stores test-external lint bench soak torture fuzz mutants fmt
+.PHONY: demo docs test test-vm test-stores test-external lint bench bench-check soak torture
+.PHONY: fuzz mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
@@ -15,6 +16,7 @@ test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sa
 docs: ; @docs/site/build.sh
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
+bench-check: ; @tests/setup/prepare.sh bench && bench/performance.py --check
 soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --from $(or $(FROM),1) \
 	--minutes $(or $(MINUTES),60)
 torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && \

@@ -23,6 +23,7 @@ from harness import (
 from suite import opening, report
 from suite.contest import COST, PEERS, WORKLOADS, Peer
 from suite.s3 import Minio, S3backer
+from suite.twice import Twice
 
 
 def parse_flags():
@@ -64,7 +65,7 @@ def contestants(flags, place, minio):
         return (ours(flags.before.resolve(), place, minio, "-before")
                 + ours(flags.binary, place, minio))
     peers = [Peer(place, *peer) for peer in PEERS]
-    return [*peers, *ours(flags.binary, place, minio), S3backer(place, minio)]
+    return [*peers, Twice(place), *ours(flags.binary, place, minio), S3backer(place, minio)]
 
 
 def chosen_of(flags):
