@@ -1,10 +1,12 @@
-//! A volume that nobody uses costs nothing: no request to the store, and little memory whatever its
-//! size.
+//! A volume that nobody uses costs nothing: no request to the store, no thread, and little memory
+//! whatever its size.
 //!
 //! While it is in use, and for ten seconds more, a volume looks whether others have taken it over.
 //! `SAWMILL_IDLE_S` (8 by default, past the age at which batches are sealed) is how long it is
 //! watched.
 
+use sawmill_tests::machine::wait_for;
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::on_each_store;
 use sawmill_tests::server::Server;
 use sawmill_tests::store::{self, StoreUnderTest};
@@ -78,4 +80,59 @@ fn an_idle_volume_of_one_tebibyte_takes_less_than_60_mebibytes() {
     let resident = server.resident_bytes();
     println!("an idle 1 TiB volume: {resident} bytes resident");
     assert!(resident < 60 << 20, "{resident} bytes resident");
+}
+
+/// However slow the disk is, 24 threads for its journals and 24 for the engines behind them
+/// (`crates/volume/src/threads/loops`), a clock, and a few that were started and found no loop. It
+/// would be a hundred if each loop had its own.
+const VOLUME_THREADS_MAX: usize = 60;
+
+/// The threads of a server that run volumes, whatever their names are: not those of its doors, of
+/// its stores and of the process, which the number of volumes does not change.
+fn volume_threads(server: &Server) -> Vec<String> {
+    let fixed = ["sawmill", "signals", "admin", "sawmill-store", "nbd-accept"];
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it runs");
+    let names = tasks.filter_map(|task| {
+        // A thread may end meanwhile.
+        let name = std::fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+        Some(name.trim().to_owned())
+    });
+    names.filter(|name| !fixed.contains(&&**name) && !name.starts_with("nbd-")).collect()
+}
+
+#[test]
+fn fifty_volumes_share_the_threads_that_run_them() {
+    let bed = TestBed::new(&store::folder());
+    let names: Vec<String> = (0..50).map(|number| format!("disk-{number}")).collect();
+    bed.create("disk", "8M", &["--segment-bytes", "256K"]);
+    let mut words = vec!["clone", "disk"];
+    words.extend(names.iter().map(String::as_str));
+    let made = bed.sawmill(&words);
+    assert_eq!(made.ok().lines().count(), 50, "each clone is reported");
+    let first = bed.serve(&names[0]).with(&["--journal-bytes", "16M"]);
+    let server = names[1..].iter().fold(first, |server, name| server.and(name)).start();
+    let clients: Vec<_> = (0..50)
+        .map(|index| Client::connect(&server.uri_of(index), Style::Structured).expect("connects"))
+        .collect();
+    for round in 0..20_u64 {
+        std::thread::scope(|scope| {
+            for client in &clients {
+                scope.spawn(move || {
+                    client.write(round * 4096, &[round as u8; 4096]).expect("accepted");
+                    client.flush().expect("flushed");
+                });
+            }
+        });
+        // Readers and collectors come and go.
+        let threads = volume_threads(&server);
+        let count = threads.iter().filter(|name| name.starts_with("volume")).count();
+        assert!(count <= VOLUME_THREADS_MAX, "{count} threads: {threads:?}");
+    }
+    for client in &clients {
+        assert_eq!(client.read(19 * 4096, 4096), Ok(vec![19; 4096]));
+    }
+    // At rest, one waits for work, and one for the time.
+    wait_for("the threads end", || (volume_threads(&server).len() <= 2).then_some(()));
+    drop(clients);
+    let _ = server.stop().ok();
 }

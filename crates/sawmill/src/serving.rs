@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sawmill_volume::cache::ReadCache;
-use sawmill_volume::{GcReport, RealWorld, Safety, World};
+use sawmill_volume::{GcReport, LoopThreads, RealWorld, Safety, World};
 
 use crate::admin::status::{
     CacheStatus, HealthStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeDoor,
-    VolumeStatus, milliseconds,
+    VolumeStatus, VolumeThreadsStatus, milliseconds,
 };
 use crate::control::protocol::{
     AddDoorReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply, ResizeReply,
@@ -50,6 +50,8 @@ pub(crate) struct ServeProcess {
     pub(crate) doors: Doors,
     pub(crate) volumes: Vec<ServedVolume>,
     pub(crate) cache: Mutex<Option<Cache>>,
+    /// The threads that the volumes share.
+    loop_threads: Arc<LoopThreads>,
     gc_start: f64,
     started: Instant,
     hand_off: HandOffNotifier,
@@ -69,9 +71,19 @@ impl ServeProcess {
         hand_off: HandOffNotifier,
     ) -> Self {
         let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
-        let gc_start = plan.options.gc.start;
+        let (loop_threads, gc_start) = (plan.options.loop_threads.clone(), plan.options.gc.start);
         let (is_handing_off, link) = (AtomicBool::new(false), OnceLock::new());
-        ServeProcess { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
+        ServeProcess {
+            doors,
+            volumes,
+            cache,
+            loop_threads,
+            gc_start,
+            started,
+            hand_off,
+            is_handing_off,
+            link,
+        }
     }
 
     /// The volumes are exported over a link too; the status includes it from now on.
@@ -108,6 +120,7 @@ impl ServeProcess {
                 .collect(),
             doors: self.doors.status(),
             nbd_memory: Some(self.doors.nbd_memory()),
+            volume_threads: Some(VolumeThreadsStatus::new(self.loop_threads.counts())),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),
             link: self.link.get().map(|report_source| report_source()),

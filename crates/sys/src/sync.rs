@@ -16,6 +16,7 @@ mod real {
     use std::time::{Duration, Instant};
 
     pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+    pub use std::thread::ThreadId;
 
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
@@ -23,6 +24,12 @@ mod real {
     /// themselves.
     #[inline(always)]
     pub fn switch_point() {}
+
+    /// The thread that calls this.
+    #[must_use]
+    pub fn thread_id() -> ThreadId {
+        std::thread::current().id()
+    }
 
     /// A busy-wait for a limited time.
     pub struct Spin {
@@ -54,11 +61,18 @@ mod scheduled {
     use shuttle::rand::Rng;
     use shuttle::sync;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+    pub use shuttle::thread::ThreadId;
 
     /// A point where the schedule may switch to another thread, beside the locks and atomics
     /// themselves.
     pub fn switch_point() {
         shuttle::thread::yield_now();
+    }
+
+    /// The thread that calls this.
+    #[must_use]
+    pub fn thread_id() -> ThreadId {
+        shuttle::thread::current().id()
     }
 
     /// As `parking_lot::Mutex`.

@@ -92,6 +92,7 @@ pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept_block::CutKind;
 pub use segment::entries::SharedLists;
 pub use status::{Counters, GcReport, Health, Positions, Safety, Stall, Status};
+pub use threads::loops::{LoopThreadCounts, LoopThreads};
 pub use threads::steps::SteppedVolume;
 pub use volume::Volume;
 pub use world::{RealWorld, World};

@@ -19,6 +19,7 @@ use crate::cuts::Cut;
 use crate::gc::policy::GcPolicy;
 use crate::limits::{self, AttachmentBounds};
 use crate::segment::entries::SharedLists;
+use crate::threads::loops::LoopThreads;
 
 /// The properties that a volume is created with; kept in its record in the store.
 #[derive(Clone, Debug)]
@@ -70,6 +71,8 @@ pub struct OpenOptions {
     pub cache: Option<Arc<ReadCache>>,
     /// Tables of segments, shared by the volumes that are opened with clones of these options.
     pub segment_lists: Arc<SharedLists>,
+    /// The threads that run the loops of the volumes that are opened with clones of these options.
+    pub loop_threads: Arc<LoopThreads>,
     /// Open for reading only: no journal, no fence, nothing written.
     pub read_only: bool,
     /// Show this state of the past and no other; for reading only.
@@ -122,6 +125,7 @@ impl OpenOptions {
             staging_bytes: limits::STAGING_BYTES_DEFAULT,
             cache: None,
             segment_lists: Arc::default(),
+            loop_threads: Arc::default(),
             read_only: false,
             cut: None,
             accept_journal_loss: false,

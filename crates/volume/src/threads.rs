@@ -1,26 +1,27 @@
-//! The threads around the loops: one for the journal, one for the engine. A simulation steps the
-//! loops itself ([`steps`]).
+//! The two loops of a volume, that of the journal and that of the engine, and how they end. A
+//! simulation steps the loops itself ([`steps`]).
 //!
-//! Modules: [`pool`] (readers and collectors), [`later`] (jobs that are due later), [`wake`] (how a
-//! thread sleeps and is woken).
+//! Modules: [`loops`] (the threads that run the loops of all volumes), [`pool`] (readers and
+//! collectors), [`later`] (jobs that are due later), [`wake`] (how a loop rests and is woken).
 //!
-//! Invariant: the threads decide only when a loop steps and how long it sleeps. All else is in the
+//! Invariant: the threads decide only when a loop steps and how long it rests. All else is in the
 //! step, so that a simulation runs the same code.
 //!
 //! Not here: what the loops do (`journal::writer`, `engine`).
 
 pub(crate) mod later;
+pub(crate) mod loops;
 pub(crate) mod pool;
 pub(crate) mod steps;
 pub(crate) mod wake;
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
+use crate::Result;
 use crate::contexts::Contexts;
 use crate::disk::Lock;
 use crate::engine::Engine;
@@ -28,14 +29,18 @@ use crate::journal::Journal;
 use crate::journal::writer::{JournalWriter, Step};
 use crate::stored_data::StoredData;
 use crate::threads::later::DeferredJobs;
+use crate::threads::loops::{LoopGroup, LoopKind, LoopThreads, Rest, SteppedLoop, VolumeLoop};
+use crate::threads::wake::Wake;
 use crate::write::{self, WriteContext};
-use crate::{Error, ErrorKind, Result};
 
-/// How long the journal's thread waits for more before it settles its marks.
+/// How long the journal's loop waits for more before it settles its marks.
 const SETTLE_AFTER: Duration = Duration::from_millis(50);
 
 /// How long to watch for an expected flush: about as long as waking a sleeping thread takes.
 const EXPECTED_TIME_MAX: Duration = Duration::from_micros(60);
+
+/// How often a loop whose journal has failed looks for records without being told of them.
+const RESCUE_EVERY: Duration = Duration::from_secs(1);
 
 /// How the loops are to end.
 #[derive(Default)]
@@ -49,72 +54,89 @@ pub(crate) struct LoopEnd {
     end: AtomicBool,
 }
 
-/// The threads of an open volume, and the means to end them.
+/// The running loops of an open volume, and the means to end them.
 pub(crate) struct Threads {
     write: Arc<WriteContext>,
     jobs: Arc<DeferredJobs>,
     loop_end: Arc<LoopEnd>,
-    journal: Mutex<Option<JoinHandle<()>>>,
-    engine: Mutex<Option<JoinHandle<()>>>,
+    /// The journal's loop, if there is one, then the engine's.
+    loops: Vec<Arc<VolumeLoop>>,
+}
+
+/// The threads for the loops of a volume.
+pub(crate) struct LoopPlace {
+    pub(crate) threads: Arc<LoopThreads>,
+    /// The number of the journal's disk. Two logical volumes on one disk have two numbers.
+    pub(crate) disk: u64,
+}
+
+impl LoopPlace {
+    /// For a volume whose journal is at this path.
+    pub(crate) fn of(threads: Arc<LoopThreads>, journal: &Path) -> Self {
+        // Read-only volumes have no journal; they wait for no disk either.
+        let found = std::fs::metadata(journal);
+        let disk = found.map_or(0, |about| match about.rdev() {
+            0 => about.dev(),
+            device => device,
+        });
+        LoopPlace { threads, disk }
+    }
+
+    fn run(
+        &self,
+        kind: LoopKind,
+        wake: Arc<Wake>,
+        stepped: impl SteppedLoop + 'static,
+    ) -> Result<Arc<VolumeLoop>> {
+        self.threads.run(LoopGroup { disk: self.disk, kind }, wake, Box::new(stepped))
+    }
 }
 
 impl Threads {
-    /// Starts no thread: the caller steps the loops, which heed [`loop_end`](Self::loop_end).
+    /// Starts nothing: the caller steps the loops, which heed [`loop_end`](Self::loop_end).
     pub(crate) fn idle(contexts: &Contexts) -> Self {
-        let (journal, engine) = (Mutex::default(), Mutex::default());
         let (write, jobs) = (contexts.write.clone(), contexts.read.jobs.clone());
-        Threads { write, jobs, loop_end: Arc::default(), journal, engine }
+        Threads { write, jobs, loop_end: Arc::default(), loops: Vec::new() }
     }
 
-    /// Starts the threads; without loops (read-only), only the one that runs delayed jobs.
-    /// They hold the lock of the journal until they have ended.
+    /// Starts the loops; a read-only volume only has one that runs delayed jobs. They hold the lock
+    /// of the journal until they have ended.
     pub(crate) fn start(
         contexts: &Contexts,
         loops: Option<(JournalWriter, Engine)>,
         lock: Option<&Arc<Lock>>,
+        place: &LoopPlace,
     ) -> Result<Self> {
-        let loop_end = Arc::new(LoopEnd::default());
+        let mut threads = Self::idle(contexts);
         let (writer, engine) = loops.unzip();
-        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
-                Error::caused(
-                    ErrorKind::Unavailable,
-                    format!("the {name} thread cannot be started"),
-                    error,
-                )
-            })
+        let loop_end = || threads.loop_end.clone();
+        let mut running = Vec::new();
+        if let (Some(writer), Some(journal)) = (writer, contexts.write.journal.clone()) {
+            let (wake, held) = (journal.wake.clone(), lock.cloned());
+            let journal = JournalLoop::new(contexts, journal, writer, loop_end());
+            let stepped = SteppedJournal { journal, _held: held };
+            running.push(place.run(LoopKind::Journal, wake, stepped)?);
+        }
+        let stepped = SteppedEngine {
+            contexts: contexts.clone(),
+            engine,
+            loop_end: loop_end(),
+            _held: lock.cloned(),
         };
-        let journal = match (writer, contexts.write.journal.clone()) {
-            (Some(writer), Some(journal)) => {
-                let (contexts, loop_end, lock) =
-                    (contexts.clone(), loop_end.clone(), lock.cloned());
-                let run = move || {
-                    let _held = lock;
-                    let run = JournalLoop::new(&contexts, journal, writer, loop_end);
-                    guard(&contexts.write, "journal", || run_journal(run));
-                };
-                Some(spawn("journal", Box::new(run))?)
+        let wake = contexts.write.mailbox.wake.clone();
+        let engine = place.run(LoopKind::Engine, wake, stepped);
+        threads.loops = running;
+        match engine {
+            Ok(engine) => threads.loops.push(engine),
+            Err(error) => {
+                threads.abandon();
+                return Err(error);
             }
-            _ => None,
-        };
-        let engine = {
-            let (contexts, loop_end, lock) = (contexts.clone(), loop_end.clone(), lock.cloned());
-            let run = move || {
-                let _held = lock;
-                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &loop_end));
-            };
-            spawn("engine", Box::new(run))?
-        };
-        Ok(Threads {
-            write: contexts.write.clone(),
-            jobs: contexts.read.jobs.clone(),
-            loop_end,
-            journal: Mutex::new(journal),
-            engine: Mutex::new(Some(engine)),
-        })
+        }
+        Ok(threads)
     }
 
-    /// Stores everything and ends the threads; false when it was abandoned meanwhile.
+    /// Stores everything and ends the loops; false when it was abandoned meanwhile.
     pub(crate) fn close(&self) -> bool {
         self.begin_close();
         if self.write.journal.is_some() {
@@ -152,7 +174,7 @@ impl Threads {
         self.loop_end.clone()
     }
 
-    /// Ends the threads now.
+    /// Ends the loops now.
     pub(crate) fn abandon(&self) {
         self.loop_end.abandon.store(true, Ordering::Release);
         self.write.mailbox.set_closed();
@@ -161,27 +183,9 @@ impl Threads {
 
     fn end(&self) {
         self.loop_end.end.store(true, Ordering::Release);
-        for thread in [&self.journal, &self.engine] {
-            // Held until the thread has ended: a concurrent close must wait for that too.
-            let mut held = thread.lock();
-            let Some(thread) = held.take() else { continue };
-            if let Some(journal) = &self.write.journal {
-                journal.wake.notify();
-            }
-            self.write.mailbox.wake.notify();
-            if sawmill_sys::join_unless_own(thread).is_err() {
-                tracing::error!("a thread of volume {} panicked", self.write.attachment.name);
-            }
-        }
+        self.loops.iter().for_each(|running| running.wait_ended());
         // No waiter may outlive the volume.
         self.jobs.close();
-    }
-}
-
-/// Runs a loop. If it panics, the volume fails.
-fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        write.fail_by_panic(name);
     }
 }
 
@@ -196,6 +200,8 @@ pub(crate) enum Pause {
     Settle,
     /// Until the next append or notification.
     Long,
+    /// The journal has failed: as long as nothing is appended.
+    Rescue,
     /// It has ended.
     End,
 }
@@ -278,7 +284,7 @@ impl JournalLoop {
             write.stalled.fail(error);
         }
         write.mailbox.wake.notify();
-        Pause::Short
+        Pause::Rescue
     }
 
     /// Writes the journal's final superblock.
@@ -301,37 +307,68 @@ impl JournalLoop {
 /// The two loops of an attachment; `None` when a volume was opened to read.
 pub(crate) type Loops = Option<(JournalLoop, Engine)>;
 
-fn run_journal(mut run: JournalLoop) {
-    let journal = run.journal.clone();
-    loop {
-        match run.step() {
-            Pause::No => {}
-            Pause::Short => {
-                journal.wake.sleep(Some(SETTLE_AFTER));
-            }
-            Pause::Settle => {
-                if journal.expects_flush() {
-                    journal.wake.watch(EXPECTED_TIME_MAX);
-                }
-                if !journal.wake.sleep(Some(SETTLE_AFTER)) {
-                    run.nothing_came();
-                }
-            }
-            Pause::Long => journal.rest(),
-            Pause::End => return run.close(),
+/// The journal's loop and the lock of its journal.
+struct SteppedJournal {
+    journal: JournalLoop,
+    _held: Option<Arc<Lock>>,
+}
+
+impl SteppedLoop for SteppedJournal {
+    fn step(&mut self, was_quiet: bool) -> Rest {
+        let run = &mut self.journal;
+        run.journal.end_rest();
+        if was_quiet {
+            run.nothing_came();
         }
+        match run.step() {
+            Pause::No => Rest::No,
+            Pause::Short => Rest::Short { watch: Duration::ZERO, sleep: SETTLE_AFTER },
+            Pause::Settle => {
+                let expected =
+                    if run.journal.expects_flush() { EXPECTED_TIME_MAX } else { Duration::ZERO };
+                Rest::Short { watch: expected, sleep: SETTLE_AFTER }
+            }
+            Pause::Long if run.journal.begin_rest() => Rest::Long(None),
+            Pause::Long => Rest::No,
+            // Failed volumes may be many and stay for long: they keep no thread in their rests, and
+            // those whose engine has ended as well have nothing to look for.
+            Pause::Rescue if !run.journal.begin_rest() => Rest::Long(Some(SETTLE_AFTER)),
+            Pause::Rescue if run.write.attachment.state.is_dead() => Rest::Long(None),
+            Pause::Rescue => Rest::Long(Some(RESCUE_EVERY)),
+            Pause::End => {
+                run.close();
+                Rest::End
+            }
+        }
+    }
+
+    fn fail(&mut self) {
+        self.journal.write.fail_by_panic("journal");
     }
 }
 
-fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, loop_end: &LoopEnd) {
-    loop {
-        let now = contexts.attachment.world.now();
-        let stepped = engine.as_mut().and_then(|engine| engine.step(now));
-        let due_in = contexts.read.jobs.run_due(now);
-        if loop_end.end.load(Ordering::Acquire) {
+/// The engine's loop; without an engine (read-only), it runs the jobs that are due.
+struct SteppedEngine {
+    contexts: Contexts,
+    engine: Option<Engine>,
+    loop_end: Arc<LoopEnd>,
+    _held: Option<Arc<Lock>>,
+}
+
+impl SteppedLoop for SteppedEngine {
+    fn step(&mut self, _: bool) -> Rest {
+        let now = self.contexts.attachment.world.now();
+        let stepped = self.engine.as_mut().and_then(|engine| engine.step(now));
+        let due_in = self.contexts.read.jobs.run_due(now);
+        if self.loop_end.end.load(Ordering::Acquire) {
             // No waiter may outlive the volume.
-            return contexts.read.jobs.close();
+            self.contexts.read.jobs.close();
+            return Rest::End;
         }
-        contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(due_in).min());
+        Rest::Long(stepped.into_iter().chain(due_in).min())
+    }
+
+    fn fail(&mut self) {
+        self.contexts.write.fail_by_panic("engine");
     }
 }

@@ -34,7 +34,7 @@ use crate::read::{ReadContext, fetch};
 use crate::recovery::{RecoveryReport, Reporter};
 use crate::status::{GcReport, Health, Positions, Safety, Status};
 use crate::threads::pool::Pool;
-use crate::threads::{JournalLoop, Loops, Threads};
+use crate::threads::{JournalLoop, LoopPlace, Loops, Threads};
 use crate::world::{RealWorld, World};
 use crate::write::{WriteContext, flush};
 use crate::{Error, ErrorKind, Result, limits, names, read, write};
@@ -51,8 +51,12 @@ struct PreparedVolume {
 }
 
 impl PreparedVolume {
-    fn start(self, loops: Option<(JournalWriter, Engine)>) -> Result<Arc<Volume>> {
-        let threads = Threads::start(&self.contexts, loops, self.lock.as_ref())?;
+    fn start(
+        self,
+        loops: Option<(JournalWriter, Engine)>,
+        place: &LoopPlace,
+    ) -> Result<Arc<Volume>> {
+        let threads = Threads::start(&self.contexts, loops, self.lock.as_ref(), place)?;
         Ok(self.with(threads))
     }
 
@@ -103,10 +107,13 @@ impl Volume {
         let world: Arc<dyn World> = Arc::new(RealWorld::default());
         let threads = limits::READER_THREADS_MAX;
         if options.read_only {
-            Self::open_to_read(store, name, &options, world, threads)?.start(None)
+            let place = LoopPlace { threads: options.loop_threads.clone(), disk: 0 };
+            Self::open_to_read(store, name, &options, world, threads)?.start(None, &place)
         } else {
             let (unstarted, writer, engine) = Self::attach(store, name, &options, world, threads)?;
-            unstarted.start(Some((writer, engine)))
+            // The journal is there now.
+            let place = LoopPlace::of(options.loop_threads, &options.journal_path);
+            unstarted.start(Some((writer, engine)), &place)
         }
     }
 

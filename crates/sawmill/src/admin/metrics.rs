@@ -9,7 +9,7 @@ mod text;
 
 use super::status::{
     CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, NbdMemoryStatus, OperationStatus,
-    ProcessStatus, StoreStatus, VolumeStatus,
+    ProcessStatus, StoreStatus, VolumeStatus, VolumeThreadsStatus,
 };
 use text::{Exposition, Metric, MetricKind, counter, gauge, labels};
 
@@ -30,6 +30,18 @@ const NBD_MEMORY: &[Metric<NbdMemoryStatus>] = &[
     gauge("sawmill_nbd_memory_waiting", "NBD connections that wait for memory.", |memory| {
         memory.waiting
     }),
+];
+
+/// Per process that opens volumes.
+const VOLUME_THREADS: &[Metric<VolumeThreadsStatus>] = &[
+    gauge("sawmill_volume_threads", "Threads that run volumes, without the clock.", |found| {
+        found.threads
+    }),
+    gauge(
+        "sawmill_volume_threads_stuck",
+        "Those that have waited for a local disk for half a second or more.",
+        |found| found.stuck,
+    ),
 ];
 
 /// Per volume, label `volume`. The three positions are those of one log, so that the difference of
@@ -331,6 +343,7 @@ fn rows() -> Vec<(&'static str, MetricKind, &'static str, &'static str)> {
     ));
     rows.extend(of(DOOR, "door, address"));
     rows.extend(of(NBD_MEMORY, ""));
+    rows.extend(of(VOLUME_THREADS, ""));
     rows.extend(of(CACHE, ""));
     rows.extend(of(STORE, "store"));
     rows.extend(of(CALL, "store, call"));
@@ -379,6 +392,9 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     text.table(DOOR, &doors);
     let memory: Vec<_> = process.nbd_memory.iter().map(|memory| (String::new(), memory)).collect();
     text.table(NBD_MEMORY, &memory);
+    let threads: Vec<_> =
+        process.volume_threads.iter().map(|found| (String::new(), found)).collect();
+    text.table(VOLUME_THREADS, &threads);
     let caches: Vec<_> = process.cache.iter().map(|cache| (String::new(), cache)).collect();
     text.table(CACHE, &caches);
     let stores: Vec<_> = process.stores.iter().map(|s| (labels(&[("store", &s.url)]), s)).collect();
@@ -435,6 +451,7 @@ mod tests {
         process.stores.push(StoreStatus { url: "memory:".into(), put, ..StoreStatus::default() });
         process.doors.push(DoorStatus { door: "nbd".into(), ..DoorStatus::default() });
         process.nbd_memory = Some(NbdMemoryStatus::default());
+        process.volume_threads = Some(VolumeThreadsStatus::default());
         process.cache = Some(CacheStatus::default());
         let link =
             LinkReport { link: 1, state: "open".into(), rtt_us: 250, ..LinkReport::default() };

@@ -15,7 +15,7 @@ use sawmill_device::layer::OperationSnapshot;
 use sawmill_frontend::DoorCounts;
 use sawmill_store::{CallMetrics, LATENCY_BUCKETS, MeterSnapshot};
 use sawmill_volume::cache::CacheMetrics;
-use sawmill_volume::{Counters, Health, Positions, Stall, Status};
+use sawmill_volume::{Counters, Health, LoopThreadCounts, Positions, Stall, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::link::end_report::EndReport;
@@ -41,6 +41,9 @@ pub(crate) struct ProcessStatus {
     /// Memory of the NBD connections, if it can have any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) nbd_memory: Option<NbdMemoryStatus>,
+    /// The threads that its volumes share, if it opens volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) volume_threads: Option<VolumeThreadsStatus>,
     /// The stores behind the volumes.
     pub(crate) stores: Vec<StoreStatus>,
     /// The read cache, if it has one.
@@ -373,6 +376,21 @@ impl DoorStatus {
             bytes_out: counts.bytes_out,
             protocol_violations: counts.protocol_violations,
         }
+    }
+}
+
+/// The threads that run the loops of a process's volumes.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct VolumeThreadsStatus {
+    /// All of them, without the clock.
+    pub(crate) threads: u64,
+    /// Those that have waited for a local disk for half a second or more: does it hang?
+    pub(crate) stuck: u64,
+}
+
+impl VolumeThreadsStatus {
+    pub(crate) fn new(counts: LoopThreadCounts) -> Self {
+        VolumeThreadsStatus { threads: counts.threads, stuck: counts.stuck }
     }
 }
 

@@ -17,7 +17,7 @@
 //! 5. A failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried
 //!    as if the bytes were still dirty.
 //!
-//! Not here: making and binding a journal (`open`), its thread (`threads`), the staging ring
+//! Not here: making and binding a journal (`open`), its loop's thread (`threads`), the staging ring
 //! (`sawmill_sys`), and the map from addresses to records (`map`).
 
 use std::collections::VecDeque;
@@ -84,7 +84,7 @@ pub(crate) struct Journal {
     resting: AtomicBool,
     /// The next record is likely to be flushed by itself: it goes to the disk at once.
     expects_flush: AtomicBool,
-    pub(crate) wake: Wake,
+    pub(crate) wake: Arc<Wake>,
     pub(crate) syncs: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     /// What the disk took in long writes lately; 0: there was none yet.
@@ -127,7 +127,7 @@ impl Journal {
             failed: OnceLock::new(),
             resting: AtomicBool::new(false),
             expects_flush: AtomicBool::new(false),
-            wake: Wake::default(),
+            wake: Arc::default(),
             syncs: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             disk_bytes_per_s: AtomicU64::new(0),
@@ -258,15 +258,23 @@ impl Journal {
         self.expects_flush.load(Ordering::Relaxed)
     }
 
-    /// The writer's sleep when nothing has come for a while: until the next append or
-    /// notification.
-    pub(crate) fn rest(&self) {
+    /// The writer rests, when nothing has come for a while, until the next append or notification.
+    /// Returns false if there is something to do.
+    pub(crate) fn begin_rest(&self) -> bool {
         self.resting.store(true, Ordering::SeqCst);
         // An append before the flag was set did not notify.
-        if self.order.lock().is_empty() {
-            self.wake.sleep(None);
+        let may_rest = self.order.lock().is_empty();
+        if !may_rest {
+            self.end_rest();
         }
-        self.resting.store(false, Ordering::SeqCst);
+        may_rest
+    }
+
+    /// The rest is over, if there was one.
+    pub(crate) fn end_rest(&self) {
+        if self.resting.load(Ordering::Relaxed) {
+            self.resting.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Everything before here is durable on the journal disk.

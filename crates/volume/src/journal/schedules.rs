@@ -251,7 +251,8 @@ fn superblock() -> Superblock {
     }
 }
 
-/// The loop of `threads::run_journal`, until told to stop with nothing left to do.
+/// The loop of `threads::SteppedJournal` on a thread of its own, until told to stop with nothing
+/// left to do.
 fn run_journal(bench: &Bench, mut writer: JournalWriter) {
     let (journal, mut is_quiet) = (&bench.journal, false);
     loop {
@@ -274,7 +275,10 @@ fn run_journal(bench: &Bench, mut writer: JournalWriter) {
                 if step == Step::Unsettled {
                     writer.settle().expect("no fault here");
                 }
-                journal.rest();
+                if journal.begin_rest() {
+                    journal.wake.sleep(None);
+                    journal.end_rest();
+                }
             }
         }
     }
@@ -477,7 +481,10 @@ fn an_append_wakes_a_writer_that_rests() {
         while bench.taken_records.lock().len() < 2 {
             writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
             if bench.taken_records.lock().len() < 2 {
-                bench.journal.rest();
+                if bench.journal.begin_rest() {
+                    bench.journal.wake.sleep(None);
+                    bench.journal.end_rest();
+                }
                 switch_point();
             }
         }

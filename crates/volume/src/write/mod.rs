@@ -57,6 +57,15 @@ pub(crate) struct WriteContext {
     pub(crate) unstored: AgeLimit,
 }
 
+/// Declares the engine ended when it is dropped.
+struct CloseOnDrop<'a>(&'a Mailbox);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.set_closed();
+    }
+}
+
 impl WriteContext {
     pub(crate) fn new(
         attachment: Arc<Attachment>,
@@ -85,13 +94,13 @@ impl WriteContext {
         self.end_waiters();
     }
 
-    /// This thread has panicked: the volume fails with a reason instead of leaving its users
-    /// waiting.
-    pub(crate) fn fail_by_panic(&self, thread: &str) {
-        let text =
-            format!("a bug: the {thread} thread panicked; accepted writes are in the journal");
+    /// A loop or a thread of the volume has panicked: the volume fails with a reason instead of
+    /// leaving its users waiting.
+    pub(crate) fn fail_by_panic(&self, what: &str) {
+        let text = format!("a bug: the {what} panicked; accepted writes are in the journal");
+        // Even if the callback of a waiter panics in turn, a close must not wait.
+        let _ended = CloseOnDrop(&self.mailbox);
         self.fail(Error::new(ErrorKind::Internal, text));
-        self.mailbox.set_closed();
     }
 
     /// Another writer has taken the volume over: every waiter gets the error.

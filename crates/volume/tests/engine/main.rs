@@ -25,5 +25,6 @@ mod read_only;
 mod rename;
 mod resize;
 mod rig;
+mod shared_threads;
 mod stepped_volume;
 mod store_faults;

@@ -1,0 +1,275 @@
+//! Loops that say what a test wants, on real threads. Not here: the schedules in which they are
+//! notified (`schedules`), and which loop runs next (`ready`).
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::ready::GROUP_THREADS_MAX;
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A loop that does what a test says.
+struct Scripted<F>(F);
+
+impl<F: FnMut(bool) -> Rest + Send> SteppedLoop for Scripted<F> {
+    fn step(&mut self, was_quiet: bool) -> Rest {
+        (self.0)(was_quiet)
+    }
+    fn fail(&mut self) {}
+}
+
+/// A loop that panics, and again when that is handled, and again when it is dropped.
+struct Panicking;
+
+impl SteppedLoop for Panicking {
+    fn step(&mut self, _: bool) -> Rest {
+        panic!("the step fails")
+    }
+    fn fail(&mut self) {
+        panic!("a callback fails")
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("what it holds fails")
+    }
+}
+
+fn group(disk: u64) -> LoopGroup {
+    LoopGroup { disk, kind: LoopKind::Journal }
+}
+
+fn start(
+    threads: &Arc<LoopThreads>,
+    disk: u64,
+    step: impl FnMut(bool) -> Rest + Send + 'static,
+) -> Arc<VolumeLoop> {
+    let stepped = Box::new(Scripted(step));
+    threads.run(group(disk), Arc::default(), stepped).expect("there are threads")
+}
+
+/// A loop that tells of each step and rests until it is notified; it ends with the receiver.
+fn telling(threads: &Arc<LoopThreads>, disk: u64) -> (Arc<VolumeLoop>, Receiver<()>) {
+    // Bounded by the steps that the test causes.
+    let (told, steps) = channel();
+    let step = move |_| if told.send(()).is_ok() { Rest::Long(None) } else { Rest::End };
+    (start(threads, disk, step), steps)
+}
+
+/// Loops of one disk whose steps wait until the sender is dropped; then they end.
+fn hanging(
+    threads: &Arc<LoopThreads>,
+    disk: u64,
+    count: usize,
+) -> (Vec<Arc<VolumeLoop>>, Sender<()>) {
+    // Nothing is sent.
+    let (release, released) = channel::<()>();
+    let released = Arc::new(Mutex::new(released));
+    let step = |released: Arc<Mutex<Receiver<()>>>| {
+        move |_| {
+            let _ = released.lock().recv();
+            Rest::End
+        }
+    };
+    ((0..count).map(|_| start(threads, disk, step(released.clone()))).collect(), release)
+}
+
+fn count(threads: &LoopThreads) -> usize {
+    threads.counts().threads as usize
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn wait_until_gone(threads: &LoopThreads) {
+    until("the threads end with the last loop", || {
+        count(threads) == 0 && !threads.state.lock().has_clock
+    });
+}
+
+#[test]
+fn disks_that_hang_leave_threads_to_the_loops_of_others() {
+    let threads = Arc::new(LoopThreads::default());
+    // Together they would have all threads three times.
+    let hung: Vec<_> = (1..=4).map(|disk| hanging(&threads, disk, THREADS_MAX)).collect();
+    let (other, steps) = telling(&threads, 9);
+    steps.recv_timeout(PATIENCE).expect("its first step");
+    for _ in 0..100 {
+        other.wake.notify();
+        steps.recv_timeout(PATIENCE).expect("a step for each notification");
+    }
+    until("the threads that hang are counted", || {
+        threads.counts().stuck == 4 * GROUP_THREADS_MAX as u64
+    });
+    assert!(count(&threads) <= THREADS_MAX + 4 * GROUP_THREADS_MAX, "{:?}", threads.counts());
+    drop(steps);
+    other.wait_ended();
+    for (stuck, release) in hung {
+        drop(release);
+        stuck.iter().for_each(|ended| ended.wait_ended());
+    }
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn threads_that_hang_have_a_bound() {
+    let threads = Arc::new(LoopThreads::default());
+    let disks = ALL_THREADS_MAX / GROUP_THREADS_MAX + 2;
+    let hung: Vec<_> =
+        (0..disks as u64).map(|disk| hanging(&threads, disk, GROUP_THREADS_MAX)).collect();
+    until("as many hang as may", || count(&threads) == ALL_THREADS_MAX);
+    let (other, steps) = telling(&threads, 999);
+    assert!(count(&threads) <= ALL_THREADS_MAX, "{:?}", threads.counts());
+    for (stuck, release) in hung {
+        drop(release);
+        stuck.iter().for_each(|ended| ended.wait_ended());
+    }
+    steps.recv_timeout(PATIENCE).expect("it waited for one of them");
+    drop(steps);
+    other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_thread_that_hung_leaves_its_place_to_the_one_that_replaced_it() {
+    let threads = Arc::new(LoopThreads::default());
+    let hung: Vec<_> = (1..=2).map(|disk| hanging(&threads, disk, THREADS_MAX)).collect();
+    let (other, steps) = telling(&threads, 9);
+    steps.recv_timeout(PATIENCE).expect("its first step");
+    for (stuck, release) in hung {
+        drop(release);
+        stuck.iter().for_each(|ended| ended.wait_ended());
+    }
+    until("no more are left than there may be", || count(&threads) <= THREADS_MAX);
+    assert_eq!(threads.counts().stuck, 0);
+    drop(steps);
+    other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_thread_that_could_not_be_started_is_tried_again() {
+    /// Starts that succeed, beside the two that every loop needs.
+    static STARTS: AtomicUsize = AtomicUsize::new(2);
+    let threads = Arc::new(LoopThreads::with(|_, work| {
+        let may_start =
+            STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        may_start.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+        std::thread::Builder::new().name("volume".into()).spawn(work).map(drop)
+    }));
+    let (stuck, release) = hanging(&threads, 1, 1);
+    until("the only thread is in its step", || threads.state.lock().ready.count() == 0);
+    let (other, steps) = telling(&threads, 2);
+    assert_eq!(count(&threads), 1, "there is no other");
+    // Nothing but time passes.
+    STARTS.store(1, Ordering::SeqCst);
+    steps.recv_timeout(PATIENCE).expect("its first step");
+    drop((release, steps));
+    stuck.iter().for_each(|ended| ended.wait_ended());
+    other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn loops_at_rest_have_no_threads_and_each_notification_is_one_step() {
+    let threads = Arc::new(LoopThreads::default());
+    let loops: Vec<_> = (0..500).map(|_| telling(&threads, 1)).collect();
+    for (_, steps) in &loops {
+        steps.recv_timeout(PATIENCE).expect("its first step");
+    }
+    for _ in 0..10 {
+        loops.iter().for_each(|(running, _)| running.wake.notify());
+        for (_, steps) in &loops {
+            steps.recv_timeout(PATIENCE).expect("a step for each notification");
+        }
+    }
+    for (running, steps) in loops {
+        assert!(steps.try_recv().is_err(), "no step without a reason");
+        drop(steps);
+        running.wait_ended();
+    }
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn loops_that_never_rest_take_turns() {
+    let threads = Arc::new(LoopThreads::default());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let busy = |is_over: Arc<AtomicBool>| {
+        move |_| if is_over.load(Ordering::Relaxed) { Rest::End } else { Rest::No }
+    };
+    // As many as run at once, of both groups.
+    let all: Vec<_> = (0..2 * THREADS_MAX as u64)
+        .map(|number| start(&threads, number % 2, busy(is_over.clone())))
+        .collect();
+    let (other, steps) = telling(&threads, 1);
+    steps.recv_timeout(PATIENCE).expect("a turn");
+    is_over.store(true, Ordering::Relaxed);
+    drop(steps);
+    other.wait_ended();
+    all.iter().for_each(|ended| ended.wait_ended());
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_rest_ends_when_its_time_is_over_and_says_that_it_was_quiet() {
+    let threads = Arc::new(LoopThreads::default());
+    // Bounded by the steps that the test causes.
+    let (told, steps) = channel();
+    // More than may sleep with a thread.
+    let resting = |told: Sender<(usize, bool)>, number: usize| {
+        let brief = Duration::from_millis(2);
+        move |was_quiet| match told.send((number, was_quiet)) {
+            Ok(()) if number.is_multiple_of(2) => Rest::Long(Some(brief)),
+            Ok(()) => Rest::Short { watch: Duration::ZERO, sleep: brief },
+            Err(_) => Rest::End,
+        }
+    };
+    let loops = 4 * SLEEPERS_MAX;
+    let all: Vec<_> =
+        (0..loops).map(|number| start(&threads, 1, resting(told.clone(), number))).collect();
+    let mut quiet = vec![0; loops];
+    while quiet.iter().any(|seen| *seen < 20) {
+        let (number, was_quiet) = steps.recv_timeout(PATIENCE).expect("another step");
+        quiet[number] += usize::from(was_quiet);
+    }
+    drop(steps);
+    all.iter().for_each(|ended| ended.wait_ended());
+    assert!(threads.state.lock().due.is_empty(), "no time is kept for what has ended");
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_loop_that_panics_again_and_again_ends_and_costs_no_other() {
+    let threads = Arc::new(LoopThreads::default());
+    let (other, steps) = telling(&threads, 1);
+    for _ in 0..2 * THREADS_MAX {
+        let panicking = threads.run(group(1), Arc::default(), Box::new(Panicking));
+        panicking.expect("there are threads").wait_ended();
+    }
+    steps.recv_timeout(PATIENCE).expect("its first step");
+    other.wake.notify();
+    steps.recv_timeout(PATIENCE).expect("its next step");
+    drop(steps);
+    other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_loop_can_end_itself() {
+    let threads = Arc::new(LoopThreads::default());
+    // One message.
+    let (given, gets) = channel::<Arc<VolumeLoop>>();
+    let own = start(&threads, 1, move |_| {
+        gets.recv().expect("the test gives it").wait_ended();
+        Rest::End
+    });
+    given.send(own.clone()).expect("it waits");
+    own.wait_ended();
+}
