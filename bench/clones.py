@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""What the past costs: a thousand clones of one image, a clone of a great map,
-snapshots beside writers.
+"""What many volumes and the past cost: a thousand clones of one image, a hundred journals on one
+disk, a clone of a great map, snapshots beside writers.
 
     bench/clones.py                    all parts; writes docs/measurements/clones.md
     bench/clones.py --only thousand    clones of one image, each of which reads its beginning
+    bench/clones.py --only journals    syncs of many journals beside those of one
     bench/clones.py --only great       a clone of 1 TiB with a million extents
     bench/clones.py --only stall       how a snapshot slows a writer
 
@@ -12,13 +13,18 @@ what garbage of the past costs (`bench/collection.py`).
 """
 
 import hashlib
+import os
 import time
+from collections import Counter
+from pathlib import Path
 from statistics import median
 
 from harness import (
-    EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, log)
+    EXAMPLES, GIB, KIB, MIB, Rounds, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, log)
 
 EXTENTS = 1_000_000
+# Clones made by a command each.
+ALONE = 10
 # Small, because each of a thousand volumes has its own.
 SEGMENT = "1M"
 SERVE = ["--journal-bytes", "16M", "--staging-bytes", "4M", "--cache-bytes", "2G"]
@@ -39,9 +45,9 @@ def digest(uri, length):
 THOUSAND = """\
 ## {clones} clones of an image of {image_mib} MiB
 
-Every byte of the image is data. The clones are made one command after the other, served by one \
-process, and each reads its first {boot_mib} MiB, compared with the base's. Segments of {segment}, \
-so that a journal of 16 MiB does for each.
+Every byte of the image is data. One command makes the clones, one process serves them, and each \
+reads its first {boot_mib} MiB, compared with the base's. Segments of {segment}, so that a journal \
+of 16 MiB does for each. Threads: {threads}.
 
 {table}"""
 
@@ -59,14 +65,16 @@ def thousand(place, flags):
              "base_store_bytes": machine.bytes_below(base.store_folder())}
     log(f"making {flags.clones} clones")
     clones, took_ms = Sawmill(place, flags.binary, SERVE, name="thousand"), []
+    for number in range(ALONE):
+        before = time.monotonic()
+        base.sawmill("clone", base.volume, f"alone-{number}")
+        took_ms.append((time.monotonic() - before) * 1000)
     clones.volumes = [f"clone-{number:04}" for number in range(flags.clones)]
     clones.journal = clones.folder / "journals"
     clones.journal.mkdir()
-    for name in clones.volumes:
-        before = time.monotonic()
-        base.sawmill("clone", base.volume, name)
-        took_ms.append((time.monotonic() - before) * 1000)
-    found |= {"clone_ms": took_ms,
+    before = time.monotonic()
+    base.sawmill("clone", base.volume, *clones.volumes)
+    found |= {"clone_s": time.monotonic() - before, "alone_ms": took_ms,
               "clone_store_bytes": machine.bytes_below(base.store_folder())
               - found["base_store_bytes"]}
     # The clones do not use the base's cache.
@@ -75,6 +83,8 @@ def thousand(place, flags):
     opening = time.monotonic()
     with clones.running():
         found["opened_s"] = time.monotonic() - opening
+        found["opened_bytes"] = clones.processes[0].status("VmRSS") * KIB
+        found["threads"] = threads(clones.processes[0].pid)
         before = clones.status()["stores"][0]["get"]
         reading = time.monotonic()
         for number, name in enumerate(clones.volumes, 1):
@@ -93,14 +103,22 @@ def thousand(place, flags):
     return found, THOUSAND.format(**found, segment=SEGMENT, table=thousand_table(found))
 
 
+def threads(pid):
+    """The threads of a process by name."""
+    names = Counter(path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
+    return ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
+
+
 def thousand_table(found):
-    boot, clone_s = found["boot_mib"], sum(found["clone_ms"]) / 1000
+    boot, clone_s, count = found["boot_mib"], found["clone_s"], found["clones"]
     base, clones, fetched = (f"{found[f'{name}_bytes'] / MIB:,.1f}"
                              for name in ("base_store", "clone_store", "fetched"))
     return page.table(["", ""], [
-        ("to make them, s (median of one, ms)",
-         f"{clone_s:.1f} ({median(found['clone_ms']):.0f})"),
-        ("to open them all, s", f"{found['opened_s']:.1f}"),
+        ("to make them, s (each, ms)", f"{clone_s:.1f} ({1000 * clone_s / count:.1f})"),
+        (f"to make one by a command of its own, ms (median of {ALONE})",
+         f"{median(found['alone_ms']):.0f}"),
+        ("to open them all, s (each, ms)",
+         f"{found['opened_s']:.1f} ({1000 * found['opened_s'] / count:.1f})"),
         (f"to read {found['clones'] * boot / 1024:,.0f} GiB through them, s",
          f"{found['read_s']:.1f}"),
         ("all of that, s", f"{clone_s + found['opened_s'] + found['read_s']:.1f}"),
@@ -109,7 +127,77 @@ def thousand_table(found):
         ("fetched from the store, MiB", fetched),
         (f"fetched / the base's first {boot} MiB", f"{found['fetched_bytes'] / (boot * MIB):.2f}"),
         ("requests for it", f"{found['gets']:,}"),
-        ("memory of the process, MiB", f"{found['resident_bytes'] / MIB:,.0f}")], True)
+        ("memory of the process when all are open, MiB (each, KiB)",
+         f"{found['opened_bytes'] / MIB:,.0f} ({found['opened_bytes'] / KIB / count:,.0f})"),
+        ("the same after the reads, MiB", f"{found['resident_bytes'] / MIB:,.0f}")], True)
+
+
+JOURNALS = """\
+## {many} journals on one disk
+
+The same load on one volume and on {many}: {many} connections, each of which writes 4 KiB and \
+flushes, one after the other, for {seconds} s. Medians of {rounds} rounds, interleaved.
+
+{table}"""
+
+
+def journals(place, flags):
+    """Each volume syncs a journal of its own; the disk sees them all."""
+    rounds = Rounds()
+    servers = {1: Sawmill(place, flags.binary, SERVE, name="one"),
+               flags.journals: Sawmill(place, flags.binary, SERVE, name="many")}
+    for count, server in servers.items():
+        server.folder.mkdir(parents=True)
+        server.volumes = [f"disk-{number:03}" for number in range(count)]
+        server.journal = server.folder / "journals"
+        server.journal.mkdir()
+        for name in server.volumes:
+            server.sawmill("create", name, "--size", "64M", "--segment-bytes", SEGMENT)
+    for number in range(flags.rounds):
+        for count, server in servers.items():
+            rounds.keep(number, None, str(count), synced(server, flags))
+            log(f"round {number + 1}, {count}: {rounds.median(str(count), None, 'writes_per_s')}")
+    rows = [[label, *(f"{rounds.median(str(count), None, key):,.{digits}f}" for count in servers)]
+            for label, key, digits in (
+        ("writes and flushes a second", "writes_per_s", 0),
+        ("syncs of journals a second", "syncs_per_s", 0),
+        ("writes for each sync", "writes_per_sync", 1),
+        ("latency of a flush, ms: median", "flush_ms", 2), ("99 %", "flush_99_ms", 2),
+        ("CPU of the server for each write, µs", "cpu_us", 1))]
+    table = page.table(["", "1 volume", f"{flags.journals} volumes"], rows, True)
+    return rounds.rows(), JOURNALS.format(many=flags.journals, seconds=5, rounds=flags.rounds,
+                                          table=table)
+
+
+def synced(server, flags):
+    """One round of small synced writes through as many connections."""
+    with server.running():
+        uris = list(server.uris.values())
+        job = ["--group_reporting"]
+        for number in range(flags.journals):
+            target = fio.nbd(uris[number % len(uris)])
+            job += fio.words(target, "randwrite", "4k", 1, "64m", "--fsync=1", "--randrepeat=0",
+                             seconds=5, name=f"load-{number}")
+        before, cpu_before = journal_syncs(server), cpu_s(server.processes[0].pid)
+        found = fio.call(job, server.folder)
+        syncs = journal_syncs(server) - before
+        used_s = cpu_s(server.processes[0].pid) - cpu_before
+    write, seconds = found["write"], found["write"]["runtime"] / 1000
+    flush = found["sync"]["lat_ns"]
+    return {"writes_per_s": write["iops"], "syncs_per_s": syncs / seconds,
+            "writes_per_sync": write["total_ios"] / max(syncs, 1),
+            "flush_ms": flush["percentile"]["50.000000"] / 1e6,
+            "flush_99_ms": flush["percentile"]["99.000000"] / 1e6,
+            "cpu_us": used_s / write["total_ios"] * 1e6}
+
+
+def journal_syncs(server):
+    return sum(volume["counters"]["journal_syncs"] for volume in server.status()["volumes"])
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def great(place, flags):
@@ -172,10 +260,11 @@ def stall(place, flags):
 
 @cli.script
 def main():
-    parts = {"thousand": thousand, "great": great, "stall": stall}
+    parts = {"thousand": thousand, "journals": journals, "great": great, "stall": stall}
     flags = cli.parse(
         __doc__, ("--clones", 1000, "how many"), ("--image", 10240, "MiB of the image"),
-        ("--boot", 50, "MiB that each clone reads"), ("--snapshots", 20, "beside a writer"),
+        ("--boot", 50, "MiB that each clone reads"), ("--journals", 100, "on one disk"),
+        ("--snapshots", 20, "beside a writer"),
         rounds=7, only={"parts": list(parts)}, binary=cli.SAWMILL, work=cli.TARGET,
         page=page.MEASUREMENTS / "clones.md")
     found, sections = in_parts(flags, parts, flags.image * MIB)
