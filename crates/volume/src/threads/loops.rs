@@ -116,6 +116,8 @@ struct State {
     loops: usize,
     last_number: u64,
     has_clock: bool,
+    /// The system had no thread for us when the clock last asked.
+    has_start_failed: bool,
     /// When the clock looks for loops that find no thread.
     look_at: Option<Instant>,
     /// When the clock wakes up; `None`: when it is told to.
@@ -251,27 +253,24 @@ impl LoopThreads {
             return None;
         }
         let idle = state.idle.pop();
-        if idle.is_none() && !self.start_if_allowed(state) {
+        if idle.is_none() {
             self.look_soon(state);
         }
         idle
     }
 
-    /// Starts one more thread, if there may be one and the system has one.
+    /// Starts one more thread, if there may be one and the system has one. Only the clock does,
+    /// except for the first: a thread inherits priority and cores of the one that starts it, and
+    /// those of a collector or of a door are not for the loops of all volumes.
     fn start_if_allowed(self: &Arc<Self>, state: &mut State) -> bool {
-        if state.working() >= THREADS_MAX || state.seats.len() >= ALL_THREADS_MAX {
+        if !state.may_start() {
             return false;
         }
-        match self.start_thread(state) {
-            Ok(()) => true,
-            Err(error) => {
-                if !self.is_short.load(Ordering::Relaxed) {
-                    let threads = state.seats.len();
-                    tracing::warn!(%error, threads, "volumes share fewer threads");
-                }
-                false
-            }
+        let started = self.start_thread(state);
+        if let Err(error) = &started {
+            tracing::warn!(%error, threads = state.seats.len(), "volumes share fewer threads");
         }
+        started.is_ok()
     }
 
     /// A thread: runs loops until there have been none for some time.
@@ -387,11 +386,14 @@ impl LoopThreads {
         state.has_clock = false;
     }
 
-    /// Loops find no thread: those that run give way, and the clock looks.
+    /// Loops find no thread: those that run give way, and the clock looks, at once if it may start
+    /// a thread.
     fn look_soon(&self, state: &mut State) {
         self.is_short.store(true, Ordering::Relaxed);
-        if state.look_at.is_none() {
-            let at = Instant::now() + LOOK_EVERY;
+        let wait =
+            if state.may_start() && !state.has_start_failed { Duration::ZERO } else { LOOK_EVERY };
+        let at = Instant::now() + wait;
+        if state.look_at.is_none_or(|look_at| at < look_at) {
             state.look_at = Some(at);
             self.wake_clock(state, at);
         }
@@ -418,14 +420,19 @@ impl LoopThreads {
         }
         state.look_at = None;
         if state.ready.may_run() && state.idle.is_empty() {
-            let wanted = state.ready.count().min(THREADS_MAX);
-            let _ = (0..wanted).all(|_| self.start_if_allowed(state));
+            let wanted = state.ready.may_run_count();
+            let has_started = (0..wanted).all(|_| self.start_if_allowed(state));
+            state.has_start_failed = !has_started && state.may_start();
             state.look_at = Some(now + LOOK_EVERY);
         }
     }
 }
 
 impl State {
+    fn may_start(&self) -> bool {
+        self.working() < THREADS_MAX && self.seats.len() < ALL_THREADS_MAX
+    }
+
     /// Threads that are not stuck.
     fn working(&self) -> usize {
         self.seats.len().saturating_sub(self.stuck)

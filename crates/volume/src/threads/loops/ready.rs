@@ -91,9 +91,10 @@ impl<T> ReadyLoops<T> {
         }
     }
 
-    /// How many wait, also those that may not run.
-    pub(super) fn count(&self) -> usize {
-        self.groups.values().map(|group| group.ready.len()).sum()
+    /// How many more could run at once.
+    pub(super) fn may_run_count(&self) -> usize {
+        let of = |group: &Group<T>| group.ready.len().min(GROUP_THREADS_MAX - group.running);
+        self.groups.values().map(of).sum()
     }
 
     /// Whether a loop waits that may run.

@@ -164,7 +164,7 @@ fn a_thread_that_could_not_be_started_is_tried_again() {
         std::thread::Builder::new().name("volume".into()).spawn(work).map(drop)
     }));
     let (stuck, release) = hanging(&threads, 1, 1);
-    until("the only thread is in its step", || threads.state.lock().ready.count() == 0);
+    until("the only thread is in its step", || !threads.state.lock().ready.may_run());
     let (other, steps) = telling(&threads, 2);
     assert_eq!(count(&threads), 1, "there is no other");
     // Nothing but time passes.
@@ -173,6 +173,34 @@ fn a_thread_that_could_not_be_started_is_tried_again() {
     drop((release, steps));
     stuck.iter().for_each(|ended| ended.wait_ended());
     other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_thread_does_not_inherit_the_priority_of_the_one_that_made_its_loop_ready() {
+    let threads = Arc::new(LoopThreads::default());
+    // One message.
+    let (told, started_by) = channel();
+    let (stuck, release) = hanging(&threads, 1, 1);
+    let step = move |_| {
+        let comm = std::fs::read_to_string("/proc/thread-self/stat").expect("this thread");
+        // The fields behind the name: `nice` is the 17th.
+        let fields = comm.rsplit(')').next().expect("a line").to_owned();
+        let _ = told.send(fields.split_whitespace().nth(16).map(str::to_owned));
+        Rest::End
+    };
+    let low = threads.clone();
+    let started = std::thread::spawn(move || {
+        sawmill_sys::lower_cpu_priority();
+        start(&low, 2, step)
+    });
+    started.join().expect("it starts a loop").wait_ended();
+    let found = started_by.recv_timeout(PATIENCE).expect("its step");
+    let own = std::fs::read_to_string("/proc/self/stat").expect("this process");
+    let own = own.rsplit(')').next().and_then(|fields| fields.split_whitespace().nth(16));
+    assert_eq!(found.as_deref(), own);
+    drop(release);
+    stuck.iter().for_each(|ended| ended.wait_ended());
     wait_until_gone(&threads);
 }
 
