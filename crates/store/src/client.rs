@@ -7,22 +7,23 @@
 //!
 //! Not here: what a request looks like on the wire; see the backends.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Either, select};
 use tokio::time::{Instant, sleep};
 
 use crate::backend::{Backend, Body, Creation, WantedBytes};
 use crate::key::{check_key, check_prefix};
-use crate::limit::{Direction, Limiter};
+use crate::limit::{Direction, Limiter, Permit};
 use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, SilenceLimits, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
     CallKind, Class, Completion, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put,
-    PutOutcome, Result, StoreError, StoreErrorKind,
+    PutOutcome, Raise, Result, StoreError, StoreErrorKind,
 };
 
 /// Reads of an object that may be ours before it is called unreadable.
@@ -199,6 +200,7 @@ impl<T> Drop for Answer<T> {
 /// One call on its way through its attempts.
 struct RetryState {
     class: Class,
+    raise: Option<Raise>,
     /// The instant of the first attempt. Time spent waiting for a turn does not count.
     began: Option<Instant>,
     failures: u32,
@@ -206,7 +208,7 @@ struct RetryState {
 
 impl RetryState {
     fn new(class: Class) -> Self {
-        RetryState { class, began: None, failures: 0 }
+        RetryState { class, raise: None, began: None, failures: 0 }
     }
 }
 
@@ -224,7 +226,7 @@ struct RepeatableCall<'a> {
 
 impl SharedClient {
     async fn get(&self, get: Get) -> Result<Bytes> {
-        let mut retry_state = RetryState::new(get.class);
+        let mut retry_state = RetryState { raise: get.raise, ..RetryState::new(get.class) };
         self.fetch(
             &mut retry_state,
             &get.key,
@@ -400,6 +402,27 @@ impl SharedClient {
         self.with_retries(&mut retry_state, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
+    /// Waits for a turn in the call's class, or in that of reads from the moment it is raised.
+    async fn turn(&self, retry_state: &RetryState, direction: Direction) -> Result<Permit> {
+        let Some(raise) = retry_state.raise.as_ref().filter(|_| retry_state.class != Class::Read)
+        else {
+            return self.limiter.acquire(retry_state.class, direction).await;
+        };
+        let patient = {
+            let patient = pin!(self.limiter.acquire(retry_state.class, direction));
+            match select(patient, pin!(raise.raised())).await {
+                Either::Left((turn, _)) => Some(turn),
+                Either::Right(_) => None,
+            }
+        };
+        // The place in the other queue was given up with the block above, and a permit that came
+        // there meanwhile went back: it may be the only one.
+        match patient {
+            Some(turn) => turn,
+            None => self.limiter.acquire(Class::Read, direction).await,
+        }
+    }
+
     /// Makes attempts until one succeeds or fails with an error that a retry cannot fix, or until
     /// the deadline.
     async fn with_retries<'a, T>(
@@ -412,7 +435,7 @@ impl SharedClient {
         for tries in 0.. {
             // A turn for each attempt: a call that pauses before its next one holds no permit, so
             // calls that fail do not block those that work.
-            let permit = self.limiter.acquire(retry_state.class, Direction::of(call.kind)).await?;
+            let permit = self.turn(retry_state, Direction::of(call.kind)).await?;
             let start = Instant::now();
             // The deadline begins here, after the turn: a call that waited long in the queue still
             // gets all its tries.

@@ -71,7 +71,8 @@ pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
         let (sender, receiver) = channel();
         for key in keys.iter().cycle().take(60) {
             for range in [None, Some(0..1)] {
-                let get = Get { key: key.clone(), range, bytes_max: 64, class: Class::Read };
+                let get =
+                    Get { key: key.clone(), range, bytes_max: 64, class: Class::Read, raise: None };
                 store.get(get, answer_counter(&sender));
             }
             let list = List { prefix: key.clone(), class: Class::Background };
@@ -229,8 +230,13 @@ pub fn s5_more_than_asked_for_is_damaged(store: &dyn ObjectStore) -> Verdict {
         put(calls, &key, &[1; 100], PutOutcome::Created)?;
         for (range, length) in [(None, 100), (Some(0..100), 100), (Some(20..70), 50)] {
             let get = |bytes_max| {
-                let get =
-                    Get { key: key.clone(), range: range.clone(), bytes_max, class: Class::Read };
+                let get = Get {
+                    key: key.clone(),
+                    range: range.clone(),
+                    bytes_max,
+                    class: Class::Read,
+                    raise: None,
+                };
                 let (sender, receiver) = channel();
                 store.get(get, Box::new(move |outcome| drop(sender.send(outcome))));
                 receiver.recv().map_err(|_| "the get was not answered".to_owned())

@@ -12,9 +12,12 @@
 //! (`client`).
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
+use tokio::sync::Notify;
 
 use crate::{Result, StoreError, StoreErrorKind};
 
@@ -30,6 +33,44 @@ pub enum Class {
     Background,
 }
 
+/// Turns background calls into such that a reader waits for. Nobody knows beforehand whether a
+/// reader will want what is fetched ahead of it; once one does, it must not wait behind work that
+/// nobody wants.
+#[derive(Clone, Debug, Default)]
+pub struct Raise {
+    shared: Arc<RaiseState>,
+}
+
+#[derive(Debug, Default)]
+struct RaiseState {
+    is_raised: AtomicBool,
+    changed: Notify,
+}
+
+impl Raise {
+    /// From now on the call goes with the reads.
+    pub fn raise(&self) {
+        if !self.shared.is_raised.swap(true, Ordering::AcqRel) {
+            self.shared.changed.notify_waiters();
+        }
+    }
+
+    /// Whether a reader waits for the call.
+    #[must_use]
+    pub fn is_raised(&self) -> bool {
+        self.shared.is_raised.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is raised, as any number of calls may.
+    pub(crate) async fn raised(&self) {
+        // Made before the look: what is raised between the two is not missed.
+        let changed = self.shared.changed.notified();
+        if !self.is_raised() {
+            changed.await;
+        }
+    }
+}
+
 /// Fetch an object or a part of it.
 #[derive(Clone, Debug)]
 pub struct Get {
@@ -43,6 +84,8 @@ pub struct Get {
     pub bytes_max: u64,
     /// Decides when its turn comes, not how long it may take.
     pub class: Class,
+    /// If raised, the call goes with the reads from then on, whatever its class.
+    pub raise: Option<Raise>,
 }
 
 /// How the body of a put travels to a store across a network.
@@ -156,7 +199,13 @@ impl Blocking<'_> {
 
     /// Fetches an object or a part of it, of [`BLOCKING_GET_BYTES_MAX`] at most.
     pub fn get(&self, key: &str, range: Option<Range<u64>>, class: Class) -> Result<Bytes> {
-        let get = Get { key: key.to_owned(), range, bytes_max: BLOCKING_GET_BYTES_MAX, class };
+        let get = Get {
+            key: key.to_owned(),
+            range,
+            bytes_max: BLOCKING_GET_BYTES_MAX,
+            class,
+            raise: None,
+        };
         Self::wait(|done| self.0.get(get, done))
     }
 

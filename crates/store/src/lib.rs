@@ -40,7 +40,7 @@ mod runtime;
 pub use client::{Client, StoreOptions};
 pub use contract::{
     BLOCKING_GET_BYTES_MAX, Blocking, Bodies, Class, Completion, Get, List, ObjectInfo,
-    ObjectStore, Put, PutOutcome,
+    ObjectStore, Put, PutOutcome, Raise,
 };
 pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Fault, FaultPolicy, FaultStore};

@@ -11,6 +11,9 @@
 //! transfer halves the number that were in flight, once for all that began before; each round of
 //! transfers that arrived admits one more. At least one is always allowed.
 //!
+//! A caller that stops waiting leaves no place behind: in a class that gets no permit for long,
+//! such places would add up to the bound, and then every call would be refused.
+//!
 //! Not here: rates. A store that wants fewer requests a second answers so; the client backs off.
 
 use std::collections::VecDeque;
@@ -22,7 +25,7 @@ use tokio::sync::oneshot;
 use crate::{CallKind, Class, Result, StoreError, StoreErrorKind};
 
 /// Most calls that may wait for their turn; more are refused, to bound memory.
-const WAITING_MAX: usize = 1 << 16;
+pub(crate) const WAITING_MAX: usize = 1 << 16;
 
 /// Hands out permits, each for one request. A store has one limiter for all its callers.
 pub(crate) struct Limiter {
@@ -47,6 +50,25 @@ struct LimiterState {
 struct Waiter {
     number: u64,
     give: oneshot::Sender<Permit>,
+}
+
+/// A caller's place among those that wait. Dropped, it is given up.
+struct Place<'a> {
+    limiter: &'a Limiter,
+    class: Class,
+    direction: Direction,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.limiter.state.lock();
+        let waiting = &mut state.waiting[self.class as usize][self.direction as usize];
+        // In order of arrival. Whoever had a turn is not there any more.
+        if let Ok(at) = waiting.binary_search_by_key(&self.number, |waiter| waiter.number) {
+            waiting.remove(at);
+        }
+    }
 }
 
 /// Which way a request's bytes go.
@@ -103,7 +125,7 @@ impl Limiter {
         direction: Direction,
     ) -> Result<Permit> {
         // The lock must end before the wait below, so it lives in this block only.
-        let turn = {
+        let (turn, _place) = {
             let mut state = self.state.lock();
             if state.waiting.iter().flatten().map(VecDeque::len).sum::<usize>() >= WAITING_MAX {
                 let text = format!(
@@ -118,7 +140,7 @@ impl Limiter {
             // waits.
             state.waiting[class as usize][direction as usize].push_back(Waiter { number, give });
             self.dispatch(&mut state);
-            turn
+            (turn, Place { limiter: self, class, direction, number })
         };
         turn.await.map_err(|_| StoreError::new(StoreErrorKind::Unavailable, "the store was closed"))
     }
@@ -422,6 +444,17 @@ mod tests {
         drop(first);
         drop(left_with_a_turn);
         assert!(permit(&mut last).is_some());
+    }
+
+    #[test]
+    fn callers_that_left_take_no_place_in_the_queue() {
+        let limiter = Limiter::new(1);
+        let _first = permit(&mut request_turn(&limiter, Class::Read)).unwrap();
+        for _ in 0..=WAITING_MAX {
+            drop(request_turn(&limiter, Class::Background));
+        }
+        let mut last = request_turn(&limiter, Class::Read);
+        assert!(poll(&mut last).is_pending(), "not refused");
     }
 
     #[test]

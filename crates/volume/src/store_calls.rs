@@ -26,12 +26,12 @@ pub(crate) type Answer = crate::Result<Option<Bytes>>;
 /// A get that takes no more memory than an object of the key's kind can fill.
 pub(crate) fn want(key: String, range: Option<Range<u64>>, class: Class) -> Get {
     let bytes_max = object_bytes_max(&key);
-    Get { key, range, bytes_max, class }
+    Get { key, range, bytes_max, class, raise: None }
 }
 
 /// A get of an object whose length its checkpoint names: it takes no more memory than that.
 pub(crate) fn want_named(key: String, length_bytes: u32, class: Class) -> Get {
-    Get { key, range: None, bytes_max: length_bytes.into(), class }
+    Get { key, range: None, bytes_max: length_bytes.into(), class, raise: None }
 }
 
 fn object_bytes_max(key: &str) -> u64 {

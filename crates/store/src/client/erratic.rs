@@ -251,8 +251,13 @@ impl ErraticRun {
         let (key, seed) = (self.key(), self.seed);
         let start = self.below(12);
         let range = (self.below(2) == 0).then_some(start..start + 1 + self.below(6000));
-        let get =
-            Get { key: key.clone(), range: range.clone(), bytes_max: 1 << 20, class: Class::Read };
+        let get = Get {
+            key: key.clone(),
+            range: range.clone(),
+            bytes_max: 1 << 20,
+            class: Class::Read,
+            raise: None,
+        };
         let outcome = self.client.inner.get(get).await;
         let created = self.state.created.get(&key).filter(|_| !self.state.doomed.contains(&key));
         match outcome {

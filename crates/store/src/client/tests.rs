@@ -105,7 +105,7 @@ fn put_of(body: &'static [u8]) -> Put {
 }
 
 fn get_of(range: Option<Range<u64>>) -> Get {
-    Get { key: "k".to_owned(), range, bytes_max: 1 << 20, class: Class::Read }
+    Get { key: "k".to_owned(), range, bytes_max: 1 << 20, class: Class::Read, raise: None }
 }
 
 use Step::{Conflict, Fail, Garble, Hang, LoseAnswer, Panic, Pass};
@@ -359,5 +359,53 @@ async fn every_body_arrives_over_a_network_that_starves_all_but_a_few_and_none_i
         let stalls = client.meter().put.stalls;
         assert!(stalls <= 6 * BODIES as u64, "{stalls} stalls where {carries} bodies move at once");
         assert!(stalls > 0, "the link starves no request");
+    }
+}
+
+/// A client of two permits, of which background has one, and a get that holds that one for good.
+async fn with_a_busy_background() -> (Arc<Client>, BoxFuture<'static, Result<Bytes>>) {
+    let steps = Mutex::new([Hang].into());
+    let backend =
+        ScriptStore { memory: Memory::default(), steps, then: Pass, attempts: AtomicUsize::new(0) };
+    let options = StoreOptions { requests_max: 2, ..StoreOptions::default() };
+    let client = Client::new("scripted".to_owned(), Box::new(backend), &options);
+    let inner = Arc::clone(&client.inner);
+    let mut hangs = async move { inner.get(background_get(None)).await }.boxed();
+    assert!((&mut hangs).now_or_never().is_none());
+    (client, hangs)
+}
+
+fn background_get(raise: Option<Raise>) -> Get {
+    Get { class: Class::Background, raise, ..get_of(None) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn gets_that_were_raised_do_not_wait_behind_background_work() {
+    let (client, _hangs) = with_a_busy_background().await;
+    let raise = Raise::default();
+    let mut unwanted = Box::pin(client.inner.get(background_get(None)));
+    // One reader may wait for several.
+    let mut wanted =
+        [(); 2].map(|()| Box::pin(client.inner.get(background_get(Some(raise.clone())))));
+    assert!((&mut unwanted).now_or_never().is_none());
+    for wanted in &mut wanted {
+        assert!(wanted.now_or_never().is_none());
+    }
+    raise.raise();
+    for wanted in wanted {
+        assert_eq!(wanted.await.unwrap_err().kind(), NotFound);
+    }
+    assert!((&mut unwanted).now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn gets_that_were_raised_leave_no_place_behind_in_the_queue() {
+    let (client, _hangs) = with_a_busy_background().await;
+    for _ in 0..=crate::limit::WAITING_MAX {
+        let raise = Raise::default();
+        let mut wanted = Box::pin(client.inner.get(background_get(Some(raise.clone()))));
+        assert!((&mut wanted).now_or_never().is_none());
+        raise.raise();
+        assert_eq!(wanted.await.unwrap_err().kind(), NotFound, "none is refused");
     }
 }
