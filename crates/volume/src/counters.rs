@@ -41,6 +41,7 @@ counters!(
     reads_cache,
     reads_store,
     prefetched_frames,
+    prefetches_cut,
     writes_stalled,
 );
 

@@ -95,8 +95,12 @@ pub const ORDERS_WAITING_MAX: usize = sized(1024, 16) as usize;
 
 /// Usual bytes of log between two checkpoints.
 pub const CHECKPOINT_BYTES_DEFAULT: u64 = GIB;
-/// Usual bytes read ahead of a sequential reader.
-pub const PREFETCH_BYTES_DEFAULT: u64 = MIB;
+/// Usual bound of what is in flight ahead of a volume's readers, and of what has arrived and waits
+/// for them in memory. It fills a way to the store of 20 ms and 1.6 GB/s.
+pub const PREFETCH_BYTES_DEFAULT: u64 = sized(32 * MIB, MIB);
+/// The most that one get fetches for readers: a longer run is several gets in parallel, because one
+/// connection carries less than the way to the store does.
+pub const RUN_BYTES_MAX: u64 = sized(MIB, 16 * KIB);
 /// Threads that wait for local disks on behalf of readers.
 pub const READER_THREADS_MAX: usize = 8;
 /// Bytes fetched to learn a segment's header; a longer header costs a second request.

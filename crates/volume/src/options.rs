@@ -106,7 +106,8 @@ pub struct OpenOptions {
     pub checkpoint_bytes: u64,
     /// Segments in flight to the store at once, at most [`limits::UPLOADS_MAX`].
     pub uploads_max: u32,
-    /// Bytes read ahead of a sequential reader.
+    /// The most bytes in flight ahead of readers whose reads follow each other, and the most that
+    /// arrived and wait for them in memory. Zero: nothing is read ahead.
     pub prefetch_bytes: u64,
     /// When garbage is collected, and what.
     pub gc: GcPolicy,

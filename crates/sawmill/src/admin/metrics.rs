@@ -187,6 +187,12 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |volume| {
         volume.counters.prefetched_frames
     }),
+    counter(
+        "sawmill_prefetches_cut_total",
+        "Hints to prefetch a range of which a part was left out: without a read cache, beyond \
+        what `--prefetch` allows on its way, or beyond 1 GiB.",
+        |volume| volume.counters.prefetches_cut,
+    ),
 ];
 
 /// Per volume and state, labels `volume` and `state`: 1 for the state the volume is in.

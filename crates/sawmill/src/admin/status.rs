@@ -238,7 +238,7 @@ mirror! {
         journal_written_bytes,
         segments_stored, segment_bytes_stored, coalesced_bytes, checkpoints, segments_deleted,
         segments_moved, moved_bytes, moved_segment_bytes, collections, reads_journal, reads_cache,
-        reads_store, prefetched_frames, writes_stalled,
+        reads_store, prefetched_frames, prefetches_cut, writes_stalled,
     }
 }
 

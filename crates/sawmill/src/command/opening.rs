@@ -104,7 +104,8 @@ pub(super) struct Tuning {
           default_value = exact_size(limits::STAGING_BYTES_DEFAULT))]
     staging_bytes: u64,
 
-    /// Bytes to read ahead of a sequential reader; 0: none.
+    /// The most bytes in flight ahead of a volume's sequential readers, and as many in memory; 0:
+    /// none.
     #[arg(long, value_name = "SIZE", value_parser = parse_size,
           default_value = exact_size(limits::PREFETCH_BYTES_DEFAULT))]
     prefetch: u64,

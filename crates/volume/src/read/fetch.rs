@@ -6,6 +6,9 @@
 //! only a definite "not there", damage that the store reports, or a bad frame fetched twice fails a
 //! read.
 //!
+//! A get that nobody waits for goes behind all others. A reader that joins it raises it to the
+//! reads. What was fetched ahead waits for its readers in memory (`landed`).
+//!
 //! Not here: which frames are wanted (`read`, `ahead`), retries of one request (`sawmill_store`),
 //! and the move of a reader to a newer cut (`follow`).
 
@@ -18,20 +21,29 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::segment::{FrameIdentity, frame_open, raw_frame_range, segment_key};
-use sawmill_store::{Class, StoreErrorKind};
+use sawmill_store::{Class, Get, Raise, StoreError, StoreErrorKind};
 
 use super::ReadContext;
 use super::follow::follow;
+use super::landed::Landed;
+use super::pipe::Pipe;
 use crate::segment::table::SegmentInfo;
 use crate::store_calls::{store_error, want};
 use crate::stored_data::FrameName;
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, limits};
 
 /// How long to wait after the store has used up its own retries.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// Frames fetched along with a missing one when misses cluster in its segment (data written
-/// together).
+/// Frames fetched along with a missing one when misses cluster around it (data written together).
 const NEIGHBORS_MAX: u32 = 3;
+/// Misses this many frames apart cluster. By segment alone, reads at random places of a small
+/// volume would all cluster.
+const CLUSTER_FRAMES: u32 = 2 * (NEIGHBORS_MAX + 1);
+/// Frames in memory that no reader came for are forgotten after this long, or up to twice as long.
+const LANDED_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long readers that waited for much count as such, or up to twice as long.
+const AWAITED_PERIOD: Duration = Duration::from_secs(1);
 
 /// What a waiter gets.
 pub(crate) enum FetchResult {
@@ -45,31 +57,169 @@ pub(crate) enum FetchResult {
 /// Waits for one frame. Must not block.
 pub(crate) type Waiter = Box<dyn FnOnce(FetchResult) + Send>;
 
-/// The waiters for each frame, and what was missed lately.
+/// A frame on its way.
+#[derive(Default)]
+struct AwaitedFrame {
+    /// Bounded by the reads that the doors admit.
+    waiters: Vec<Waiter>,
+    /// Of its get, if that was made with nobody waiting.
+    raise: Option<Raise>,
+}
+
+/// The waiters for each frame, what has arrived before its reader, and what was missed lately.
 pub(crate) struct Fetcher {
     /// Bounded by the reads that the doors admit, and read-ahead's own limit.
-    waiting: Mutex<HashMap<FrameName, Vec<Waiter>>>,
-    last_missed: Mutex<[u32; 8]>,
+    waiting: Mutex<HashMap<FrameName, AwaitedFrame>>,
+    pub(super) landed: Landed,
+    pub(super) pipe: Pipe,
+    in_flight: Arc<InFlight>,
+    /// Sequences and frames.
+    last_missed: Mutex<[(u32, u32); 8]>,
     /// Held while a read-only attachment moves to a newer cut.
     pub(crate) following: Mutex<()>,
 }
 
 impl Fetcher {
-    pub(crate) fn new() -> Self {
+    /// At most `landed_bytes_max` wait in memory for readers.
+    pub(crate) fn new(landed_bytes_max: u64) -> Self {
         Fetcher {
             waiting: Mutex::default(),
-            last_missed: Mutex::new([0; 8]),
+            landed: Landed::new(landed_bytes_max),
+            pipe: Pipe::default(),
+            in_flight: Arc::default(),
+            last_missed: Mutex::default(),
             following: Mutex::default(),
         }
     }
 
-    /// Whether this segment was missed lately; notes that it is missed now.
-    fn misses_cluster(&self, sequence: u32) -> bool {
+    /// How many bytes may be asked for ahead of readers, of `ahead_bytes_max` at once. None where
+    /// readers have lately waited for half as much by themselves: what they ask for fills the way,
+    /// and what is asked for ahead in their place comes in longer bursts, with rests between.
+    pub(super) fn room_ahead(&self, ahead_bytes_max: u64, pipe_bytes: u64) -> u64 {
+        let carried = *self.in_flight.carried.lock();
+        let awaited_most_bytes = carried.awaited_most_bytes.into_iter().max().unwrap_or(0);
+        if awaited_most_bytes > 0 && awaited_most_bytes >= ahead_bytes_max / 2 {
+            return 0;
+        }
+        let ahead = ahead_bytes_max.saturating_sub(carried.ahead_bytes);
+        ahead.min(pipe_bytes.saturating_sub(carried.all_bytes))
+    }
+
+    /// Takes room for `bytes` to be asked for ahead of readers, or as much as `ahead_bytes_max`
+    /// leaves.
+    pub(super) fn take_room(&self, bytes: u64, ahead_bytes_max: u64) -> AheadRoom {
+        let mut room = AheadRoom { in_flight: Arc::clone(&self.in_flight), bytes: 0 };
+        room.grow_to(bytes, ahead_bytes_max);
+        room
+    }
+
+    /// Counts a read that waits for the store from `now` on.
+    pub(super) fn awaits(&self, bytes: u64, now: Duration) -> AwaitedBytes {
+        let mut carried = self.in_flight.carried.lock();
+        if now.saturating_sub(carried.period_began) >= AWAITED_PERIOD {
+            carried.awaited_most_bytes = [carried.awaited_bytes, carried.awaited_most_bytes[0]];
+            carried.period_began = now;
+        }
+        carried.awaited_bytes += bytes;
+        carried.awaited_most_bytes[0] = carried.awaited_most_bytes[0].max(carried.awaited_bytes);
+        AwaitedBytes { in_flight: Arc::clone(&self.in_flight), bytes }
+    }
+
+    /// Whether a frame is in memory or on its way.
+    pub(super) fn has(&self, name: FrameName) -> bool {
+        // Under the lock, because a frame that arrives goes from one to the other.
+        let waiting = self.waiting.lock();
+        waiting.contains_key(&name) || self.landed.contains(name)
+    }
+
+    /// Whether frames near this one were missed lately; notes that it is missed now.
+    fn misses_cluster(&self, name: FrameName) -> bool {
         let mut last = self.last_missed.lock();
-        let is_repeat = last.contains(&sequence);
+        let is_repeat = last.iter().any(|(sequence, frame)| {
+            *sequence == name.sequence && frame.abs_diff(name.frame) <= CLUSTER_FRAMES
+        });
         last.rotate_right(1);
-        last[0] = sequence;
+        last[0] = (name.sequence, name.frame);
         is_repeat
+    }
+}
+
+/// Bytes on their way from the store.
+#[derive(Default)]
+struct InFlight {
+    carried: Mutex<CarriedBytes>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct CarriedBytes {
+    all_bytes: u64,
+    /// What nobody waited for when it was asked for, and the room taken for more of that.
+    ahead_bytes: u64,
+    /// Of reads that wait, whoever asked for their frames.
+    awaited_bytes: u64,
+    /// The most of these in this period, and in the one before.
+    awaited_most_bytes: [u64; 2],
+    period_began: Duration,
+}
+
+/// The bytes of a read that waits for the store, until it is dropped.
+pub(super) struct AwaitedBytes {
+    in_flight: Arc<InFlight>,
+    bytes: u64,
+}
+
+impl Drop for AwaitedBytes {
+    fn drop(&mut self) {
+        self.in_flight.carried.lock().awaited_bytes -= self.bytes;
+    }
+}
+
+/// Room for gets ahead of readers that are about to be made. Given back when dropped: by then the
+/// gets count themselves.
+pub(super) struct AheadRoom {
+    in_flight: Arc<InFlight>,
+    pub(super) bytes: u64,
+}
+
+impl AheadRoom {
+    /// Takes more, if it has less than `bytes`, as far as `ahead_bytes_max` leaves room.
+    pub(super) fn grow_to(&mut self, bytes: u64, ahead_bytes_max: u64) {
+        let mut carried = self.in_flight.carried.lock();
+        let left = ahead_bytes_max.saturating_sub(carried.ahead_bytes);
+        let more = bytes.saturating_sub(self.bytes).min(left);
+        carried.ahead_bytes += more;
+        self.bytes += more;
+    }
+}
+
+impl Drop for AheadRoom {
+    fn drop(&mut self) {
+        self.in_flight.carried.lock().ahead_bytes -= self.bytes;
+    }
+}
+
+/// The bytes of one get, on their way until it is answered or dropped.
+struct Carried {
+    in_flight: Arc<InFlight>,
+    bytes: u64,
+    ahead_bytes: u64,
+}
+
+impl Carried {
+    fn new(in_flight: &Arc<InFlight>, bytes: u64, class: Class) -> Self {
+        let ahead_bytes = if class == Class::Background { bytes } else { 0 };
+        let mut carried = in_flight.carried.lock();
+        carried.all_bytes += bytes;
+        carried.ahead_bytes += ahead_bytes;
+        Carried { in_flight: Arc::clone(in_flight), bytes, ahead_bytes }
+    }
+}
+
+impl Drop for Carried {
+    fn drop(&mut self) {
+        let mut carried = self.in_flight.carried.lock();
+        carried.all_bytes -= self.bytes;
+        carried.ahead_bytes -= self.ahead_bytes;
     }
 }
 
@@ -78,6 +228,8 @@ impl Fetcher {
 struct FrameRun {
     first: FrameName,
     count: u32,
+    /// Frames that readers wait for, at the beginning. The others are fetched ahead of them.
+    wanted: u32,
     class: Class,
     /// Whether damage has been met once already.
     again: bool,
@@ -96,32 +248,59 @@ pub(crate) fn fetch(
     frames: Vec<(FrameName, Option<Waiter>)>,
     class: Class,
 ) {
+    let run_frames_max = run_frames_max(context);
     let mut runs: Vec<FrameRun> = Vec::new();
+    let mut raise = None;
+    let mut here: Vec<(Waiter, Bytes)> = Vec::new();
     {
         let mut waiting = context.fetcher.waiting.lock();
         for (name, waiter) in frames {
-            if let Some(waiters) = waiting.get_mut(&name) {
-                waiters.extend(waiter);
+            if let Some(awaited) = waiting.get_mut(&name) {
+                if let (Some(raise), Some(_)) = (&awaited.raise, &waiter) {
+                    raise.raise();
+                }
+                awaited.waiters.extend(waiter);
                 continue;
             }
-            waiting.insert(name, waiter.into_iter().collect());
+            // It may have arrived since its reader looked.
+            if let Some(data) = context.fetcher.landed.find(name) {
+                here.extend(waiter.map(|waiter| (waiter, data)));
+                continue;
+            }
             match runs.last_mut() {
                 Some(run)
                     if run.first.sequence == name.sequence
-                        && run.first.frame + run.count == name.frame =>
+                        && run.first.frame + run.count == name.frame
+                        && run.count < run_frames_max =>
                 {
                     run.count += 1;
+                    run.wanted += u32::from(class == Class::Read);
                 }
-                _ => runs.push(FrameRun { first: name, count: 1, class, again: false }),
+                _ => {
+                    raise = (class == Class::Background).then(Raise::default);
+                    let wanted = u32::from(class == Class::Read);
+                    runs.push(FrameRun { first: name, count: 1, wanted, class, again: false });
+                }
             }
+            let waiters = waiter.into_iter().collect();
+            waiting.insert(name, AwaitedFrame { waiters, raise: raise.clone() });
         }
     }
     for mut run in runs {
-        if class == Class::Read && context.fetcher.misses_cluster(run.first.sequence) {
+        if class == Class::Read && context.fetcher.misses_cluster(run.first) {
             take_neighbors(context, &mut run);
         }
         get(context, run);
     }
+    for (waiter, data) in here {
+        waiter(FetchResult::Frame(data));
+    }
+}
+
+/// Frames of one get.
+fn run_frames_max(context: &ReadContext) -> u32 {
+    let frames = limits::RUN_BYTES_MAX / u64::from(context.attachment.record.frame_bytes).max(1);
+    (frames as u32).max(1)
 }
 
 /// Lengthens a run by frames that follow it, are not cached and not in flight.
@@ -132,10 +311,11 @@ fn take_neighbors(context: &ReadContext, run: &mut FrameRun) {
     for _ in 0..NEIGHBORS_MAX {
         let next = FrameName { frame: run.first.frame + run.count, ..run.first };
         let Some((cache, key)) = context.stored.cached(next) else { return };
-        if u64::from(next.frame) >= frames || waiting.contains_key(&next) || cache.contains(key) {
+        let is_here = cache.contains(key) || context.fetcher.landed.contains(next);
+        if u64::from(next.frame) >= frames || waiting.contains_key(&next) || is_here {
             return;
         }
-        waiting.insert(next, Vec::new());
+        waiting.insert(next, AwaitedFrame::default());
         run.count += 1;
         context.attachment.counters.prefetched_frames.fetch_add(1, Ordering::Relaxed);
     }
@@ -158,27 +338,37 @@ fn get(context: &Arc<ReadContext>, run: FrameRun) {
     let end = frame_range(run.first.frame + run.count - 1).end;
     let key =
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
-    let callback_context = context.clone();
-    let get = want(key, Some(start..end), run.class);
-    let callback = move |outcome: sawmill_store::Result<Bytes>| match outcome {
-        Ok(bytes) => {
-            callback_context.attachment.state.store_answered();
-            open_frames(&callback_context, run, &info, &bytes);
-        }
-        Err(error) => {
-            let (kind, error) = (error.kind(), store_error(&error));
-            match kind {
-                StoreErrorKind::NotFound => missing(&callback_context, run, error),
-                StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
-                    fail(&callback_context, run, ErrorKind::Corrupt, &error);
-                }
-                StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
-                    wait_for_store(&callback_context, run, &error);
-                }
+    let (callback_context, fetcher) = (context.clone(), &context.fetcher);
+    let raise = fetcher.waiting.lock().get(&run.first).and_then(|awaited| awaited.raise.clone());
+    let get = Get { raise, ..want(key, Some(start..end), run.class) };
+    let carried = Carried::new(&fetcher.in_flight, end - start, run.class);
+    let departure = fetcher.pipe.departs(context.attachment.world.now());
+    let callback = move |outcome: sawmill_store::Result<Bytes>| {
+        drop(carried);
+        match outcome {
+            Ok(bytes) => {
+                let now = callback_context.attachment.world.now();
+                callback_context.fetcher.pipe.arrives(departure, bytes.len() as u64, now);
+                callback_context.attachment.state.store_answered();
+                open_frames(&callback_context, run, &info, &bytes);
             }
+            Err(error) => fetch_failed(&callback_context, run, &error),
         }
     };
     context.attachment.store.get(get, Box::new(callback));
+}
+
+fn fetch_failed(context: &Arc<ReadContext>, run: FrameRun, error: &StoreError) {
+    let (kind, error) = (error.kind(), store_error(error));
+    match kind {
+        StoreErrorKind::NotFound => missing(context, run, error),
+        StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
+            fail(context, run, ErrorKind::Corrupt, &error);
+        }
+        StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
+            wait_for_store(context, run, &error);
+        }
+    }
 }
 
 /// The store is unavailable: ask again in a while, as long as the volume is open.
@@ -189,7 +379,9 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
     // failure.
     let nobody_waits = {
         let mut waiting = context.fetcher.waiting.lock();
-        let nobody_waits = run.frames().all(|name| waiting.get(&name).is_none_or(Vec::is_empty));
+        let is_unwanted =
+            |name| waiting.get(&name).is_none_or(|awaited| awaited.waiters.is_empty());
+        let nobody_waits = run.frames().all(is_unwanted);
         if nobody_waits {
             for name in run.frames() {
                 waiting.remove(&name);
@@ -204,6 +396,8 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
     let retry_context = context.clone();
+    // Somebody waits for it now, whoever asked for it.
+    let run = FrameRun { class: Class::Read, ..run };
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
@@ -212,6 +406,7 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
 /// before the damage is believed.
 fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, bytes: &Bytes) {
     let mut at = 0usize;
+    let mut arrived = Vec::with_capacity(run.count as usize);
     for name in run.frames() {
         let range = raw_frame_range(
             u64::from(info.header_bytes),
@@ -228,9 +423,11 @@ fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, by
         };
         let opened = bytes.get(at..at + length).map(|part| frame_open(&identity, part));
         at += length;
-        let one = FrameRun { first: name, count: 1, again: true, ..run };
+        let is_wanted = name.frame - run.first.frame < run.wanted;
+        let wanted = u32::from(is_wanted);
+        let one = FrameRun { first: name, count: 1, wanted, again: true, ..run };
         match opened {
-            Some(Ok(data)) => hand_over(context, name, bytes.slice_ref(data)),
+            Some(Ok(data)) => arrived.push((name, bytes.slice_ref(data), is_wanted)),
             Some(Err(error)) if run.again => {
                 let error = damaged(error.to_string()).with_source(error);
                 fail(context, one, ErrorKind::Corrupt, &error)
@@ -241,28 +438,73 @@ fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, by
             _ => get(context, one),
         }
     }
+    // Frames that stay in memory hold all of the answer, which counts only if it is theirs alone.
+    if run.wanted > 0 || arrived.len() < run.count as usize {
+        for (_, data, _) in arrived.iter_mut().filter(|(_, _, is_wanted)| !is_wanted) {
+            *data = Bytes::copy_from_slice(data);
+        }
+    }
+    hand_over(context, arrived);
 }
 
-fn hand_over(context: &Arc<ReadContext>, name: FrameName, data: Bytes) {
-    if let Some((cache, key)) = context.stored.cached(name) {
-        let (cache, cached_data) = (cache.clone(), data.clone());
-        context.pool.run_if_calm(move || cache.insert(key, &cached_data));
+/// Hands frames on. Each is with whether a reader waited for it when it was asked for.
+fn hand_over(context: &Arc<ReadContext>, arrived: Vec<(FrameName, Bytes, bool)>) {
+    for (name, data, _) in &arrived {
+        if let Some((cache, key)) = context.stored.cached(*name) {
+            let (cache, cached_data) = (cache.clone(), data.clone());
+            context.pool.run_if_calm(move || cache.insert(key, &cached_data));
+        }
     }
-    for waiter in take_waiters(context, name) {
-        waiter(FetchResult::Frame(data.clone()));
+    let now = context.attachment.world.now();
+    // Under one lock, so that a reader finds the frame on its way or in memory, never in neither.
+    let (waiters, is_first) = {
+        let (mut waiters, mut ahead) = (Vec::new(), Vec::new());
+        let mut waiting = context.fetcher.waiting.lock();
+        for (name, data, is_wanted) in arrived {
+            let awaited = waiting.remove(&name).unwrap_or_default();
+            waiters.extend(awaited.waiters.into_iter().map(|waiter| (waiter, data.clone())));
+            // Also if a reader came before it: that one may want a part of it.
+            if !is_wanted {
+                ahead.push((name, data));
+            }
+        }
+        (waiters, context.fetcher.landed.put(ahead, now))
+    };
+    for (waiter, data) in waiters {
+        waiter(FetchResult::Frame(data));
     }
+    if is_first {
+        forget_later(context, now + LANDED_TIME_MAX);
+        context.mailbox.wake.notify();
+    }
+}
+
+/// Forgets frames that no reader came for, at `at` and as long as there are some.
+fn forget_later(context: &Arc<ReadContext>, at: Duration) {
+    let job_context = context.clone();
+    let forget = move || {
+        let context = &job_context;
+        // When the volume ends, all of them go.
+        let (now, is_end) = (context.attachment.world.now(), context.jobs.is_closed());
+        let before = if is_end { Duration::MAX } else { now.saturating_sub(LANDED_TIME_MAX) };
+        if context.fetcher.landed.forget_before(before) && !is_end {
+            forget_later(context, now + LANDED_TIME_MAX);
+        }
+    };
+    context.jobs.at(at, Box::new(forget));
 }
 
 /// The volume ends: every remaining waiter gets the error.
 pub(crate) fn fail_all(context: &ReadContext, error: &Error) {
     let waiting = std::mem::take(&mut *context.fetcher.waiting.lock());
-    for waiter in waiting.into_values().flatten() {
+    for waiter in waiting.into_values().flat_map(|awaited| awaited.waiters) {
         waiter(FetchResult::Failed(error.clone()));
     }
 }
 
 fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
-    context.fetcher.waiting.lock().remove(&name).unwrap_or_default()
+    let awaited = context.fetcher.waiting.lock().remove(&name);
+    awaited.map(|awaited| awaited.waiters).unwrap_or_default()
 }
 
 /// The store has definitely no such object. For a reader beside a writer, that means that the

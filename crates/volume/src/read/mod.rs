@@ -36,9 +36,11 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) mod ahead;
 pub(crate) mod fetch;
 mod follow;
+mod landed;
+mod pipe;
 
-use ahead::Streams;
-use fetch::{FetchResult, Fetcher};
+use ahead::{ReadSpan, Streams};
+use fetch::{AwaitedBytes, FetchResult, Fetcher};
 
 /// What a read needs.
 pub(crate) struct ReadContext {
@@ -143,20 +145,22 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
             Err(error) => return request.fail(error),
         }
     }
-    let streams = source == FarthestSource::Cache || has_frames(&slow) || has_frames(&absent);
+    let waits = has_frames(&absent);
+    let streams = source == FarthestSource::Cache || has_frames(&slow) || waits;
     if slow.is_empty() && absent.is_empty() {
         source.count(context);
         request.done();
     } else {
         slow.reverse();
         absent.reverse();
-        let pending =
-            PendingRead::new(context, request, slow.len() + absent.len(), source, reading);
+        let pieces = slow.len() + absent.len();
+        let awaited = waits.then(|| context.fetcher.awaits(length, context.attachment.world.now()));
+        let pending = PendingRead::new(context, request, pieces, source, (reading, awaited));
         pending.serve_all(slow);
         pending.fetch(absent);
     }
     if streams {
-        ahead::note(context, start, length);
+        ahead::note(context, ReadSpan { address: start, length, waits });
     }
 }
 
@@ -167,7 +171,7 @@ fn has_frames(later: &[ReadPiece]) -> bool {
 
 /// Takes a prefetch: a hint, answered at once.
 pub(crate) fn prefetch(context: &Arc<ReadContext>, request: Request) {
-    ahead::fetch_range(context, request.address, request.length);
+    ahead::fetch_hinted(context, request.address, request.length);
     request.done();
 }
 
@@ -318,6 +322,10 @@ fn serve(
             }
         }
         ReadSource::Frame { name, offset } => {
+            if context.fetcher.landed.read(*name, *offset, into) {
+                *source = (*source).max(FarthestSource::Cache);
+                return Ok(LocalResult::Done);
+            }
             let Some((cache, key)) = context.stored.cached(*name) else {
                 return Ok(LocalResult::Absent);
             };
@@ -356,6 +364,9 @@ fn lost(piece: &ReadPiece) -> Error {
     Error::new(ErrorKind::Internal, text)
 }
 
+/// What counts a read until it ends: as a reader, and with its bytes if it waits for the store.
+type ReadGuards = (ReadGuard, Option<AwaitedBytes>);
+
 /// A read with pieces in flight.
 struct PendingRead {
     context: Arc<ReadContext>,
@@ -369,7 +380,7 @@ struct PendingRead {
     /// is from one cut.
     restart: AtomicBool,
     restarts: AtomicUsize,
-    _reading: ReadGuard,
+    _guards: ReadGuards,
 }
 
 impl PendingRead {
@@ -379,7 +390,7 @@ impl PendingRead {
         request: Request,
         pending_pieces: usize,
         source: FarthestSource,
-        guard: ReadGuard,
+        guards: ReadGuards,
     ) -> Arc<Self> {
         Arc::new(PendingRead {
             context: context.clone(),
@@ -390,7 +401,7 @@ impl PendingRead {
             source: Mutex::new(source),
             restart: AtomicBool::new(false),
             restarts: AtomicUsize::new(0),
-            _reading: guard,
+            _guards: guards,
         })
     }
 

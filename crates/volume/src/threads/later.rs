@@ -9,7 +9,8 @@ use super::pool::Job;
 
 #[derive(Default)]
 struct JobQueue {
-    /// Bounded by the fetches in flight, each of which is repeated by one job.
+    /// Bounded by the fetches in flight, each of which is repeated by one job, and one more that
+    /// forgets what was fetched ahead.
     waiting: Vec<(Duration, Job)>,
     closed: bool,
 }
@@ -42,6 +43,11 @@ impl DeferredJobs {
         for (_, job) in waiting {
             job();
         }
+    }
+
+    /// Whether jobs run when they are added, because the volume has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.jobs.lock().closed
     }
 
     /// Runs the jobs that are due; returns the time until the next one.

@@ -119,7 +119,9 @@ fn a_read_of_a_whole_segment_is_one_get() {
 
 #[test]
 fn readers_of_one_frame_share_one_get() {
-    let machine = filled(1, false);
+    let mut machine = filled(1, false);
+    // Their reads follow each other.
+    machine.options.prefetch_bytes = 0;
     let volume = machine.open();
     machine.fault(Fault::Delay, |call| segment_get(call).is_some());
     let before = machine.faults.calls().len();
