@@ -128,15 +128,24 @@ pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     ledger::read_state(store, name)?.volume.ok_or_else(|| not_found(name))
 }
 
+/// A name whose state was settled. If that changes, it has a later record.
+pub(crate) struct SettledName<'a> {
+    pub(crate) name: &'a str,
+    /// The number of its newest record; 0: it has none.
+    pub(crate) number: u64,
+}
+
 /// As [`find`], for a caller that goes on to write: no rename or delete that was abandoned before
 /// can take effect later.
-pub(crate) fn find_for_good(
+pub(crate) fn find_for_good<'a>(
     world: &dyn World,
     store: &dyn ObjectStore,
-    name: &str,
-) -> Result<VolumeRecord> {
+    name: &'a str,
+) -> Result<(SettledName<'a>, VolumeRecord)> {
     check_name(name)?;
-    ledger::settle(world, store, name)?.volume.ok_or_else(|| not_found(name))
+    let settled = ledger::settle(world, store, name)?;
+    let record = settled.volume.ok_or_else(|| not_found(name))?;
+    Ok((SettledName { name, number: settled.number }, record))
 }
 
 /// Called after a writer has put its fence: a delete that did not meet the fence must be visible

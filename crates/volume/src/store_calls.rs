@@ -16,7 +16,9 @@ use sawmill_format::FormatError;
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
 use sawmill_format::map_part::parse_part_key;
 use sawmill_format::segment::parse_segment_key;
-use sawmill_store::{Bodies, Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
+use sawmill_store::{
+    Bodies, Class, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
+};
 
 use crate::{Error, ErrorKind, limits};
 
@@ -57,23 +59,62 @@ pub(crate) fn get_all(
 
 /// Makes all of `gets` in parallel and returns the answers in the same order.
 pub(crate) fn get_each(store: &dyn ObjectStore, gets: Vec<Get>) -> Vec<Answer> {
+    ask_each(store, gets).wait()
+}
+
+/// Gets that are under way, for a caller that has something else to do meanwhile.
+pub(crate) struct PendingAnswers {
+    count: usize,
+    receiver: Receiver<(usize, sawmill_store::Result<Bytes>)>,
+}
+
+/// Makes all of `gets` in parallel, and waits for none.
+pub(crate) fn ask_each(store: &dyn ObjectStore, gets: Vec<Get>) -> PendingAnswers {
     let count = gets.len();
     let (sender, receiver) = sync_channel(count.max(1));
     for (index, get) in gets.into_iter().enumerate() {
         let sender = sender.clone();
         let done = Box::new(move |outcome| {
-            // The caller waits for all answers, so the receiver still exists.
+            // The caller may have given up. There is room for every answer.
             let _ = sender.send((index, outcome));
         });
         store.get(get, done);
     }
-    drop(sender);
-    let mut answers: Vec<Answer> = Vec::new();
-    answers.resize_with(count, || Err(dropped_call()));
-    for (index, outcome) in receiver {
-        answers[index] = found(outcome);
+    PendingAnswers { count, receiver }
+}
+
+impl PendingAnswers {
+    /// The answers, in the order of the gets.
+    pub(crate) fn wait(self) -> Vec<Answer> {
+        let mut answers: Vec<Answer> = Vec::new();
+        answers.resize_with(self.count, || Err(dropped_call()));
+        for (index, outcome) in self.receiver {
+            answers[index] = found(outcome);
+        }
+        answers
     }
-    answers
+}
+
+/// A list that is under way.
+pub(crate) struct PendingList(Receiver<sawmill_store::Result<Vec<ObjectInfo>>>);
+
+/// Lists what lies below `prefix`, and does not wait for it.
+pub(crate) fn ask_list(store: &dyn ObjectStore, prefix: String) -> PendingList {
+    let (sender, receiver) = sync_channel(1);
+    let done = Box::new(move |outcome| {
+        // The caller may have given up.
+        let _ = sender.send(outcome);
+    });
+    store.list(List { prefix, class: Class::Read }, done);
+    PendingList(receiver)
+}
+
+impl PendingList {
+    /// What was listed.
+    pub(crate) fn wait(self) -> crate::Result<Vec<ObjectInfo>> {
+        let outcome = self.0.recv().map_err(|_| dropped_call())?;
+        outcome.map_err(|error| store_error(&error))
+    }
 }
 
 /// Puts all of `objects` in parallel. One that exists already is fine: their names are random.
@@ -182,7 +223,7 @@ mod tests {
     use std::sync::mpsc::{SyncSender, sync_channel};
     use std::thread;
 
-    use sawmill_store::{Completion, List, ObjectInfo};
+    use sawmill_store::Completion;
 
     use super::*;
 

@@ -7,8 +7,11 @@
 
 use std::time::Duration;
 
+use sawmill_format::ids::VolumeId;
 use sawmill_format::journal::{RING_START_BYTES, Superblock};
-use sawmill_store::ObjectStore;
+use sawmill_format::role::role_key;
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Class, ObjectStore};
 use sawmill_sys::BLOCK_BYTES;
 
 use super::bind::{BoundJournal, FenceIntent, bind};
@@ -16,14 +19,17 @@ use super::journal::{self, JournalVerdict, UsableJournal, judge};
 use super::make::make_journal;
 use super::memory;
 use super::repeat::repeat_checkpoint;
+use super::undisturbed::is_undisturbed;
 use crate::disk::Lock;
 use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::journal::superblock::SuperblockFile;
+use crate::names::SettledName;
 use crate::options::OpenOptions;
-use crate::recovery::roll_forward::roll_forward;
+use crate::recovery::roll_forward::{headers, roll_forward};
 use crate::recovery::stored::{StoredVolume, stored_of};
 use crate::recovery::{RecoveryStep, Reporter, checkpoint};
 use crate::replicate::role::require_primary;
+use crate::store_calls::{self, PendingAnswers, want};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
@@ -52,9 +58,9 @@ pub(crate) fn attach(
     world: &dyn World,
     reporter: &mut Reporter<'_>,
 ) -> Result<AttachState> {
-    let mut own = None;
+    let mut earlier = EarlierTries::default();
     for _ in 0..ATTACH_TRIES_MAX {
-        if let Some(attached) = try_attach(store, name, options, world, reporter, &mut own)? {
+        if let Some(attached) = try_attach(store, name, options, world, reporter, &mut earlier)? {
             return Ok(attached);
         }
         reporter.step(
@@ -66,24 +72,37 @@ pub(crate) fn attach(
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// One attempt; `None` if the fenced writer advanced in the meantime. `own` holds the epoch that
-/// the previous attempt took, and the one that it fenced.
+/// What the tries of one attach before this one have done.
+#[derive(Default)]
+struct EarlierTries {
+    /// The epoch that the last one took, and the one that it fenced.
+    own: Option<(u64, u64)>,
+    is_probed: bool,
+}
+
+/// One attempt; `None` if the fenced writer advanced in the meantime.
 fn try_attach(
     store: &dyn ObjectStore,
     name: &str,
     options: &OpenOptions,
     world: &dyn World,
     reporter: &mut Reporter<'_>,
-    own: &mut Option<(u64, u64)>,
+    earlier: &mut EarlierTries,
 ) -> Result<Option<AttachState>> {
-    let record = names::find_for_good(world, store, name)?;
-    let mut stored = stored_of(store, record, reporter)?;
-    check_options(&stored, options)?;
-    require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
+    let (name, record) = names::find_for_good(world, store, name)?;
+    check_options(&record, options)?;
+    // Before the probe puts its objects: a server may be running with this journal.
     let lock = journal::lock(options, world.disks())?;
-    if !options.no_fencing && !options.store_is_probed {
-        require_fencing(store)?;
+    let role = ask_role(store, record.volume_id);
+    let is_probed = options.no_fencing || options.store_is_probed || earlier.is_probed;
+    let recover = || stored_of(store, record, reporter);
+    let (recovered, probed) = beside_probe(store, is_probed, recover);
+    let mut stored = recovered?;
+    if !matches!(role.wait()[..], [Ok(None)]) {
+        require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     }
+    probed?;
+    earlier.is_probed = true;
     let memory = memory::in_use(options, world)?;
     let mut judged = judge(&stored, options, world)?;
     check_fits(&stored, &judged)?;
@@ -102,7 +121,7 @@ fn try_attach(
         true => Box::new((lock, journal::lock_file(options, world.disks())?)),
         false => lock,
     };
-    if !shut_others_out(store, name, &mut stored, attempt, world, own)? {
+    if !shut_others_out(store, &name, &mut stored, attempt, world, &mut earlier.own)? {
         return Ok(None);
     }
     reporter.step(
@@ -117,11 +136,39 @@ fn try_attach(
     Ok(Some(AttachState { stored, bound, lock, looked_at }))
 }
 
+/// Reads what is stored, and meanwhile probes whether the store keeps two writers apart. Neither
+/// changes anything of the volume, and the probe takes longer.
+fn beside_probe<T>(
+    store: &dyn ObjectStore,
+    is_probed: bool,
+    recover: impl FnOnce() -> Result<T>,
+) -> (Result<T>, Result<()>) {
+    if is_probed {
+        return (recover(), Ok(()));
+    }
+    std::thread::scope(|threads| {
+        let builder = std::thread::Builder::new().name("probe".to_owned());
+        let probe = builder.spawn_scoped(threads, || require_fencing(store));
+        let recovered = recover();
+        let probed = match probe {
+            Ok(probe) => probe.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // The machine has no thread left: one after the other.
+            Err(_) => require_fencing(store),
+        };
+        (recovered, probed)
+    })
+}
+
+/// Asks for the first role: a primary that was never a replica has none.
+fn ask_role(store: &dyn ObjectStore, volume_id: VolumeId) -> PendingAnswers {
+    store_calls::ask_each(store, vec![want(role_key(volume_id, 1), None, Class::Read)])
+}
+
 /// Puts the fence, then the checkpoint again under the next number. `false`: the writer advanced in
 /// the meantime.
 fn shut_others_out(
     store: &dyn ObjectStore,
-    name: &str,
+    name: &SettledName<'_>,
     stored: &mut StoredVolume,
     attempt: FenceAttempt,
     world: &dyn World,
@@ -132,13 +179,15 @@ fn shut_others_out(
         stored.end.epoch_before = before;
     }
     *own = Some((stored.end.epoch, stored.end.epoch_before));
-    if !has_no_writer_gone_on(store, stored)? {
-        return Ok(false);
+    if !is_undisturbed(store, stored, name)? {
+        if !has_no_writer_gone_on(store, stored)? {
+            return Ok(false);
+        }
+        names::require_undeleted(world, store, name.name, stored.record.volume_id)?;
+        // A process that made it a replica in the meantime puts a fence after that, so one of the
+        // two sees the other.
+        require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     }
-    names::require_undeleted(world, store, name, stored.record.volume_id)?;
-    // A process that made it a replica in the meantime puts a fence after that, so one of the two
-    // sees the other.
-    require_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     if !repeat_checkpoint(store, stored, world)? {
         require_last(store, stored)?;
         return Ok(false);
@@ -146,13 +195,13 @@ fn shut_others_out(
     Ok(true)
 }
 
-fn check_options(stored: &StoredVolume, options: &OpenOptions) -> Result<()> {
-    let least = limits::journal_bytes_min(stored.record.segment_bytes);
+fn check_options(record: &VolumeRecord, options: &OpenOptions) -> Result<()> {
+    let least = limits::journal_bytes_min(record.segment_bytes);
     if options.journal_bytes < least {
         let text = format!(
             "a journal of {} bytes is too small for segments of {}: give --journal-bytes at least \
             {least}",
-            options.journal_bytes, stored.record.segment_bytes
+            options.journal_bytes, record.segment_bytes
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
@@ -372,8 +421,12 @@ fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &StoredVolume) -> Resu
 
 /// Refuses if another process fenced after us: otherwise two that fence each other would never end.
 fn require_last(store: &dyn ObjectStore, stored: &StoredVolume) -> Result<()> {
-    let mut end = stored.end.clone();
-    let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);
+    let (volume_id, mut end) = (stored.record.volume_id, stored.end.clone());
+    // Whoever fences after us does so at this name, and a fence stays.
+    if matches!(headers(store, volume_id, &[end.next_sequence])[..], [Ok(None)]) {
+        return Ok(());
+    }
+    let rolled = roll_forward(store, volume_id, None, &mut end);
     if end.epoch != stored.end.epoch {
         return Err(taken_over(stored));
     }

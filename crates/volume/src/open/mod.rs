@@ -1,6 +1,8 @@
 //! Attaches a volume for writing: finds the end of its log, judges the journal, fences other
 //! writers, and binds the journal to the new epoch.
 //!
+//! What does not depend on each other is asked of the store at once: users wait for each answer.
+//!
 //! What the store and the journal hold is judged before anything of the volume is changed:
 //! checkpoint, roll forward, journal and scan only read. Then: intent (in the journal) -> fence (in
 //! the store) -> the checkpoint repeated under the next number (`repeat`) -> journal bound to the
@@ -27,6 +29,7 @@ mod memory;
 mod newest_seen;
 mod repeat;
 mod settle;
+mod undisturbed;
 
 pub(crate) use attach::{AttachState, attach};
 pub(crate) use memory::spare_path;

@@ -27,7 +27,7 @@ use sawmill_format::segment::{
     FrameIdentity, SegmentHeader, SegmentIdentity, SegmentKind, frame_open, header_bytes_of,
     raw_frame_range, segment_key,
 };
-use sawmill_store::{Class, ObjectStore};
+use sawmill_store::{Class, Get, ObjectStore};
 
 use super::apply::apply_extents;
 use super::checkpoint::sequence32;
@@ -69,19 +69,45 @@ pub(crate) fn roll_forward(
     roll_forward_until(store, volume_id, view, end, RollForwardLimit::END)
 }
 
+/// As [`roll_forward`], with the first headers asked for before.
+pub(crate) fn roll_forward_asked(
+    store: &dyn ObjectStore,
+    view: Option<&mut View>,
+    end: &mut LogEnd,
+    asked: AskedHeaders,
+) -> Result<()> {
+    let volume_id = asked.volume_id;
+    roll(store, volume_id, view, end, RollForwardLimit::END, Some(asked))
+}
+
 /// As [`roll_forward`], but not past `limit`.
 pub(crate) fn roll_forward_until(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    view: Option<&mut View>,
+    end: &mut LogEnd,
+    limit: RollForwardLimit,
+) -> Result<()> {
+    roll(store, volume_id, view, end, limit, None)
+}
+
+/// Rolls forward from `end`. Its first headers may be on their way.
+fn roll(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     mut view: Option<&mut View>,
     end: &mut LogEnd,
     limit: RollForwardLimit,
+    mut asked: Option<AskedHeaders>,
 ) -> Result<()> {
     let mut copier = CopierOrigin::Unknown;
     while end.next_sequence <= limit.sequence {
-        let first = u64::from(sequence32(end.next_sequence)?);
-        let ahead: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
-        for (sequence, header) in ahead.iter().zip(headers(store, volume_id, &ahead)) {
+        let ahead = match asked.take() {
+            Some(asked) => asked,
+            None => ask_headers(store, volume_id, end)?,
+        };
+        let sequences = ahead.sequences.clone();
+        for (sequence, header) in sequences.iter().zip(ahead.wait(store)) {
             if *sequence != end.next_sequence {
                 // A fence was met: what is left of `ahead` lies in its window and is ignored,
                 // whether it exists or not.
@@ -359,16 +385,66 @@ fn is_left_by_copier(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd)
     role::is_copied(store, volume_id, end.place.number)
 }
 
+/// The headers of consecutive segments, on their way.
+pub(crate) struct AskedHeaders {
+    volume_id: VolumeId,
+    sequences: Vec<u64>,
+    answers: store_calls::PendingAnswers,
+}
+
+/// Asks for the headers that follow `end`, for [`roll_forward_asked`].
+///
+/// Not also for those beyond, which say whether a gap is damage: they count only if they are read
+/// after the gap was. Otherwise a live writer could put one there and delete what is missing in the
+/// meantime, and an older state would be taken for the newest.
+pub(crate) fn ask_headers(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    end: &LogEnd,
+) -> Result<AskedHeaders> {
+    let first = u64::from(sequence32(end.next_sequence)?);
+    let sequences: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
+    let answers = store_calls::ask_each(store, header_gets(volume_id, &sequences));
+    Ok(AskedHeaders { volume_id, sequences, answers })
+}
+
+impl AskedHeaders {
+    fn wait(self, store: &dyn ObjectStore) -> Vec<HeaderAnswer> {
+        read_headers(store, self.volume_id, &self.sequences, self.answers.wait())
+    }
+}
+
+/// A header, or `None` where the store reports that there is no such segment.
+type HeaderAnswer = Result<Option<SegmentHeader>>;
+
+fn header_gets(volume_id: VolumeId, sequences: &[u64]) -> Vec<Get> {
+    let probe = |sequence: &u64| {
+        let range = Some(0..limits::HEADER_PROBE_BYTES);
+        store_calls::want(segment_key(volume_id, *sequence), range, Class::Read)
+    };
+    sequences.iter().map(probe).collect()
+}
+
 /// The headers of segments, in parallel; `None` where the store reports that there is none.
 pub(crate) fn headers(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     sequences: &[u64],
-) -> Vec<Result<Option<SegmentHeader>>> {
+) -> Vec<HeaderAnswer> {
+    let answers = store_calls::get_each(store, header_gets(volume_id, sequences));
+    read_headers(store, volume_id, sequences, answers)
+}
+
+/// Reads headers in the first answers to [`header_gets`], and asks again where one is damaged or
+/// too short.
+fn read_headers(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    sequences: &[u64],
+    answers: Vec<store_calls::Answer>,
+) -> Vec<HeaderAnswer> {
     let key = |sequence: u64| segment_key(volume_id, sequence);
     let probe = Some(0..limits::HEADER_PROBE_BYTES);
-    let requests = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
-    let answers = store_calls::get_all(store, requests, Class::Read);
     let decode = |sequence: u64, answer: store_calls::Answer| {
         let answer = answer.map_err(|error| match error.kind() {
             // The object is empty: not one byte could be read.

@@ -21,6 +21,7 @@ mod life;
 mod memory_lost;
 mod names;
 mod old_volumes;
+mod opening;
 mod power_cut;
 mod read_only;
 mod rename;

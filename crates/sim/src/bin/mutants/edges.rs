@@ -72,8 +72,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the newest record of a name is the first one found",
         "volume/src/names/ledger.rs",
-        "            Some(bytes) => found = Some((number, bytes)),\n",
-        "            Some(bytes) => return Ok(Some((number, bytes))),\n",
+        "        (Some(_), Some(second)) => Some((2, second)),\n",
+        "        (Some(first), Some(_)) => return Ok(Some((1, first))),\n",
     ),
     mutant(
         "who lets go of a pin removes a base that lives",
