@@ -2,7 +2,6 @@
 //!
 //! Not here: worlds by seed (`crates/sim`); the real binary (`tests/`).
 
-mod ahead;
 mod bounded;
 mod checking;
 mod clones;
@@ -24,6 +23,7 @@ mod old_volumes;
 mod opening;
 mod power_cut;
 mod read_only;
+mod reading;
 mod rename;
 mod resize;
 mod rig;

@@ -1,0 +1,3 @@
+//! Reads of stored data, and what is fetched ahead of them.
+
+mod ahead;
