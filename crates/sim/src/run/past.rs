@@ -75,8 +75,8 @@ enum OrderKind {
     Retain(u64),
     /// A larger disk, with this number of bytes.
     Grow(u64),
-    /// The rollback's operation in the oracle.
-    RollBack(usize),
+    /// The rollback's operation in the oracle, and the moment it goes to, if it is one.
+    RollBack(usize, Option<u64>),
 }
 
 /// An order in flight.
@@ -89,7 +89,7 @@ pub(super) struct PendingOrder {
 
 impl PendingOrder {
     pub(super) fn is_rollback(&self) -> bool {
-        matches!(self.kind, OrderKind::RollBack(_))
+        matches!(self.kind, OrderKind::RollBack(..))
     }
 }
 
@@ -199,10 +199,15 @@ impl SeedRun {
         self.past.moments.push(Moment { unix_ms, least, most });
     }
 
+    /// Older moments may be gone.
+    fn window_start_ms(&mut self) -> u64 {
+        let (world, _) = self.faultless_process();
+        world.unix_ms().saturating_sub(self.past.retention_s * 1000)
+    }
+
     /// Reads the volume as it was at one of the noted moments.
     pub(super) fn read_moment(&mut self) -> std::result::Result<Option<CutImage>, String> {
-        let (world, _) = self.faultless_process();
-        let start_ms = world.unix_ms().saturating_sub(self.past.retention_s * 1000);
+        let start_ms = self.window_start_ms();
         self.past.moments.retain(|moment| moment.unix_ms >= start_ms);
         if self.past.moments.is_empty() {
             return Ok(None);
@@ -245,7 +250,11 @@ impl SeedRun {
             Ok(answer) => {
                 let operation =
                     self.oracle.submit(0, self.settings.size_bytes, Effect::Image(image));
-                let what = OrderKind::RollBack(operation);
+                let moment_unix_ms = match cut {
+                    Cut::Time(unix_ms) => Some(unix_ms),
+                    _ => None,
+                };
+                let what = OrderKind::RollBack(operation, moment_unix_ms);
                 process.order = Some(PendingOrder { kind: what, answer, stray: false });
                 Ok(())
             }
@@ -283,13 +292,18 @@ impl SeedRun {
             Ok(Ok(())) => self.ordered_is_done(process, ordered.kind),
             Ok(Err(error)) => {
                 self.log("order refused", || format!("  the order was refused: {error}"));
-                if let (OrderKind::RollBack(operation), ErrorKind::NotFound) =
+                let mut has_aged = false;
+                if let (OrderKind::RollBack(operation, moment_unix_ms), ErrorKind::NotFound) =
                     (&ordered.kind, error.kind())
                 {
                     // Nothing was changed, and no other request was submitted meanwhile.
                     self.oracle.take_back(*operation);
+                    // It waited for a slow store until its moment had left the window.
+                    has_aged =
+                        moment_unix_ms.is_some_and(|unix_ms| unix_ms < self.window_start_ms());
                 }
-                let excused = process.replaced_at.is_some()
+                let excused = has_aged
+                    || process.replaced_at.is_some()
                     || process.life.is_dead()
                     || self.has_disk_faults();
                 let has_ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
@@ -304,7 +318,7 @@ impl SeedRun {
 
     fn ordered_is_done(&mut self, process: &Process, kind: OrderKind) -> Verdict {
         match kind {
-            OrderKind::RollBack(operation) if process.replaced_at.is_none() => {
+            OrderKind::RollBack(operation, _) if process.replaced_at.is_none() => {
                 self.story.rollbacks += 1;
                 self.oracle.complete(operation);
                 self.oracle.note_stored(operation + 1);

@@ -234,7 +234,9 @@ fn a_root_is_known_from_the_first_call_that_finds_it() {
 #[test]
 fn large_bodies_in_aligned_memory_come_back_whole_at_any_length() {
     let folder = folder();
-    for length in [DIRECT_BYTES_MIN, DIRECT_BYTES_MIN + 1, (1 << 20) + BLOCK_BYTES - 1] {
+    let lengths =
+        [DIRECT_BYTES_MIN, DIRECT_BYTES_MIN + 1, 3 * DIRECT_BYTES_MAX + 2 * BLOCK_BYTES - 1];
+    for length in lengths {
         let room: Vec<u8> = (0..length + BLOCK_BYTES).map(|at| (at / 251 + at) as u8).collect();
         let start = room.as_ptr().align_offset(BLOCK_BYTES);
         let body = Bytes::from(room).slice(start..start + length);

@@ -4,8 +4,8 @@
 //! Invariants:
 //! 1. A new plan is made only when nothing of the last one is in flight; otherwise the same bytes
 //!    would be moved twice.
-//! 2. Collection waits for writers that wait for room, unless garbage is pressing; nothing ever
-//!    waits for collection. So it cannot be part of a deadlock.
+//! 2. Collection waits for writers that wait for room, unless garbage is pressing. Past a lower
+//!    bound writers wait for collection, never for long (`garbage_bound`).
 //! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
@@ -80,11 +80,17 @@ impl Collector {
         matches!(self.stage, Stage::Rest) && self.plan.is_none() && self.in_flight == 0
     }
 
-    /// Whether it moves something, or can begin to; not while it waits after a failure.
+    /// Whether it moves something, or can begin to; not while it waits after a failure, or for the
+    /// deletes of a request.
     pub(super) fn is_at_work(&self, context: &Context, now: Duration) -> bool {
-        let may_begin = now >= self.not_before;
-        let is_moving = !matches!(self.stage, Stage::Rest) || self.in_flight > 0;
-        is_moving || (may_begin && (self.plan.is_some() || !self.candidates(context).is_empty()))
+        if !matches!(self.stage, Stage::Rest) || self.in_flight > 0 {
+            return true;
+        }
+        let is_settling = self.request.as_ref().is_some_and(|request| request.is_settling);
+        let has_garbage = |each: &Candidate| each.live_bytes < each.data_bytes;
+        now >= self.not_before
+            && !is_settling
+            && (self.plan.is_some() || self.candidates(context).iter().any(has_garbage))
     }
 
     /// A segment is gone; forget its failed attempts.

@@ -22,6 +22,8 @@ pub(crate) struct RecordIntake {
     /// The engine has records already and will check again in time: a few more need not wake it.
     has_pending: AtomicBool,
     seal_through: AtomicU64,
+    /// The same, only because the journal or the memory is full.
+    seal_for_room: AtomicU64,
     wake: Arc<Wake>,
 }
 
@@ -33,6 +35,7 @@ impl RecordIntake {
             record_bytes: Default::default(),
             has_pending: Default::default(),
             seal_through: Default::default(),
+            seal_for_room: Default::default(),
             wake,
         }
     }
@@ -78,5 +81,17 @@ impl RecordIntake {
 
     pub(crate) fn sealed_through_wanted(&self) -> u64 {
         self.seal_through.load(Ordering::Acquire)
+    }
+
+    /// Everything before `position` must be sealed without waiting for a full segment, because
+    /// writers have no room.
+    pub(crate) fn seal_for_room(&self, position: u64) {
+        if self.seal_for_room.fetch_max(position, Ordering::AcqRel) < position {
+            self.wake.notify();
+        }
+    }
+
+    pub(crate) fn sealed_for_room_wanted(&self) -> u64 {
+        self.seal_for_room.load(Ordering::Acquire)
     }
 }

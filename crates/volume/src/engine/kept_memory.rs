@@ -3,15 +3,16 @@
 //! disk a third transfer of every byte.
 //!
 //! Invariants: writers wait for memory that is kept for [`WAIT_TIME_MAX`] at most without progress,
-//! and never while a segment could be sealed. Nothing is kept for a store that is far slower than
-//! the journal's disk, so the journal takes a burst at the speed of that disk
+//! unless sealing waits for collection (`garbage_bound`), and never while a segment could be
+//! sealed. Nothing is kept for a store that is far slower than the journal's disk, so the journal
+//! takes a burst at the speed of that disk
 //! ([decision 0044](../../../../docs/decisions/0044-memory-waits-for-the-segment.md)).
 //! Not here: how memory is given up (`sawmill_sys::Ring`), and reading back (`journal::read`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::log_tail::LogTail;
+use super::log_tail::{LogTail, Sealing};
 use super::{Context, EngineOptions};
 use crate::write;
 
@@ -41,13 +42,16 @@ impl KeptMemory {
         context: &Context,
         options: &EngineOptions,
         log: &LogTail,
+        sealing: Sealing,
         now: Duration,
     ) {
         let Some(journal) = &context.journal else { return };
+        let is_held = sealing == Sealing::OnlyAskedFor;
         let has_progress = log.sealed_position() != self.sealed;
         self.sealed = log.sealed_position();
         self.stuck_since = match self.stuck_since {
-            _ if context.write.stalled.count() == 0 => None,
+            // Sealing waits for collection, and writers for that.
+            _ if is_held || context.write.stalled.count() == 0 => None,
             Some(since) if !has_progress => Some(since),
             _ => Some(now),
         };
@@ -59,7 +63,7 @@ impl KeptMemory {
         let is_in_memory = self.is_kept || self.sealed >= journal.ring.low();
         let was_kept = self.is_kept;
         let store_rate_min = store_rate_min(journal.disk_bytes_per_s.load(Ordering::Relaxed));
-        self.is_kept = log.keeps_up(store_rate_min, options.uploads_max)
+        self.is_kept = (is_held || log.keeps_up(store_rate_min, options.uploads_max))
             && has_space
             && is_in_memory
             && !is_stuck;
@@ -67,7 +71,7 @@ impl KeptMemory {
         let is_all_received = log.received_end() == journal.ring.next();
         if self.is_kept && self.stuck_since.is_some() && is_all_received && log.has_room(options) {
             // The memory is full of less payload than a segment has: small or empty records.
-            context.mailbox.intake.seal_through(log.received_end());
+            context.mailbox.intake.seal_for_room(log.received_end());
         }
         if was_kept && (has_progress || !self.is_kept) {
             write::resume_soon(&context.write);
@@ -83,7 +87,10 @@ impl KeptMemory {
 
 /// What a store must take to keep up with a disk that takes so many bytes a second.
 fn store_rate_min(disk_bytes_per_s: u64) -> u64 {
-    STORE_RATE_ENOUGH.min(disk_bytes_per_s / DISK_RATE_DIVISOR)
+    match disk_bytes_per_s {
+        0 => STORE_RATE_ENOUGH,
+        rate => STORE_RATE_ENOUGH.min(rate / DISK_RATE_DIVISOR),
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +103,6 @@ mod tests {
         assert!(mib(250) >= store_rate_min(mib(700)));
         assert!(mib(100) < store_rate_min(mib(2000)));
         assert!(mib(480) >= store_rate_min(mib(9000)), "as fast as many a disk");
-        assert_eq!(store_rate_min(0), 0, "nothing is known of the disk yet");
+        assert_eq!(store_rate_min(0), STORE_RATE_ENOUGH, "nothing is known of the disk yet");
     }
 }

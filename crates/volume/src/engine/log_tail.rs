@@ -61,6 +61,15 @@ pub(super) struct AppliedSegment {
     pub(super) object_bytes: u64,
 }
 
+/// Which segments are cut now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sealing {
+    /// Each that is due.
+    AllDue,
+    /// Only what somebody asked for: the others wait for collection.
+    OnlyAskedFor,
+}
+
 impl LogTail {
     /// Starts with what recovery left to be stored. Takes the records of `start`.
     pub(super) fn new(start: &mut EngineStart, now: Duration) -> Self {
@@ -156,51 +165,53 @@ impl LogTail {
         }
     }
 
-    /// Cuts, builds and puts segments while they are due and may be in flight, `segments_max` at
-    /// most. Returns how many.
+    /// Cuts, builds and puts segments while they are due and may be in flight, as far as `sealing`
+    /// permits.
     pub(super) fn seal(
         &mut self,
         context: &Arc<Context>,
         options: &EngineOptions,
         now: Duration,
-        segments_max: usize,
-    ) -> usize {
-        let mut cut = 0;
-        while cut < segments_max
-            && self.has_room(options)
+        sealing: Sealing,
+    ) {
+        while self.has_room(options)
             && self.segment_is_due(context, options, now)
+            && (sealing == Sealing::AllDue || self.is_asked_for(context, options, now))
         {
             let records = self.cut_records(context, now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);
-                break;
+                return;
             }
             let built = self.build(context, &records);
             match built {
-                Ok(built) => {
-                    self.send_segment(context, built, records);
-                    cut += 1;
-                }
+                Ok(built) => self.send_segment(context, built, records),
                 Err(error) => {
                     // They stay pending: unstored data must never look as if it were stored.
                     self.put_back(records);
-                    context.write.fail(error);
-                    break;
+                    return context.write.fail(error);
                 }
             }
         }
-        cut
     }
 
     /// Whether a segment must be cut from the pending records.
     fn segment_is_due(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
-        let age = options.segment_age_max;
         builder::is_full(
             self.pending_bytes,
             self.pending.len(),
             context.attachment.record.segment_bytes,
-        ) || front.position < context.mailbox.intake.sealed_through_wanted()
+        ) || front.position < context.mailbox.intake.sealed_for_room_wanted()
+            || self.is_asked_for(context, options, now)
+    }
+
+    /// Whether the first pending records are to be stored at once: for a flush, an order, a close,
+    /// or because of their age.
+    fn is_asked_for(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
+        let Some(front) = self.pending.front() else { return false };
+        let age = options.segment_age_max;
+        front.position < context.mailbox.intake.sealed_through_wanted()
             || context.mailbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)
     }
@@ -332,7 +343,10 @@ impl LogTail {
         match outcome {
             Ok(PutOutcome::Created) => {
                 upload.stage = Stage::Stored;
-                self.last_put = Some((upload.object_bytes, now.saturating_sub(upload.put_at)));
+                // A small object says little of what the store takes.
+                if upload.object_bytes >= u64::from(context.attachment.record.segment_bytes) / 2 {
+                    self.last_put = Some((upload.object_bytes, now.saturating_sub(upload.put_at)));
+                }
                 if !upload.is_moved() {
                     upload.object = Bytes::new();
                 }

@@ -195,12 +195,12 @@ impl Engine {
         self.apply_stored();
         self.log.repeat_failed(&self.context, now);
         self.orders.take(&self.context);
+        let Engine { context, options, collector, garbage_bound, .. } = self;
+        let sealing = garbage_bound.step(context, options, collector, now);
         if !self.orders.is_rolling_back(&self.checkpoints) {
-            let Engine { context, options, log, collector, garbage_bound, .. } = self;
-            let segments_max = garbage_bound.segments_max(context, options, collector, now);
-            garbage_bound.note_cut(log.seal(context, options, now, segments_max), now);
+            self.log.seal(&self.context, &self.options, now, sealing);
         }
-        self.kept_memory.step(&self.context, &self.options, &self.log, now);
+        self.kept_memory.step(&self.context, &self.options, &self.log, sealing, now);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
         let collect_in = collector.step(context, options, log, checkpoints, now);
         orders.carry_out(context, options, log, checkpoints);
@@ -293,6 +293,7 @@ impl Engine {
             self.resizes.refuse(&error);
         }
         self.closed = true;
+        self.context.mailbox.set_slowed_for_garbage(false);
         self.orders.refuse(&self.context);
         self.context.mailbox.set_closed();
     }

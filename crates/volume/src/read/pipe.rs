@@ -107,11 +107,11 @@ mod tests {
         for departure in departures {
             pipe.arrives(departure, 1 << 20, 60 * MS);
         }
-        assert!(pipe.bytes().abs_diff(8 * MULTIPLE << 20) < 1000, "{}", pipe.bytes());
+        assert!(pipe.bytes().abs_diff((8 * MULTIPLE) << 20) < 1000, "{}", pipe.bytes());
         // A full way: what waits in it takes longer, and neither raises the rate nor the delay.
         let departure = pipe.departs(60 * MS);
         pipe.arrives(departure, 8 << 20, 100 * MS);
-        assert!(pipe.bytes().abs_diff(8 * MULTIPLE << 20) < 1000, "{}", pipe.bytes());
+        assert!(pipe.bytes().abs_diff((8 * MULTIPLE) << 20) < 1000, "{}", pipe.bytes());
     }
 
     #[test]

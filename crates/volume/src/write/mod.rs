@@ -211,7 +211,7 @@ fn resume(context: &WriteContext) {
                 // The thread that frees space has this repeated, so there is no need to wake it.
                 // But a full journal frees space only if even a partial segment is sealed.
                 if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
-                    context.mailbox.intake.seal_through(journal.ring.next());
+                    context.mailbox.intake.seal_for_room(journal.ring.next());
                 }
             }
             fail_hopeless(context);
@@ -277,7 +277,7 @@ fn make_room(context: &WriteContext, refusal: ReserveError) {
         ReserveError::Closed => {}
         ReserveError::Journal => {
             // Everything appended so far must be stored before the ring can advance.
-            context.mailbox.intake.seal_through(journal.ring.next());
+            context.mailbox.intake.seal_for_room(journal.ring.next());
             journal.request_room();
         }
     }

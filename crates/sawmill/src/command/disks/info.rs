@@ -233,6 +233,9 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
         let stall = volume.stall.as_deref().filter(|_| volume.stalled_requests > 0);
         rows.extend(stall.map(|stall| {
             let lacks = match stall {
+                _ if volume.slowed_for_garbage => {
+                    "garbage is past its bound; they continue as it is collected".to_owned()
+                }
                 "staging" => "the journal's disk cannot keep up".to_owned(),
                 "journal_records" => {
                     format!(
@@ -242,11 +245,6 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
                 }
                 "unstored_age" => {
                     "the oldest unstored write has reached --unstored-age-max".to_owned()
-                }
-                _ if volume.slowed_for_garbage => {
-                    "the journal is full, and garbage is past its bound: they go on as it is \
-                     collected"
-                        .to_owned()
                 }
                 _ => "the journal is full of unstored writes".to_owned(),
             };

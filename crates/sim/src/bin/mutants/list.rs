@@ -76,9 +76,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "records that cannot be read back are forgotten",
         "volume/src/engine/log_tail.rs",
-        "                    self.put_back(records);\n                    \
+        "                    self.put_back(records);\n                    return \
         context.write.fail(error);",
-        "                    context.write.fail(error);",
+        "                    return context.write.fail(error);",
     ),
     mutant(
         "an old clean journal overtakes a newer one",

@@ -1,14 +1,15 @@
-//! Writers that have outrun collection get one segment for each that it moves, while it can work.
+//! Writers that have outrun collection wait for it once garbage is past its bound, but only while
+//! it can work, and never those who asked for their segment.
 
+use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, Class, Fault, StoreErrorKind};
 use sawmill_volume::{GcPolicy, Volume};
 
 use super::SteppedScene;
-use crate::faulty::{Machine, SEGMENT, segment_get, segment_put, stored, tile_bytes, write_tile};
-use sawmill_device::BlockDeviceExt;
+use crate::faulty::{Machine, SEGMENT, segment_get, segment_put, stored, tile_bytes};
 
-const TILES: u64 = 16;
-/// A tile is written again from each of these parts on, so each old segment keeps one part.
+const TILES: u64 = 32;
+/// A tile is written again from each of these parts on: each old segment keeps one part.
 const PARTS: u64 = 8;
 
 /// A machine whose volume is closed, with less than a fourth of its data live.
@@ -21,9 +22,7 @@ fn machine_with_garbage() -> Machine {
     let volume = machine.open();
     for part in 0..PARTS {
         for tile in 0..TILES {
-            let from = part as usize * SEGMENT / PARTS as usize;
-            let address = tile * SEGMENT as u64 + from as u64;
-            volume.write_at(address, &tile_bytes(tile, part)[from..]).unwrap();
+            write_from_part(&volume, tile, part);
         }
         stored(&volume);
     }
@@ -35,6 +34,12 @@ fn machine_with_garbage() -> Machine {
     machine
 }
 
+fn write_from_part(volume: &Volume, tile: u64, part: u64) {
+    let from = part as usize * SEGMENT / PARTS as usize;
+    let address = tile * SEGMENT as u64 + from as u64;
+    volume.write_at(address, &tile_bytes(tile, part)[from..]).unwrap();
+}
+
 fn is_gathering(call: &Call) -> bool {
     segment_get(call).is_some() && call.class == Class::Background
 }
@@ -44,32 +49,78 @@ fn is_all_stored(volume: &Volume) -> bool {
     positions.stored == positions.accepted
 }
 
-#[test]
-fn past_the_bound_of_garbage_a_segment_is_cut_for_each_that_was_moved() {
-    let machine = machine_with_garbage();
+/// What is left is less than a segment, and waits for more.
+fn is_stored_but_for_the_rest(volume: &Volume) -> bool {
+    let positions = volume.status().positions;
+    positions.accepted - positions.stored < SEGMENT as u64
+}
+
+/// Writes until writers wait for a collection whose gets do not end.
+fn slowed(machine: &Machine) -> SteppedScene {
     machine.fault(Fault::Delay, is_gathering);
-    let mut scene = SteppedScene::new(&machine);
-    for tile in 20..24 {
-        write_tile(scene.volume(), tile, 1);
-    }
+    let mut scene = SteppedScene::new(machine);
+    write_again(&mut scene, 40);
     scene.until("slowed", |volume| volume.status().slowed_for_garbage);
-    let puts = || machine.count(|call| segment_put(call).is_some());
-    let first = puts();
-    for expected in [first, first + 1] {
-        scene.pass(1999);
-        let rest = (0..50).map(|_| scene.step()).last().flatten();
-        assert_eq!(puts(), expected, "a segment waits for collection");
-        assert!(rest.is_some_and(|rest| rest.as_millis() == 1), "{rest:?}");
-        scene.pass(1);
-        scene.until("one more", |_| puts() == expected + 1);
+    assert!(!is_stored_but_for_the_rest(scene.volume()));
+    scene
+}
+
+/// Makes garbage of tiles that were empty. What waits fits the memory: no write here waits itself.
+fn write_again(scene: &mut SteppedScene, first_tile: u64) {
+    for part in 0..PARTS {
+        for tile in first_tile..first_tile + 4 {
+            write_from_part(scene.volume(), tile, part);
+            let _ = scene.step();
+        }
     }
+}
+
+#[test]
+fn past_the_bound_writers_wait_for_collection_for_two_seconds_at_most() {
+    let machine = machine_with_garbage();
+    let mut scene = slowed(&machine);
+    let puts = || machine.count(|call| segment_put(call).is_some());
+    let cut = puts();
+    scene.pass(1999);
+    let rest = (0..50).map(|_| scene.step()).last().flatten();
+    assert_eq!(puts(), cut, "segments wait");
+    assert!(rest.is_some_and(|rest| rest.as_millis() == 1), "{rest:?}");
+    scene.pass(1);
+    scene.until("all is stored", is_stored_but_for_the_rest);
+    assert!(!scene.volume().status().slowed_for_garbage);
+    let rest = (0..50).map(|_| scene.step()).last().flatten();
+    assert!(rest.is_none_or(|rest| rest.as_millis() > 1), "it rests: {rest:?}");
+    // Nothing was moved: nothing waits again.
+    write_again(&mut scene, 60);
+    scene.until("all is stored again, and no time has passed", is_stored_but_for_the_rest);
     machine.heal();
     machine.faults.release_all();
-    scene.until("all is stored", is_all_stored);
-    scene.until("garbage is below its bound", |volume| !volume.status().slowed_for_garbage);
+}
+
+#[test]
+fn writers_go_on_when_collection_has_moved_what_they_waited_for() {
+    let machine = machine_with_garbage();
+    let mut scene = slowed(&machine);
+    machine.heal();
+    machine.faults.release_all();
+    scene.until("all is stored, and no time has passed", is_stored_but_for_the_rest);
     let status = scene.volume().status();
     assert!(status.counters.segments_moved > 0, "{status:?}");
+    scene.until("nobody is slowed", |volume| !volume.status().slowed_for_garbage);
     machine.assert_sound("after the bound");
+}
+
+#[test]
+fn a_snapshot_past_the_bound_does_not_wait_for_collection() {
+    let machine = machine_with_garbage();
+    let mut scene = slowed(&machine);
+    let volume = scene.volume().clone();
+    let snapshot = std::thread::spawn(move || volume.create_snapshot("now"));
+    scene.until("it is there, and no time has passed", |_| snapshot.is_finished());
+    snapshot.join().unwrap().unwrap();
+    assert!(is_all_stored(scene.volume()));
+    machine.heal();
+    machine.faults.release_all();
 }
 
 #[test]
@@ -77,23 +128,15 @@ fn no_writer_waits_for_collection_of_a_store_that_cannot_be_read() {
     let machine = machine_with_garbage();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), is_gathering);
     let mut scene = SteppedScene::new(&machine);
-    for tile in 20..30 {
-        write_tile(scene.volume(), tile, 1);
-    }
-    scene.until("all is stored, and no time has passed", is_all_stored);
+    write_again(&mut scene, 40);
+    scene.until("all is stored, and no time has passed", is_stored_but_for_the_rest);
     machine.heal();
 }
 
 #[test]
 fn a_volume_past_the_bound_of_garbage_closes_without_a_wait() {
     let machine = machine_with_garbage();
-    machine.fault(Fault::Delay, is_gathering);
-    let mut scene = SteppedScene::new(&machine);
-    for tile in 20..30 {
-        write_tile(scene.volume(), tile, 1);
-    }
-    scene.until("slowed", |volume| volume.status().slowed_for_garbage);
-    assert!(!is_all_stored(scene.volume()));
+    let mut scene = slowed(&machine);
     let volume = scene.volume().clone();
     let closing = std::thread::spawn(move || volume.close());
     scene.until("all is stored, and no time has passed", is_all_stored);
