@@ -373,6 +373,8 @@ fn start_log(filter: &str) -> Result<()> {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // It would say on stderr that stderr cannot be written, and panic.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }

@@ -7,43 +7,50 @@
 //!
 //! Invariants:
 //! 1. A loop is in one place: ready, run by one thread, parked in its [`Wake`], or ended.
-//! 2. At most [`THREADS_MAX`] threads run loops, beside those that are stuck: in one step for
-//!    longer than [`STUCK_AFTER`]. So a disk that hangs leaves threads to the volumes of other
-//!    disks, however many hang, up to [`ALL_THREADS_MAX`] threads.
-//! 3. While loops wait that may run, no thread is idle, or as many run as there may be, or the
-//!    clock looks again within [`LOOK_EVERY`]. So a thread that could not be started is tried
-//!    again.
+//! 2. At most [`THREADS_MAX`] threads run loops, beside those that are stuck (in one step for
+//!    longer than [`STUCK_AFTER`]) and one for each group that would have none. So a disk that
+//!    hangs or is slow leaves threads to the volumes of other disks, however many do, up to
+//!    [`ALL_THREADS_MAX`] threads.
+//! 3. While loops wait that may run, as many threads are about to look for one, or as many run as
+//!    there may be, or the clock looks again within [`LOOK_EVERY`]. So a thread that could not be
+//!    started is tried again.
 //! 4. A thread that runs a loop takes turns: after [`TURN_TIME_MAX`], loops that wait come first.
 //! 5. A loop that panics ends, even if what handles its panic panics too: nothing waits for it.
+//! 6. With `state` locked, no thread is started or called, and nothing is logged.
 //!
-//! Modules: [`ready`] (the loops that wait for a thread, in order).
+//! Modules: [`ready`] (the loops that wait for a thread, in order), [`turn`] (a loop on its
+//! thread), [`state`] (how many threads loops may have), [`clock`] (ends rests, starts threads).
 //!
 //! Not here: what a loop does and how long it may rest (`threads`).
 
+mod clock;
 mod ready;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
+mod state;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
+mod turn;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, ThreadId, thread_id};
+use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, ThreadId, thread_id};
 
-use self::ready::ReadyLoops;
 pub(super) use self::ready::{LoopGroup, LoopKind};
-use super::wake::{ParkedLoop, Wake};
+use self::state::{LoopLimits, State};
+use super::wake::Wake;
 use crate::{Error, ErrorKind, Result};
 
-/// The most threads that run loops, beside those that are stuck.
-pub(crate) const THREADS_MAX: usize = 32;
+/// The most threads that run loops, beside those that are stuck and one for each group.
+const THREADS_MAX: usize = 32;
 /// The most threads, those that are stuck included. Then loops wait for a step that ends.
 const ALL_THREADS_MAX: usize = 512;
+/// The most threads that run loops of one group.
+const GROUP_THREADS_MAX: usize = THREADS_MAX * 3 / 4;
 /// A thread is stuck when one step takes longer than this: its disk hangs, or is very slow.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// How often the clock looks for loops that find no thread, while there are some.
@@ -83,10 +90,15 @@ pub struct LoopThreads {
     state: Mutex<State>,
     /// For the clock: an earlier time, or the end.
     earlier: Condvar,
-    /// Threads asleep with their loop.
-    sleepers: AtomicUsize,
+    /// Held while a loop is added, because that may start threads.
+    adding: Mutex<()>,
+    /// What wakes the threads that are asleep with their loop.
+    sleepers: Mutex<Vec<Arc<Wake>>>,
     /// Loops wait that may run, and no thread is free.
     is_short: AtomicBool,
+    /// A thread writes to the log for the clock.
+    is_saying: AtomicBool,
+    limits: LoopLimits,
     /// The times of `Seat` count from here.
     start: Instant,
     spawn: Spawn,
@@ -101,32 +113,10 @@ pub struct LoopThreadCounts {
     pub stuck: u64,
 }
 
-#[derive(Default)]
-struct State {
-    ready: ReadyLoops<Arc<VolumeLoop>>,
-    /// Threads that wait for a loop; the last one was the last to work. Bounded by `seats`.
-    idle: Vec<Arc<IdleThread>>,
-    /// A seat for each thread. Bounded by `ALL_THREADS_MAX`.
-    seats: Vec<Arc<Seat>>,
-    /// How many of them the clock has found stuck, in the turn that they are in.
-    stuck: usize,
-    /// Bounded by the loops: each is here once at most.
-    due: BTreeMap<(Instant, u64), Arc<VolumeLoop>>,
-    /// The loops that have not ended, and the number of the last one.
-    loops: usize,
-    last_number: u64,
-    has_clock: bool,
-    /// The system had no thread for us when the clock last asked.
-    has_start_failed: bool,
-    /// When the clock looks for loops that find no thread.
-    look_at: Option<Instant>,
-    /// When the clock wakes up; `None`: when it is told to.
-    clock_at: Option<Instant>,
-}
-
 /// What is known of a thread.
 #[derive(Default)]
 struct Seat {
+    thread: Mutex<Option<ThreadId>>,
     /// When its step began, in nanoseconds; 0: it is in none.
     step_began_ns: AtomicU64,
     /// It is in `State::stuck`; under its lock.
@@ -137,6 +127,21 @@ struct Seat {
 struct IdleThread {
     is_called: Mutex<bool>,
     called: Condvar,
+}
+
+/// Threads to call when `state` is free.
+#[derive(Default)]
+struct Calls {
+    idle: Option<Arc<IdleThread>>,
+    /// Asleep with loops that others need the threads of. At most `sleepers_max`.
+    sleepers: Vec<Arc<Wake>>,
+}
+
+/// The place of a thread that is being started; given back if it never runs.
+struct NewThread {
+    threads: Arc<LoopThreads>,
+    seat: Arc<Seat>,
+    has_arrived: bool,
 }
 
 /// A loop, and how it is run.
@@ -163,17 +168,22 @@ struct RunState {
 
 impl Default for LoopThreads {
     fn default() -> Self {
-        Self::with(|name, work| std::thread::Builder::new().name(name.into()).spawn(work).map(drop))
+        let spawn: Spawn =
+            |name, work| std::thread::Builder::new().name(name.into()).spawn(work).map(drop);
+        Self::with(LoopLimits::default(), spawn)
     }
 }
 
 impl LoopThreads {
-    fn with(spawn: Spawn) -> Self {
+    fn with(limits: LoopLimits, spawn: Spawn) -> Self {
         LoopThreads {
-            state: Mutex::default(),
+            state: Mutex::new(State::new(limits)),
             earlier: Condvar::default(),
-            sleepers: AtomicUsize::new(0),
+            adding: Mutex::default(),
+            sleepers: Mutex::default(),
             is_short: AtomicBool::new(false),
+            is_saying: AtomicBool::new(false),
+            limits,
             start: Instant::now(),
             spawn,
         }
@@ -186,25 +196,15 @@ impl LoopThreads {
         wake: Arc<Wake>,
         stepped: Box<dyn SteppedLoop>,
     ) -> Result<Arc<VolumeLoop>> {
-        let cannot_start = |error| {
+        let adding = self.adding.lock();
+        let number = self.begin_loop().map_err(|error| {
             let what = "a thread for the loops of volumes cannot be started";
             Error::caused(ErrorKind::Unavailable, what, error)
-        };
-        let mut state = self.state.lock();
-        if !state.has_clock {
-            let threads = self.clone();
-            (self.spawn)("volume-clock", Box::new(move || threads.keep_time()))
-                .map_err(cannot_start)?;
-            state.has_clock = true;
-        }
-        if state.seats.is_empty() {
-            self.start_thread(&mut state).map_err(cannot_start)?;
-        }
-        state.loops += 1;
-        state.last_number += 1;
+        })?;
+        drop(adding);
         let started = Arc::new(VolumeLoop {
             threads: self.clone(),
-            number: state.last_number,
+            number,
             group,
             wake,
             stepped: Mutex::new(Some(stepped)),
@@ -213,17 +213,49 @@ impl LoopThreads {
             run: Mutex::default(),
             ended: Condvar::default(),
         });
-        let called = self.make_ready(&mut state, started.clone());
-        drop(state);
-        called.iter().for_each(|idle| idle.call());
+        let calls = self.make_ready(&mut self.state.lock(), started.clone());
+        calls.call();
         Ok(started)
+    }
+
+    /// Counts one more loop, and starts the clock and the first thread if there are none.
+    fn begin_loop(self: &Arc<Self>) -> io::Result<u64> {
+        let mut state = self.state.lock();
+        // From now on those that are there stay.
+        state.loops += 1;
+        state.last_number += 1;
+        let (number, has_clock) = (state.last_number, state.has_clock);
+        let first = state.seats.is_empty().then(|| self.take_seat(&mut state));
+        drop(state);
+        let mut started = Ok(());
+        if !has_clock {
+            let threads = self.clone();
+            // Before it starts, because it may end at once.
+            self.state.lock().has_clock = true;
+            started = (self.spawn)("volume-clock", Box::new(move || threads.keep_time()));
+            if started.is_err() {
+                self.state.lock().has_clock = false;
+            }
+        }
+        if let Some(first) = first
+            && started.is_ok()
+        {
+            started = self.start_thread(first);
+        }
+        if let Err(error) = started {
+            self.end_loop(self.state.lock());
+            return Err(error);
+        }
+        Ok(number)
     }
 
     /// How many threads there are.
     #[must_use]
     pub fn counts(&self) -> LoopThreadCounts {
         let (state, now_ns) = (self.state.lock(), self.now_ns());
-        let stuck = state.seats.iter().filter(|seat| seat.is_in_long_step(now_ns)).count();
+        let stuck_after = self.limits.stuck_after;
+        let stuck =
+            state.seats.iter().filter(|seat| seat.is_in_long_step(now_ns, stuck_after)).count();
         LoopThreadCounts { threads: state.seats.len() as u64, stuck: stuck as u64 }
     }
 
@@ -231,50 +263,49 @@ impl LoopThreads {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn start_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
-        let (threads, seat) = (self.clone(), Arc::new(Seat::default()));
-        let own_seat = seat.clone();
-        (self.spawn)("volume", Box::new(move || threads.work(&own_seat)))?;
-        state.seats.push(seat);
-        Ok(())
+    fn take_seat(self: &Arc<Self>, state: &mut State) -> NewThread {
+        let seat = Arc::<Seat>::default();
+        state.seats.push(seat.clone());
+        state.arriving += 1;
+        NewThread { threads: self.clone(), seat, has_arrived: false }
     }
 
-    /// Makes a loop ready, and finds a thread for it if it may have one. The caller calls the one
-    /// that is returned, without the lock.
-    fn make_ready(
-        self: &Arc<Self>,
-        state: &mut State,
-        ready: Arc<VolumeLoop>,
-    ) -> Option<Arc<IdleThread>> {
+    /// Starts a thread, without the lock. Only the clock does, except for the first: a thread
+    /// inherits priority and cores of the one that starts it, and those of a collector or of a door
+    /// are not for the loops of all volumes.
+    fn start_thread(&self, mut new: NewThread) -> io::Result<()> {
+        let work = move || {
+            new.has_arrived = true;
+            new.threads.work(&new.seat);
+        };
+        (self.spawn)("volume", Box::new(work))
+    }
+
+    /// Makes a loop ready, and finds a thread for it if it may have one.
+    fn make_ready(self: &Arc<Self>, state: &mut State, ready: Arc<VolumeLoop>) -> Calls {
         if let Some(at) = ready.due_at.lock().take() {
             state.due.remove(&(at, ready.number));
         }
-        if !state.ready.push(ready.group, ready) {
-            return None;
-        }
-        let idle = state.idle.pop();
-        if idle.is_none() {
-            self.look_soon(state);
-        }
-        idle
+        state.ready.push(ready.group, ready);
+        self.find_thread(state)
     }
 
-    /// Starts one more thread, if there may be one and the system has one. Only the clock does,
-    /// except for the first: a thread inherits priority and cores of the one that starts it, and
-    /// those of a collector or of a door are not for the loops of all volumes.
-    fn start_if_allowed(self: &Arc<Self>, state: &mut State) -> bool {
-        if !state.may_start() {
-            return false;
+    /// Sees to it that a thread comes for one more loop, if more may run than threads come; after
+    /// each change that can make that so. The caller calls what is returned, without the lock.
+    fn find_thread(&self, state: &mut State) -> Calls {
+        if state.ready.open() <= state.arriving {
+            self.is_short.store(false, Ordering::Relaxed);
+            return Calls::default();
         }
-        let started = self.start_thread(state);
-        if let Err(error) = &started {
-            tracing::warn!(%error, threads = state.seats.len(), "volumes share fewer threads");
+        match state.call_idle() {
+            None => Calls { idle: None, sleepers: self.look_soon(state) },
+            idle => Calls { idle, sleepers: Vec::new() },
         }
-        started.is_ok()
     }
 
     /// A thread: runs loops until there have been none for some time.
     fn work(self: &Arc<Self>, seat: &Arc<Seat>) {
+        *seat.thread.lock() = Some(thread_id());
         while let Some(ready) = self.next(seat) {
             // Only a bug of this file panics here; it must not cost the thread too.
             let _ = catch_unwind(AssertUnwindSafe(|| ready.run(seat)));
@@ -285,41 +316,45 @@ impl LoopThreads {
     fn next(self: &Arc<Self>, seat: &Arc<Seat>) -> Option<Arc<VolumeLoop>> {
         let mut state = self.state.lock();
         seat.leave_step();
-        if seat.is_stuck.swap(false, Ordering::Relaxed) {
-            state.stuck -= 1;
-        }
+        state.count_again(seat);
         loop {
+            state.arriving = state.arriving.saturating_sub(1);
             if state.loops == 0 {
                 break;
             }
-            // Others took its place while it was stuck.
-            if state.working() > THREADS_MAX {
-                if state.ready.may_run() {
-                    self.look_soon(&mut state);
-                }
-                break;
+            let taken = state.take();
+            let calls = self.find_thread(&mut state);
+            if taken.is_some() {
+                drop(state);
+                calls.call();
+                return taken;
             }
-            if let Some(ready) = state.ready.take() {
-                if !state.ready.may_run() {
-                    self.is_short.store(false, Ordering::Relaxed);
-                }
-                return Some(ready);
+            // Others took its place while it was stuck, or it was there for one group. One stays
+            // for a group that has none.
+            let is_needed = state.working() <= self.limits.threads_max || state.idle.is_empty();
+            if !is_needed {
+                state.end_seat(seat);
+                drop(state);
+                calls.call();
+                return None;
             }
             let idle = Arc::<IdleThread>::default();
             state.idle.push(idle.clone());
             drop(state);
-            idle.wait();
+            calls.call();
+            idle.wait(self.limits.idle_time_max);
             state = self.state.lock();
-            // If it was called, there may be a loop. The last thread stays for those that cannot
-            // start another.
+            // If it was called, there may be a loop. One thread stays, because it may be that no
+            // other can be started.
             if let Some(at) = state.idle.iter().position(|other| Arc::ptr_eq(other, &idle)) {
                 state.idle.remove(at);
-                if state.working() > 1 && !state.ready.may_run() {
+                if !state.idle.is_empty() && state.wanted() == 0 {
                     break;
                 }
+                state.arriving += 1;
             }
         }
-        state.seats.retain(|other| !Arc::ptr_eq(other, seat));
+        state.end_seat(seat);
         None
     }
 
@@ -328,7 +363,7 @@ impl LoopThreads {
         // A rest so long that it never ends.
         let due_at = rest_limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
-        state.ready.leave(left.group);
+        state.leave(left.group);
         if let Some(at) = due_at {
             *left.due_at.lock() = Some(at);
             state.due.insert((at, left.number), left.clone());
@@ -339,114 +374,97 @@ impl LoopThreads {
     /// A loop has left its thread to others that wait.
     fn leave_to_others(self: &Arc<Self>, left: &Arc<VolumeLoop>) {
         let mut state = self.state.lock();
-        state.ready.leave(left.group);
+        state.leave(left.group);
         // This thread takes the next one.
-        let _ = state.ready.push(left.group, left.clone());
+        state.ready.push(left.group, left.clone());
     }
 
-    /// A loop has ended. With the last one, the threads end.
+    /// A loop has ended.
     fn forget(&self, ended: &VolumeLoop) {
         let mut state = self.state.lock();
-        state.ready.leave(ended.group);
+        state.leave(ended.group);
+        self.end_loop(state);
+    }
+
+    /// There is one loop less. With the last one, the threads end.
+    fn end_loop(&self, mut state: MutexGuard<'_, State>) {
         state.loops -= 1;
         if state.loops == 0 {
             self.earlier.notify_all();
             let idle = std::mem::take(&mut state.idle);
+            state.arriving += idle.len();
             drop(state);
             idle.iter().for_each(|idle| idle.call());
         }
     }
 
-    /// The clock's thread.
-    fn keep_time(self: &Arc<Self>) {
+    /// Whether this thread may sleep with its loop.
+    fn begin_sleep(&self, wake: &Arc<Wake>) -> bool {
+        let mut sleepers = self.sleepers.lock();
+        if sleepers.len() >= self.limits.sleepers_max {
+            return false;
+        }
+        sleepers.push(wake.clone());
+        drop(sleepers);
+        // Others may have begun to wait before they could see it among those to wake.
+        let may_sleep = !self.is_short.load(Ordering::Relaxed);
+        if !may_sleep {
+            self.end_sleep(wake);
+        }
+        may_sleep
+    }
+
+    fn end_sleep(&self, wake: &Arc<Wake>) {
+        self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, wake));
+    }
+
+    /// The seat of the thread that calls this, if it is one of these.
+    fn own_seat(&self) -> Option<Arc<Seat>> {
+        let state = self.state.lock();
+        state.seats.iter().find(|seat| *seat.thread.lock() == Some(thread_id())).cloned()
+    }
+
+    /// Takes a ready loop out of its turn, to run it in the step of another that waits for it.
+    fn take_awaited(&self, awaited: &Arc<VolumeLoop>) -> bool {
+        let is_it = |other: &Arc<VolumeLoop>| Arc::ptr_eq(other, awaited);
+        self.state.lock().ready.take_if(awaited.group, is_it)
+    }
+
+    /// The awaited loop has left this thread, which does not look for another.
+    fn end_awaited(&self) {
         let mut state = self.state.lock();
-        while state.loops > 0 {
-            let first = state.due.first_key_value().map(|(first, _)| *first);
-            let due_at = first.map(|(at, _)| at);
-            let now = Instant::now();
-            if state.look_at.is_some_and(|at| at <= now) {
-                self.look(&mut state, now);
-            } else if let Some((at, number)) = first.filter(|(at, _)| *at <= now) {
-                let Some(over) = state.due.remove(&(at, number)) else { continue };
-                *over.due_at.lock() = None;
-                drop(state);
-                over.end_rest();
-                state = self.state.lock();
-            } else {
-                state.clock_at = due_at.into_iter().chain(state.look_at).min();
-                match state.clock_at {
-                    Some(at) => {
-                        let left = at.saturating_duration_since(now);
-                        let _ = self.earlier.wait_for(&mut state, left);
-                    }
-                    None => self.earlier.wait(&mut state),
-                }
-            }
-        }
-        state.has_clock = false;
-    }
-
-    /// Loops find no thread: those that run give way, and the clock looks, at once if it may start
-    /// a thread.
-    fn look_soon(&self, state: &mut State) {
-        self.is_short.store(true, Ordering::Relaxed);
-        let wait =
-            if state.may_start() && !state.has_start_failed { Duration::ZERO } else { LOOK_EVERY };
-        let at = Instant::now() + wait;
-        if state.look_at.is_none_or(|look_at| at < look_at) {
-            state.look_at = Some(at);
-            self.wake_clock(state, at);
-        }
-    }
-
-    /// Has the clock wake up at that time, if it would wake up later.
-    fn wake_clock(&self, state: &mut State, at: Instant) {
-        if state.clock_at.is_none_or(|clock_at| at < clock_at) {
-            state.clock_at = Some(at);
-            self.earlier.notify_all();
-        }
-    }
-
-    /// Finds the threads that are stuck, and starts others for the loops that wait.
-    fn look(self: &Arc<Self>, state: &mut State, now: Instant) {
-        let (now_ns, stuck_before) = (self.now_ns(), state.stuck);
-        let is_found = |seat: &&Arc<Seat>| {
-            seat.is_in_long_step(now_ns) && !seat.is_stuck.swap(true, Ordering::Relaxed)
-        };
-        state.stuck += state.seats.iter().filter(is_found).count();
-        if stuck_before == 0 && state.stuck > 0 {
-            let stuck = state.stuck;
-            tracing::warn!(stuck, "threads of volumes wait for a local disk: does it hang?");
-        }
-        state.look_at = None;
-        if state.ready.may_run() && state.idle.is_empty() {
-            let wanted = state.ready.may_run_count();
-            let has_started = (0..wanted).all(|_| self.start_if_allowed(state));
-            state.has_start_failed = !has_started && state.may_start();
-            state.look_at = Some(now + LOOK_EVERY);
-        }
-    }
-}
-
-impl State {
-    fn may_start(&self) -> bool {
-        self.working() < THREADS_MAX && self.seats.len() < ALL_THREADS_MAX
-    }
-
-    /// Threads that are not stuck.
-    fn working(&self) -> usize {
-        self.seats.len().saturating_sub(self.stuck)
+        state.arriving = state.arriving.saturating_sub(1);
+        let calls = self.find_thread(&mut state);
+        drop(state);
+        calls.call();
     }
 }
 
 impl Seat {
-    fn is_in_long_step(&self, now_ns: u64) -> bool {
+    fn is_in_long_step(&self, now_ns: u64, stuck_after: Duration) -> bool {
         let began_ns = self.step_began_ns.load(Ordering::Relaxed);
-        began_ns > 0 && u128::from(now_ns.saturating_sub(began_ns)) > STUCK_AFTER.as_nanos()
+        began_ns > 0 && u128::from(now_ns.saturating_sub(began_ns)) > stuck_after.as_nanos()
     }
 
     fn leave_step(&self) {
         self.step_began_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Calls {
+    fn call(self) {
+        self.idle.iter().for_each(|idle| idle.call());
+        self.sleepers.iter().for_each(|wake| wake.notify());
+    }
+}
+
+impl Drop for NewThread {
+    fn drop(&mut self) {
+        if !self.has_arrived {
+            let mut state = self.threads.state.lock();
+            state.arriving = state.arriving.saturating_sub(1);
+            state.end_seat(&self.seat);
+        }
     }
 }
 
@@ -456,128 +474,10 @@ impl IdleThread {
         self.called.notify_one();
     }
 
-    fn wait(&self) {
+    fn wait(&self, limit: Duration) {
         let mut is_called = self.is_called.lock();
         if !*is_called {
-            let _ = self.called.wait_for(&mut is_called, IDLE_TIME_MAX);
+            let _ = self.called.wait_for(&mut is_called, limit);
         }
-    }
-}
-
-/// A loop that is about to end; it has ended when this is dropped.
-struct Ending<'a>(&'a Arc<VolumeLoop>);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.threads.forget(self.0);
-        let mut run = self.0.run.lock();
-        (run.runner, run.has_ended) = (None, true);
-        self.0.ended.notify_all();
-    }
-}
-
-impl VolumeLoop {
-    /// Runs the loop until it rests, ends or others wait.
-    fn run(self: &Arc<Self>, seat: &Seat) {
-        self.run.lock().runner = Some(thread_id());
-        // Until it is known that it goes on.
-        let ending = Ending(self);
-        let taken = self.stepped.lock().take();
-        let Some(mut stepped) = taken else { return };
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.step_until_rest(&mut *stepped, seat)));
-        match outcome {
-            Ok(Rest::End) => {}
-            Ok(rest) => {
-                *self.stepped.lock() = Some(stepped);
-                std::mem::forget(ending);
-                self.run.lock().runner = None;
-                return self.rest(rest);
-            }
-            Err(_) => {
-                // Its callbacks may panic as well.
-                let _ = catch_unwind(AssertUnwindSafe(|| stepped.fail()));
-            }
-        }
-        // What the loop holds must be free when its end is seen.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(stepped)));
-    }
-
-    /// Steps until the loop has to leave its thread, and says why.
-    fn step_until_rest(&self, stepped: &mut dyn SteppedLoop, seat: &Seat) -> Rest {
-        let threads = &self.threads;
-        let mut was_quiet = self.was_quiet.swap(false, Ordering::AcqRel);
-        let turn_began_ns = threads.now_ns();
-        let turn_ns = TURN_TIME_MAX.as_nanos() as u64;
-        loop {
-            let now_ns = threads.now_ns().max(1);
-            let is_short = threads.is_short.load(Ordering::Relaxed);
-            if is_short && now_ns - turn_began_ns > turn_ns {
-                // A step that says what it did last is not lost: it is asked again.
-                self.was_quiet.store(was_quiet, Ordering::Release);
-                return Rest::No;
-            }
-            seat.step_began_ns.store(now_ns, Ordering::Relaxed);
-            match stepped.step(std::mem::take(&mut was_quiet)) {
-                Rest::No => {}
-                Rest::Short { watch, sleep } if !is_short => {
-                    seat.leave_step();
-                    self.wake.watch(watch);
-                    if threads.sleepers.fetch_add(1, Ordering::AcqRel) >= SLEEPERS_MAX {
-                        threads.sleepers.fetch_sub(1, Ordering::AcqRel);
-                        return Rest::Short { watch, sleep };
-                    }
-                    was_quiet = !self.wake.sleep(Some(sleep));
-                    threads.sleepers.fetch_sub(1, Ordering::AcqRel);
-                }
-                rest => return rest,
-            }
-        }
-    }
-
-    /// Leaves the thread to other loops until the rest is over.
-    fn rest(self: &Arc<Self>, rest: Rest) {
-        let limit = match rest {
-            Rest::No => return self.threads.leave_to_others(self),
-            Rest::Short { sleep, .. } => Some(sleep),
-            Rest::Long(limit) => limit,
-            Rest::End => None,
-        };
-        self.threads.leave(self, limit);
-        if !self.wake.park(self.clone()) {
-            self.clone().resume();
-        }
-    }
-
-    /// The limit of its rest has passed.
-    fn end_rest(&self) {
-        match self.wake.unpark() {
-            Some(resumed) => {
-                self.was_quiet.store(true, Ordering::Release);
-                resumed.resume();
-            }
-            // It is about to be parked, or runs again: then it steps once for nothing.
-            None => self.wake.notify(),
-        }
-    }
-
-    /// Waits until the loop has ended. Does not wait on the loop's own thread, which ends it soon:
-    /// an answer that a step gives may close the volume.
-    pub(super) fn wait_ended(&self) {
-        self.wake.notify();
-        let mut run = self.run.lock();
-        while !run.has_ended && run.runner != Some(thread_id()) {
-            self.ended.wait(&mut run);
-        }
-    }
-}
-
-impl ParkedLoop for VolumeLoop {
-    fn resume(self: Arc<Self>) {
-        let threads = self.threads.clone();
-        let called = {
-            let mut state = threads.state.lock();
-            threads.make_ready(&mut state, self)
-        };
-        called.iter().for_each(|idle| idle.call());
     }
 }

@@ -55,8 +55,25 @@ impl SteppedLoop for Timed {
     fn fail(&mut self) {}
 }
 
+fn few_threads(stuck_after: Duration) -> LoopLimits {
+    LoopLimits {
+        threads_max: 1,
+        all_threads_max: 3,
+        group_threads_max: 1,
+        sleepers_max: 1,
+        stuck_after,
+        ..LoopLimits::default()
+    }
+}
+
 fn loop_threads() -> Arc<LoopThreads> {
-    Arc::new(LoopThreads::with(|name, work| {
+    let limits = match shuttle::rand::thread_rng().gen_range(0..3) {
+        0 => LoopLimits::default(),
+        // One thread, and others for as long as the clock finds it stuck.
+        1 => few_threads(Duration::ZERO),
+        _ => few_threads(STUCK_AFTER),
+    };
+    Arc::new(LoopThreads::with(limits, |name, work| {
         thread::Builder::new().name(name.into()).spawn(work).map(drop)
     }))
 }
@@ -97,7 +114,7 @@ fn collect_all_items(resting: Resting, notify: impl Fn(&Wake) + Copy + Send + Sy
     }
     loops.iter().for_each(|(running, ..)| wait_ended(running));
     let state = threads.state.lock();
-    assert!(state.due.is_empty() && state.loops == 0 && !state.ready.may_run());
+    assert!(state.due.is_empty() && state.loops == 0 && state.ready.open() == 0);
 }
 
 #[test]

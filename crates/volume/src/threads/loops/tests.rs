@@ -3,7 +3,8 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::ready::GROUP_THREADS_MAX;
+use sawmill_sys::sync::AtomicUsize;
+
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -91,6 +92,8 @@ fn wait_until_gone(threads: &LoopThreads) {
     until("the threads end with the last loop", || {
         count(threads) == 0 && !threads.state.lock().has_clock
     });
+    let state = threads.state.lock();
+    assert_eq!((state.arriving, state.stuck, state.ready.running()), (0, 0, 0));
 }
 
 #[test]
@@ -157,14 +160,17 @@ fn a_thread_that_hung_leaves_its_place_to_the_one_that_replaced_it() {
 fn a_thread_that_could_not_be_started_is_tried_again() {
     /// Starts that succeed, beside the two that every loop needs.
     static STARTS: AtomicUsize = AtomicUsize::new(2);
-    let threads = Arc::new(LoopThreads::with(|_, work| {
+    let threads = Arc::new(LoopThreads::with(LoopLimits::default(), |name, work| {
+        if name == "volume-log" {
+            return Ok(());
+        }
         let may_start =
             STARTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         may_start.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         std::thread::Builder::new().name("volume".into()).spawn(work).map(drop)
     }));
     let (stuck, release) = hanging(&threads, 1, 1);
-    until("the only thread is in its step", || !threads.state.lock().ready.may_run());
+    until("the only thread is in its step", || threads.state.lock().ready.open() == 0);
     let (other, steps) = telling(&threads, 2);
     assert_eq!(count(&threads), 1, "there is no other");
     // Nothing but time passes.
@@ -300,4 +306,206 @@ fn a_loop_can_end_itself() {
     });
     given.send(own.clone()).expect("it waits");
     own.wait_ended();
+}
+
+/// Limits of which a test can say everything; nothing is stuck, and idle threads stay.
+fn limits(threads_max: usize, group_threads_max: usize) -> LoopLimits {
+    LoopLimits {
+        threads_max,
+        group_threads_max,
+        stuck_after: Duration::MAX,
+        idle_time_max: Duration::from_secs(3600),
+        ..LoopLimits::default()
+    }
+}
+
+fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
+}
+
+/// Has one clock and one thread.
+fn spawn_one(name: &str, work: Box<dyn FnOnce() + Send>, starts: &AtomicUsize) -> io::Result<()> {
+    let is_refused = name == "volume" && starts.fetch_add(1, Ordering::SeqCst) > 0;
+    if is_refused { Err(io::ErrorKind::WouldBlock.into()) } else { spawn(name, work) }
+}
+
+#[test]
+fn the_clock_survives_a_panic_and_goes_on() {
+    static STARTS: AtomicUsize = AtomicUsize::new(0);
+    let threads = Arc::new(LoopThreads::with(limits(8, 8), |name, work| {
+        let number = STARTS.fetch_add(usize::from(name == "volume"), Ordering::SeqCst);
+        // The first is not started by the clock.
+        assert!(name != "volume" || number != 1, "a panic of the clock");
+        spawn(name, work)
+    }));
+    let (stuck, release) = hanging(&threads, 1, 1);
+    until("the only thread is in its step", || threads.state.lock().ready.open() == 0);
+    let (other, steps) = telling(&threads, 2);
+    steps.recv_timeout(PATIENCE).expect("the clock tries again");
+    assert!(STARTS.load(Ordering::SeqCst) >= 3, "it has panicked before");
+    let timed = start(&threads, 3, |was_quiet| match was_quiet {
+        false => Rest::Long(Some(Duration::from_millis(1))),
+        true => Rest::End,
+    });
+    timed.wait_ended();
+    drop((release, steps));
+    stuck.iter().for_each(|ended| ended.wait_ended());
+    other.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn nothing_is_started_or_logged_with_the_lock_held() {
+    static THREADS: std::sync::OnceLock<Arc<LoopThreads>> = std::sync::OnceLock::new();
+    static LOGGED: AtomicUsize = AtomicUsize::new(0);
+    static LOCKED: AtomicUsize = AtomicUsize::new(0);
+    fn look() {
+        let threads = THREADS.get().expect("they are set first");
+        // Longer than anybody else holds it.
+        let is_free = threads.state.try_lock_for(PATIENCE / 6).is_some();
+        LOCKED.fetch_add(usize::from(!is_free), Ordering::SeqCst);
+    }
+    struct Looking;
+    impl tracing::Subscriber for Looking {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            look();
+            LOGGED.fetch_add(1, Ordering::SeqCst);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+    let few = LoopLimits { stuck_after: Duration::ZERO, ..limits(2, 2) };
+    let threads = Arc::new(LoopThreads::with(few, |name, work| {
+        look();
+        // The second one is refused once.
+        static STARTS: AtomicUsize = AtomicUsize::new(0);
+        if name == "volume" && STARTS.fetch_add(1, Ordering::SeqCst) == 1 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let logging = || tracing::subscriber::with_default(Looking, work);
+        std::thread::Builder::new().name(name.into()).spawn(logging).map(drop)
+    }));
+    assert!(THREADS.set(threads.clone()).is_ok());
+    let (stuck, release) = hanging(&threads, 1, 4);
+    let (other, steps) = telling(&threads, 2);
+    steps.recv_timeout(PATIENCE).expect("there are threads");
+    until("something was logged", || LOGGED.load(Ordering::SeqCst) > 0);
+    drop((release, steps));
+    stuck.iter().for_each(|ended| ended.wait_ended());
+    other.wait_ended();
+    wait_until_gone(&threads);
+    assert_eq!(LOCKED.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_disk_without_a_thread_has_one_beyond_the_number() {
+    let threads = Arc::new(LoopThreads::with(limits(2, 2), spawn));
+    // None of them ever counts as stuck.
+    let slow: Vec<_> = (1..=2).map(|disk| hanging(&threads, disk, 4)).collect();
+    let others: Vec<_> = (3..=5).map(|disk| telling(&threads, disk)).collect();
+    for round in 0..50 {
+        for (other, steps) in &others {
+            steps.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("round {round}"));
+            other.wake.notify();
+        }
+    }
+    assert!(count(&threads) <= 2 + 5 + 1, "{:?}", threads.counts());
+    for (other, steps) in others {
+        drop(steps);
+        other.wait_ended();
+    }
+    for (ended, release) in slow {
+        drop(release);
+        ended.iter().for_each(|ended| ended.wait_ended());
+    }
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn loops_that_waited_for_a_hang_go_on_with_the_threads_that_are_there() {
+    let few = LoopLimits { stuck_after: Duration::from_millis(1), ..limits(2, 1) };
+    let threads = Arc::new(LoopThreads::with(few, spawn));
+    // Others bring the number of threads to its limit, beside the one that hangs.
+    let (hung, release) = hanging(&threads, 1, 6);
+    let others: Vec<_> = (2..=3).map(|disk| hanging(&threads, disk, 1)).collect();
+    until("it is found stuck", || threads.state.lock().stuck > 0);
+    for (ended, release) in others {
+        drop(release);
+        ended.iter().for_each(|ended| ended.wait_ended());
+    }
+    // From here nothing but the loops that waited is there to bring them a thread.
+    drop(release);
+    hung.iter().for_each(|ended| ended.wait_ended());
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn there_are_no_more_threads_than_loops() {
+    for loops in (1..=8).cycle().take(64) {
+        let threads = Arc::new(LoopThreads::with(limits(32, 24), spawn));
+        let all: Vec<_> = (0..loops).map(|disk| telling(&threads, disk)).collect();
+        for (_, steps) in &all {
+            steps.recv_timeout(PATIENCE).expect("its first step");
+            assert!(count(&threads) <= all.len(), "{loops}: {:?}", threads.counts());
+        }
+        for (running, steps) in all {
+            drop(steps);
+            running.wait_ended();
+        }
+        wait_until_gone(&threads);
+    }
+}
+
+#[test]
+fn a_loop_that_sleeps_with_the_only_thread_leaves_it_to_one_that_waits() {
+    static STARTS: AtomicUsize = AtomicUsize::new(0);
+    let threads =
+        Arc::new(LoopThreads::with(limits(8, 8), |name, work| spawn_one(name, work, &STARTS)));
+    // One for each step.
+    let (told, slept) = channel();
+    let hour = Duration::from_secs(3600);
+    let sleeper = start(&threads, 1, move |_| match told.send(()) {
+        Ok(()) => Rest::Short { watch: Duration::ZERO, sleep: hour },
+        Err(_) => Rest::End,
+    });
+    slept.recv_timeout(PATIENCE).expect("its first step");
+    until("it sleeps", || !threads.sleepers.lock().is_empty());
+    let (other, steps) = telling(&threads, 2);
+    steps.recv_timeout(PATIENCE).expect("it has the thread");
+    // A loop that begins to wait while the step before the sleep runs.
+    other.wake.notify();
+    sleeper.wake.notify();
+    steps.recv_timeout(PATIENCE).expect("it has the thread again");
+    drop((steps, slept));
+    other.wait_ended();
+    sleeper.wait_ended();
+    wait_until_gone(&threads);
+}
+
+#[test]
+fn a_step_that_waits_for_the_end_of_another_loop_needs_no_other_thread() {
+    static STARTS: AtomicUsize = AtomicUsize::new(0);
+    let threads =
+        Arc::new(LoopThreads::with(limits(8, 8), |name, work| spawn_one(name, work, &STARTS)));
+    let (other, steps) = telling(&threads, 1);
+    steps.recv_timeout(PATIENCE).expect("its first step");
+    drop(steps);
+    // One message.
+    let (told, ended) = channel();
+    let closing = start(&threads, 1, move |_| {
+        other.wait_ended();
+        let _ = told.send(());
+        Rest::End
+    });
+    ended.recv_timeout(PATIENCE).expect("the step ends");
+    closing.wait_ended();
+    wait_until_gone(&threads);
 }
