@@ -92,7 +92,7 @@ pub struct LoopThreads {
     earlier: Condvar,
     /// Held while a loop is added, because that may start threads.
     adding: Mutex<()>,
-    /// What wakes the threads that are asleep with their loop.
+    /// What wakes the threads that are asleep with their loop. Bounded by `sleepers_max`.
     sleepers: Mutex<Vec<Arc<Wake>>>,
     /// Loops wait that may run, and no thread is free.
     is_short: AtomicBool,

@@ -431,19 +431,32 @@ fn a_disk_without_a_thread_has_one_beyond_the_number() {
 
 #[test]
 fn loops_that_waited_for_a_hang_go_on_with_the_threads_that_are_there() {
-    let few = LoopLimits { stuck_after: Duration::from_millis(1), ..limits(2, 1) };
+    let few = LoopLimits { stuck_after: Duration::from_millis(1), ..limits(3, 2) };
     let threads = Arc::new(LoopThreads::with(few, spawn));
-    // Others bring the number of threads to its limit, beside the one that hangs.
-    let (hung, release) = hanging(&threads, 1, 6);
-    let others: Vec<_> = (2..=3).map(|disk| hanging(&threads, disk, 1)).collect();
-    until("it is found stuck", || threads.state.lock().stuck > 0);
-    for (ended, release) in others {
-        drop(release);
-        ended.iter().for_each(|ended| ended.wait_ended());
-    }
+    let (hung, release) = hanging(&threads, 1, 2);
+    // Each waits in its step for the other: they need two threads.
+    let (arrived, met) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let meeting = |arrived: Arc<AtomicUsize>, met: Arc<AtomicUsize>| {
+        move |_| {
+            arrived.fetch_add(1, Ordering::SeqCst);
+            until("both are in a step", || arrived.load(Ordering::SeqCst) == 2);
+            met.fetch_add(1, Ordering::SeqCst);
+            Rest::End
+        }
+    };
+    until("all that may run do", || threads.state.lock().ready.open() == 0);
+    let waiting = [(); 2].map(|()| start(&threads, 1, meeting(arrived.clone(), met.clone())));
+    // Others bring the number of threads to its limit, beside those that hang.
+    let (others, release_others) = hanging(&threads, 2, 2);
+    let (last, release_last) = hanging(&threads, 3, 1);
+    until("they are found stuck", || threads.state.lock().stuck == 5);
+    drop((release_others, release_last));
+    others.iter().chain(&last).for_each(|ended| ended.wait_ended());
+    until("those threads are idle", || threads.state.lock().idle.len() == 3);
     // From here nothing but the loops that waited is there to bring them a thread.
     drop(release);
-    hung.iter().for_each(|ended| ended.wait_ended());
+    hung.iter().chain(&waiting).for_each(|ended| ended.wait_ended());
+    assert_eq!(met.load(Ordering::SeqCst), 2, "neither gave up");
     wait_until_gone(&threads);
 }
 

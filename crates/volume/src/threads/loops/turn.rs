@@ -15,7 +15,7 @@ use sawmill_sys::sync::thread_id;
 use super::{Rest, Seat, SteppedLoop, TURN_TIME_MAX, VolumeLoop};
 use crate::threads::wake::ParkedLoop;
 
-/// How often a thread that waits for the end of a loop looks whether it has to run that loop itself.
+/// How often a thread that waits for the end of a loop looks whether it has to run it itself.
 const AWAITED_EVERY: Duration = Duration::from_millis(5);
 
 /// A loop that is about to end; it has ended when this is dropped.
