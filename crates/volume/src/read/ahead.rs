@@ -102,8 +102,9 @@ impl Stream {
         let is_or = |course: Course| self.is_open() || self.course == Some(course);
         // Requests of several queues arrive somewhat out of order. Random reads of a small volume
         // come near a short row, too.
-        let is_near = self.row >= NEAR_ROW_MIN
-            && read.address.abs_diff(self.last.end()) <= NEAR_READS_MAX * read.length;
+        let near_bytes = NEAR_READS_MAX * read.length.min(self.last.length);
+        let is_near =
+            self.row >= NEAR_ROW_MIN && read.address.abs_diff(self.last.end()) <= near_bytes;
         if is_or(Course::Forward) && (read.address == self.last.end() || is_near) {
             return Some(Course::Forward);
         }
@@ -154,6 +155,9 @@ impl Stream {
         }
         // A long row gets long requests, even if its reader never waits.
         .max(self.row_bytes.min(WINDOW_BYTES_MIN))
+        // Requests that come in one burst double it before anything fetched could help them: the
+        // reader may get no more than twice what it has shown to want.
+        .min(2 * self.row_bytes)
         .min(bounds.pipe_bytes);
         self.ahead(course, bounds)
     }

@@ -451,7 +451,8 @@ fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, by
 fn hand_over(context: &Arc<ReadContext>, arrived: Vec<(FrameName, Bytes, bool)>) {
     for (name, data, _) in &arrived {
         if let Some((cache, key)) = context.stored.cached(*name) {
-            let (cache, cached_data) = (cache.clone(), data.clone());
+            // A copy: what waits for the cache's disk must not hold whole answers.
+            let (cache, cached_data) = (cache.clone(), Bytes::copy_from_slice(data));
             context.pool.run_if_calm(move || cache.insert(key, &cached_data));
         }
     }

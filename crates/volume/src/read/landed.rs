@@ -29,10 +29,17 @@ struct Answer {
     at: Duration,
 }
 
+struct LandedFrame {
+    /// Of the answer that brought it.
+    number: u64,
+    data: Bytes,
+    /// How much of it readers have taken.
+    taken_bytes: usize,
+}
+
 #[derive(Default)]
 struct LandedState {
-    /// With the number of the answer that brought them.
-    frames: HashMap<FrameName, (u64, Bytes)>,
+    frames: HashMap<FrameName, LandedFrame>,
     /// In order of arrival, numbered from `first_number` on. Bounded by [`ANSWERS_MAX`].
     answers: VecDeque<Answer>,
     first_number: u64,
@@ -43,8 +50,9 @@ struct LandedState {
 
 impl LandedState {
     fn drop_frame(&mut self, name: FrameName) {
-        let Some((number, _)) = self.frames.remove(&name) else { return };
-        let Some(answer) = self.answers.get_mut((number - self.first_number) as usize) else {
+        let Some(frame) = self.frames.remove(&name) else { return };
+        let place = (frame.number - self.first_number) as usize;
+        let Some(answer) = self.answers.get_mut(place) else {
             return;
         };
         answer.frames_left -= 1;
@@ -63,7 +71,7 @@ impl LandedState {
         self.bytes -= answer.bytes;
         for name in answer.names {
             // A later answer may have brought it again.
-            if self.frames.get(&name).is_some_and(|(from, _)| *from == number) {
+            if self.frames.get(&name).is_some_and(|frame| frame.number == number) {
                 self.frames.remove(&name);
             }
         }
@@ -98,7 +106,8 @@ impl Landed {
         let names: Vec<FrameName> = frames.iter().map(|(name, _)| *name).collect();
         state.answers.push_back(Answer { frames_left: names.len(), names, bytes, at });
         state.bytes += bytes;
-        state.frames.extend(frames.into_iter().map(|(name, data)| (name, (number, data))));
+        let new_frame = |data| LandedFrame { number, data, taken_bytes: 0 };
+        state.frames.extend(frames.into_iter().map(|(name, data)| (name, new_frame(data))));
         while state.bytes > self.bytes_max || state.answers.len() > ANSWERS_MAX {
             state.drop_oldest();
         }
@@ -111,7 +120,7 @@ impl Landed {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.state.lock().frames.get(&name).map(|(_, data)| data.clone())
+        self.state.lock().frames.get(&name).map(|frame| frame.data.clone())
     }
 
     /// Whether the frame is here.
@@ -119,15 +128,19 @@ impl Landed {
         self.count.load(Ordering::Acquire) > 0 && self.state.lock().frames.contains_key(&name)
     }
 
-    /// Copies `[offset, offset + into.len())` of a frame, if it is here. A read to its end takes it
-    /// away.
+    /// Copies `[offset, offset + into.len())` of a frame, if it is here. Once as much was read as
+    /// it has, in whatever order, it is gone.
     pub(super) fn read(&self, name: FrameName, offset: u32, into: &mut [u8]) -> bool {
         let Some(data) = self.find(name) else { return false };
         let end = offset as usize + into.len();
         let Some(part) = data.get(offset as usize..end) else { return false };
         into.copy_from_slice(part);
-        if end == data.len() {
-            let mut state = self.state.lock();
+        let mut state = self.state.lock();
+        let is_used_up = state.frames.get_mut(&name).is_some_and(|frame| {
+            frame.taken_bytes += part.len();
+            frame.taken_bytes >= frame.data.len()
+        });
+        if is_used_up {
             state.drop_frame(name);
             self.count.store(state.frames.len(), Ordering::Release);
         }
@@ -178,7 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_stays_until_its_end_was_read_and_its_answer_counts_until_the_last() {
+    fn a_frame_stays_until_all_of_it_was_read_in_whatever_order() {
+        let landed = Landed::new(400);
+        landed.put(answer(0..1), SECOND);
+        let mut half = [9; 50];
+        assert!(landed.read(name(0), 50, &mut half));
+        assert!(landed.read(name(0), 0, &mut half), "a reader that goes backward");
+        assert!(!landed.read(name(0), 0, &mut half), "taken");
+    }
+
+    #[test]
+    fn a_frame_stays_until_it_was_read_and_its_answer_counts_until_the_last() {
         let landed = Landed::new(400);
         landed.put(answer(0..2), SECOND);
         let mut half = [9; 50];

@@ -58,6 +58,20 @@ fn a_reader_that_waits_gets_twice_as_much_up_to_what_fills_the_way_to_the_store(
 }
 
 #[test]
+fn a_large_random_read_that_arrives_in_pieces_fetches_twice_itself_beyond_at_most() {
+    let reader = Reader::new(128 * KIB);
+    let mut beyond_bytes = 0;
+    for burst in 0..20 {
+        // No answer comes between the pieces: each of them waits.
+        let from = burst * 40 * MIB;
+        let ranges = reader.row(from, 128 * KIB as i64, 8).concat();
+        let asked_to = ranges.iter().map(|(start, length)| start + length).max().unwrap();
+        beyond_bytes += asked_to - (from + MIB);
+    }
+    assert!(beyond_bytes <= 20 * 2 * MIB, "{beyond_bytes} beside {} that were wanted", 20 * MIB);
+}
+
+#[test]
 fn a_reader_that_never_waits_keeps_its_window() {
     let mut reader = Reader::new(128 * KIB);
     reader.waits = false;
@@ -81,13 +95,13 @@ fn nothing_is_fetched_past_either_end_of_the_volume() {
 #[test]
 fn a_backward_reader_gets_what_lies_before_it() {
     let reader = Reader::new(128 * KIB);
-    let ranges = reader.row(512 * MIB, -(128 * KIB as i64), 40);
+    let ranges = reader.row(512 * MIB, -(128 * KIB as i64), 64);
     let mut lowest = 512 * MIB - 2 * 128 * KIB;
     for (from, length) in ranges.into_iter().flatten() {
         assert_eq!(from + length, lowest);
         lowest = from;
     }
-    assert!(lowest < 512 * MIB - 40 * 128 * KIB - 10 * MIB);
+    assert!(lowest < 512 * MIB - 64 * 128 * KIB - 10 * MIB);
 }
 
 #[test]
@@ -135,7 +149,7 @@ fn reads_of_a_row_that_arrive_out_of_order_are_one_stream() {
     let mut asked_to = 0;
     for pair in 0..32 {
         // After a first row in order, each two are exchanged.
-        for number in if pair < 8 { [0, 1] } else { [1, 0] } {
+        for number in if pair < 24 { [0, 1] } else { [1, 0] } {
             for (from, length) in reader.read((2 * pair + number) * 128 * KIB) {
                 assert!(from >= asked_to, "each range once");
                 asked_to = from + length;
