@@ -113,9 +113,13 @@ fn reads_go_on(fault: Fault, times: u64) {
 
 /// An attach meets the fault at each of its first requests in turn: it succeeds, or says that the
 /// store could not be asked; and it is right as soon as the fault is over.
+///
+/// It asks for several things at once, so which request is which differs from attach to attach, and
+/// an answer without a body cannot have a wrong one.
 fn attaches_go_on(verb: Verb, fault: Fault) {
     let scene = Scene::filled();
-    for skip in 0..4 {
+    let mut hits = 0;
+    for skip in 0..6 {
         scene.proxy.stop_faults();
         let before = scene.proxy.counts().of(fault.name());
         scene.proxy.rule(Rule { skip, ..Rule::first(verb, "", 1, fault) });
@@ -133,15 +137,12 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
                 elsewhere.serve("disk").start()
             }
         };
-        let hit = scene.proxy.counts().of(fault.name()) - before;
+        hits += scene.proxy.counts().of(fault.name()) - before;
         scene.proxy.stop_faults();
         scene.judge(&server.connect().read_all().expect("readable"));
         let _ = server.stop().ok();
-        if hit == 0 {
-            assert!(skip > 0, "the fault never happened");
-            return;
-        }
     }
+    assert!(hits > 0, "the fault never happened");
 }
 
 /// Bodies are wrong, each time they are asked for: no wrong byte is returned, and when the bodies
