@@ -55,7 +55,7 @@ pub(crate) fn newest_below(
     volume_id: VolumeId,
     bound: u64,
 ) -> Result<NewestCheckpoint> {
-    for _ in 0..LIST_AGAIN_MAX {
+    for lists_left in (0..LIST_AGAIN_MAX).rev() {
         let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Read);
         let listed = listed.map_err(|error| store_error(&error))?;
         let mut numbers: Vec<u64> = listed
@@ -66,7 +66,8 @@ pub(crate) fn newest_below(
             .map(|(_, number)| number)
             .collect();
         numbers.sort_unstable();
-        if let Some(found) = newest_of(store, volume_id, numbers, bound)? {
+        let vanished = if lists_left > 0 { Vanished::ListAgain } else { Vanished::TakeOlder };
+        if let Some(found) = newest_of(store, volume_id, numbers, bound, vanished)? {
             return Ok(found);
         }
     }
@@ -78,29 +79,42 @@ pub(crate) fn newest_below(
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
+/// What follows if the last checkpoint is gone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Vanished {
+    /// A writer has deleted it, and the list hides its successors: `None`.
+    ListAgain,
+    /// It was lost.
+    TakeOlder,
+}
+
+/// The newest checkpoint by a list and what lies beyond it.
+///
+/// The last one is read after the next number was found free. A writer deletes them one by one, the
+/// oldest first, so what is still there then has never had a successor.
 fn newest_of(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     mut numbers: Vec<u64>,
     bound: u64,
+    vanished: Vanished,
 ) -> Result<Option<NewestCheckpoint>> {
     let mut notes = Vec::new();
     // Ask beyond the list, which may lag. Number 1 is written at creation.
     let mut next = numbers.last().map_or(1, |last| last + 1);
-    let mut beyond = None;
-    while let Some(bytes) = get_or_nothing(store, volume_id, next)? {
-        beyond = Some((next, bytes));
+    while get_or_nothing(store, volume_id, next)?.is_some() {
         numbers.push(next);
         next += 1;
     }
     let number_max = next - 1;
     numbers.retain(|number| *number < bound);
     while let Some(number) = numbers.pop() {
-        let bytes = match beyond.take() {
-            Some((at, bytes)) if at == number => Some(bytes),
-            _ => get_or_nothing(store, volume_id, number)?,
+        let Some(bytes) = get_or_nothing(store, volume_id, number)? else {
+            if number == number_max && vanished == Vanished::ListAgain {
+                return Ok(None);
+            }
+            continue;
         };
-        let Some(bytes) = bytes else { continue };
         let identity = CheckpointIdentity { volume_id, number };
         let mut decoded = Checkpoint::decode(&bytes, &identity);
         // It may have been garbled on the way.

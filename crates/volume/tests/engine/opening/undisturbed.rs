@@ -188,7 +188,9 @@ struct BusyWriter {
     roots: Vec<ObjectInfo>,
     last: u64,
     last_bytes: Bytes,
-    /// The deletes took effect when this was asked for.
+    /// How often the number after it is still there when it is asked for.
+    next_is_there: AtomicUsize,
+    /// The deletes took effect when it was asked for and was gone.
     next_was_asked: AtomicBool,
     lists_left: AtomicUsize,
     size_bytes: Mutex<u64>,
@@ -209,7 +211,12 @@ impl Script for BusyWriter {
         });
     }
     fn get(&self, key: &str) -> Option<sawmill_store::Result<Bytes>> {
+        let less = |left: usize| left.checked_sub(1);
         if key == checkpoint_key(self.volume_id, self.last + 1) {
+            let (set, load) = (Ordering::SeqCst, Ordering::SeqCst);
+            if self.next_is_there.fetch_update(set, load, less).is_ok() {
+                return Some(Ok(self.last_bytes.clone()));
+            }
             self.next_was_asked.store(true, Ordering::SeqCst);
         }
         let is_late = key == checkpoint_key(self.volume_id, self.last)
@@ -223,21 +230,31 @@ impl Script for BusyWriter {
     }
 }
 
-#[test]
-fn checkpoints_that_are_deleted_between_two_answers_do_not_hide_their_successors() {
+/// Whether the lists that lag show the last checkpoint.
+#[derive(PartialEq, Eq)]
+enum LastIs {
+    Listed,
+    Hidden,
+}
+
+fn attach_beside_a_busy_writer(last_is: LastIs) {
     let (rig, volume_id) = closed();
     let writer = rig.open();
     let inner = rig.store.clone();
     let last = newest_root(&*inner, volume_id);
     let last_bytes =
         Blocking(&*inner).get(&checkpoint_key(volume_id, last), None, Class::Read).unwrap();
+    let mut listed = roots(&*inner, volume_id);
+    let is_hidden = last_is == LastIs::Hidden;
+    listed.retain(|root| !is_hidden || root.key != checkpoint_key(volume_id, last));
     let script = BusyWriter {
         writer: writer.clone(),
-        roots: roots(&*inner, volume_id),
+        roots: listed,
         inner,
         volume_id,
         last,
         last_bytes,
+        next_is_there: AtomicUsize::new(usize::from(is_hidden)),
         next_was_asked: AtomicBool::new(false),
         lists_left: AtomicUsize::new(2),
         size_bytes: Mutex::default(),
@@ -252,4 +269,14 @@ fn checkpoints_that_are_deleted_between_two_answers_do_not_hide_their_successors
     drop(writer);
     let volume = second.open();
     assert!(volume.read_at(80 * MIB, 4096).unwrap() == pattern(80 * MIB, 2, 4096));
+}
+
+#[test]
+fn checkpoints_that_are_deleted_between_two_answers_do_not_hide_their_successors() {
+    attach_beside_a_busy_writer(LastIs::Listed);
+}
+
+#[test]
+fn a_checkpoint_that_no_list_shows_is_the_last_only_if_it_outlives_the_look_for_the_next() {
+    attach_beside_a_busy_writer(LastIs::Hidden);
 }
