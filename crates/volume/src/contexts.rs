@@ -90,7 +90,7 @@ impl Contexts {
             journal,
             journal_map: write.journal_map.clone(),
             stored,
-            fetcher: Fetcher::new(options.prefetch_bytes),
+            fetcher: Fetcher::new(options.prefetch_bytes, options.ahead_memory.clone()),
             streams: Streams::new(options.prefetch_bytes),
             pool: Pool::new("reader", reader_threads, Priority::Usual),
             jobs: Arc::<DeferredJobs>::default(),

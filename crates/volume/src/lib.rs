@@ -87,6 +87,7 @@ pub use names::{
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};
 pub use past::Undo;
+pub use read::ahead_memory::AheadMemory;
 pub use recovery::{RecoveryReport, RecoveryStep, RecoveryStepReport};
 pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept_block::CutKind;

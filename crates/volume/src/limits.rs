@@ -98,6 +98,8 @@ pub const CHECKPOINT_BYTES_DEFAULT: u64 = GIB;
 /// Usual bound of what is in flight ahead of a volume's readers, and of what has arrived and waits
 /// for them in memory. It fills a way to the store of 20 ms and 1.6 GB/s.
 pub const PREFETCH_BYTES_DEFAULT: u64 = sized(32 * MIB, MIB);
+/// What all volumes of a process together keep in memory ahead of their readers.
+pub const AHEAD_MEMORY_BYTES_MAX: u64 = sized(256 * MIB, 8 * MIB);
 /// The most that one get fetches for readers: a longer run is several gets in parallel, because one
 /// connection carries less than the way to the store does.
 pub const RUN_BYTES_MAX: u64 = sized(MIB, 16 * KIB);

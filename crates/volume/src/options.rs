@@ -18,6 +18,7 @@ use crate::cache::ReadCache;
 use crate::cuts::Cut;
 use crate::gc::policy::GcPolicy;
 use crate::limits::{self, AttachmentBounds};
+use crate::read::ahead_memory::AheadMemory;
 use crate::segment::entries::SharedLists;
 use crate::threads::loops::LoopThreads;
 
@@ -73,6 +74,8 @@ pub struct OpenOptions {
     pub segment_lists: Arc<SharedLists>,
     /// The threads that run the loops of the volumes that are opened with clones of these options.
     pub loop_threads: Arc<LoopThreads>,
+    /// Memory for what was fetched ahead of readers, shared by the same volumes.
+    pub ahead_memory: Arc<AheadMemory>,
     /// Open for reading only: no journal, no fence, nothing written.
     pub read_only: bool,
     /// Show this state of the past and no other; for reading only.
@@ -127,6 +130,7 @@ impl OpenOptions {
             cache: None,
             segment_lists: Arc::default(),
             loop_threads: Arc::default(),
+            ahead_memory: Arc::default(),
             read_only: false,
             cut: None,
             accept_journal_loss: false,

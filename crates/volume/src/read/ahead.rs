@@ -35,6 +35,8 @@ const STEPS_MIN: u32 = 3;
 /// After so many reads in a row, one of the next so many may come first.
 const NEAR_ROW_MIN: u32 = 8;
 const NEAR_READS_MAX: u64 = 8;
+/// A stream is over when so many reads of others have come since its last one.
+const READS_SINCE_MAX: u32 = 64;
 /// Reads further apart than this are no steps.
 const STEP_BYTES_MAX: u64 = 16 << 20;
 /// Ranges fetched ahead of a reader that goes by steps.
@@ -80,6 +82,8 @@ struct Stream {
     row: u32,
     row_bytes: u64,
     window_bytes: u64,
+    /// Reads of others since its last one.
+    reads_since: u32,
     /// How far is asked for. Forward: the end of it; backward: its beginning; by steps: where the
     /// last range begins.
     asked_to: u64,
@@ -93,8 +97,14 @@ impl Stream {
             row: 0,
             row_bytes: read.length,
             window_bytes: 0,
+            reads_since: 0,
             asked_to: 0,
         }
+    }
+
+    /// Whether something is fetched ahead of it, and its reader still goes on.
+    fn is_read(&self) -> bool {
+        self.window_bytes > 0 && self.reads_since <= READS_SINCE_MAX
     }
 
     /// The course on which a read follows the last one.
@@ -142,7 +152,7 @@ impl Stream {
         // What arrives out of order lies before a later one.
         let is_later = course != Course::Forward || read.end() > self.last.end();
         self.last = if is_later { read } else { self.last };
-        self.row += 1;
+        (self.row, self.reads_since) = (self.row + 1, 0);
         self.row_bytes += read.length;
         let row_min = if matches!(course, Course::Steps(_)) { STEPS_MIN } else { ROW_MIN };
         if self.row < row_min {
@@ -247,7 +257,9 @@ impl Streams {
         if self.ahead_bytes == 0 || read.length == 0 {
             return Vec::new();
         }
-        bounds.pipe_bytes = bounds.pipe_bytes.min(self.ahead_bytes);
+        for stream in streams.iter_mut() {
+            stream.reads_since = stream.reads_since.saturating_add(1);
+        }
         let found = streams
             .iter()
             .enumerate()
@@ -265,6 +277,9 @@ impl Streams {
             return Vec::new();
         };
         let mut stream = streams.remove(index);
+        // All windows together fit the memory in which they wait for their readers.
+        let others = streams.iter().filter(|other| other.is_read()).count() as u64;
+        bounds.pipe_bytes = bounds.pipe_bytes.min(self.ahead_bytes / (1 + others));
         let ranges = stream.go_on(read, course, bounds);
         streams.push(stream);
         ranges

@@ -24,6 +24,7 @@ use sawmill_format::segment::{FrameIdentity, frame_open, raw_frame_range, segmen
 use sawmill_store::{Class, Get, Raise, StoreError, StoreErrorKind};
 
 use super::ReadContext;
+use super::ahead_memory::AheadMemory;
 use super::follow::follow;
 use super::landed::Landed;
 use super::pipe::Pipe;
@@ -80,11 +81,11 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    /// At most `landed_bytes_max` wait in memory for readers.
-    pub(crate) fn new(landed_bytes_max: u64) -> Self {
+    /// At most `landed_bytes_max` wait in memory for readers, of what `memory` has for all volumes.
+    pub(crate) fn new(landed_bytes_max: u64, memory: Arc<AheadMemory>) -> Self {
         Fetcher {
             waiting: Mutex::default(),
-            landed: Landed::new(landed_bytes_max),
+            landed: Landed::new(landed_bytes_max, memory),
             pipe: Pipe::default(),
             in_flight: Arc::default(),
             last_missed: Mutex::default(),
@@ -93,12 +94,13 @@ impl Fetcher {
     }
 
     /// How many bytes may be asked for ahead of readers, of `ahead_bytes_max` at once. None where
-    /// readers have lately waited for half as much by themselves: what they ask for fills the way,
-    /// and what is asked for ahead in their place comes in longer bursts, with rests between.
+    /// readers have lately waited for half as much, or half the usual bound, by themselves: what
+    /// they ask for fills the way, and what is asked for ahead in their place comes in longer
+    /// bursts, with rests between.
     pub(super) fn room_ahead(&self, ahead_bytes_max: u64, pipe_bytes: u64) -> u64 {
         let carried = *self.in_flight.carried.lock();
         let awaited_most_bytes = carried.awaited_most_bytes.into_iter().max().unwrap_or(0);
-        if awaited_most_bytes > 0 && awaited_most_bytes >= ahead_bytes_max / 2 {
+        if awaited_most_bytes >= ahead_bytes_max.max(limits::PREFETCH_BYTES_DEFAULT) / 2 {
             return 0;
         }
         let ahead = ahead_bytes_max.saturating_sub(carried.ahead_bytes);
@@ -117,7 +119,9 @@ impl Fetcher {
     pub(super) fn awaits(&self, bytes: u64, now: Duration) -> AwaitedBytes {
         let mut carried = self.in_flight.carried.lock();
         if now.saturating_sub(carried.period_began) >= AWAITED_PERIOD {
-            carried.awaited_most_bytes = [carried.awaited_bytes, carried.awaited_most_bytes[0]];
+            let was_long_ago = now.saturating_sub(carried.period_began) >= 2 * AWAITED_PERIOD;
+            let before = if was_long_ago { 0 } else { carried.awaited_most_bytes[0] };
+            carried.awaited_most_bytes = [carried.awaited_bytes, before];
             carried.period_began = now;
         }
         carried.awaited_bytes += bytes;
@@ -371,25 +375,25 @@ fn fetch_failed(context: &Arc<ReadContext>, run: FrameRun, error: &StoreError) {
     }
 }
 
+/// Gives up a run that nobody waits for. Checked and removed under one lock: a reader that joins a
+/// prefetch must not share its failure.
+fn drop_unwanted(context: &ReadContext, run: FrameRun) -> bool {
+    let mut waiting = context.fetcher.waiting.lock();
+    let is_unwanted = |name| waiting.get(&name).is_none_or(|awaited| awaited.waiters.is_empty());
+    let nobody_waits = run.frames().all(is_unwanted);
+    if nobody_waits {
+        for name in run.frames() {
+            waiting.remove(&name);
+        }
+    }
+    nobody_waits
+}
+
 /// The store is unavailable: ask again in a while, as long as the volume is open.
 fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
     let now = context.attachment.world.now();
     context.attachment.state.store_failed(now, error.to_string());
-    // Checked and removed under one lock: a reader that joins a prefetch must not share its
-    // failure.
-    let nobody_waits = {
-        let mut waiting = context.fetcher.waiting.lock();
-        let is_unwanted =
-            |name| waiting.get(&name).is_none_or(|awaited| awaited.waiters.is_empty());
-        let nobody_waits = run.frames().all(is_unwanted);
-        if nobody_waits {
-            for name in run.frames() {
-                waiting.remove(&name);
-            }
-        }
-        nobody_waits
-    };
-    if nobody_waits {
+    if drop_unwanted(context, run) {
         return;
     }
     if context.attachment.state.refusal().is_some() {
@@ -518,6 +522,10 @@ fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
     }
     if !context.attachment.read_only {
         return fail(context, run, ErrorKind::Corrupt, &error);
+    }
+    // A prefetch is no reason to move on: that takes a recovery.
+    if drop_unwanted(context, run) {
+        return;
     }
     let (follow_context, view) = (context.clone(), context.stored.view());
     let is_needed = move |context: &ReadContext| {

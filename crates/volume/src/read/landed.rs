@@ -1,19 +1,22 @@
 //! Frames that read-ahead has brought, in memory until a reader takes them. They go to the read
 //! cache too, but that may be slow, refuse them, or be absent.
 //!
-//! Invariants: at most `bytes_max`, and the oldest answers go first. The frames of one answer share
+//! Invariants: at most `bytes_max`, and what the process has for all volumes (`ahead_memory`). The
+//! oldest answers go first. The frames of one answer share
 //! its memory, so they are put together, and all of it counts until the last was taken. A volume at
 //! rest keeps none.
 //!
 //! Not here: what is fetched (`ahead`, `fetch`), and the clock.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use super::ahead_memory::AheadMemory;
 use crate::stored_data::FrameName;
 
 /// Answers kept at most, with those that are used up but came after one that is not.
@@ -82,13 +85,29 @@ impl LandedState {
 pub(crate) struct Landed {
     state: Mutex<LandedState>,
     bytes_max: u64,
+    memory: Arc<AheadMemory>,
     /// As many as in `frames`: a reader of cached data takes no lock.
     count: AtomicUsize,
 }
 
+impl Drop for Landed {
+    fn drop(&mut self) {
+        self.memory.give_back(self.state.get_mut().bytes);
+    }
+}
+
 impl Landed {
-    pub(super) fn new(bytes_max: u64) -> Self {
-        Landed { state: Mutex::default(), bytes_max, count: AtomicUsize::new(0) }
+    pub(super) fn new(bytes_max: u64, memory: Arc<AheadMemory>) -> Self {
+        Landed { state: Mutex::default(), bytes_max, memory, count: AtomicUsize::new(0) }
+    }
+
+    /// Changes what is kept; what that frees is given back.
+    fn give_up<T>(&self, state: &mut LandedState, change: impl FnOnce(&mut LandedState) -> T) -> T {
+        let before = state.bytes;
+        let outcome = change(state);
+        self.memory.give_back(before - state.bytes);
+        self.count.store(state.frames.len(), Ordering::Release);
+        outcome
     }
 
     /// Keeps frames that share their memory. Returns true if the caller is to see to it that they
@@ -99,8 +118,18 @@ impl Landed {
             return false;
         }
         let mut state = self.state.lock();
-        for (name, _) in &frames {
-            state.drop_frame(*name);
+        self.give_up(&mut state, |state| {
+            frames.iter().for_each(|(name, _)| state.drop_frame(*name));
+            while state.bytes + bytes > self.bytes_max || state.answers.len() == ANSWERS_MAX {
+                state.drop_oldest();
+            }
+        });
+        while !self.memory.take(bytes) {
+            if state.answers.is_empty() {
+                // The others have it all: their readers come first.
+                return false;
+            }
+            self.give_up(&mut state, LandedState::drop_oldest);
         }
         let number = state.first_number + state.answers.len() as u64;
         let names: Vec<FrameName> = frames.iter().map(|(name, _)| *name).collect();
@@ -108,9 +137,6 @@ impl Landed {
         state.bytes += bytes;
         let new_frame = |data| LandedFrame { number, data, taken_bytes: 0 };
         state.frames.extend(frames.into_iter().map(|(name, data)| (name, new_frame(data))));
-        while state.bytes > self.bytes_max || state.answers.len() > ANSWERS_MAX {
-            state.drop_oldest();
-        }
         self.count.store(state.frames.len(), Ordering::Release);
         !std::mem::replace(&mut state.has_end, true)
     }
@@ -141,8 +167,7 @@ impl Landed {
             frame.taken_bytes >= frame.data.len()
         });
         if is_used_up {
-            state.drop_frame(name);
-            self.count.store(state.frames.len(), Ordering::Release);
+            self.give_up(&mut state, |state| state.drop_frame(name));
         }
         true
     }
@@ -151,10 +176,11 @@ impl Landed {
     /// come again.
     pub(super) fn forget_before(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
-        while state.answers.front().is_some_and(|answer| answer.at < time) {
-            state.drop_oldest();
-        }
-        self.count.store(state.frames.len(), Ordering::Release);
+        self.give_up(&mut state, |state| {
+            while state.answers.front().is_some_and(|answer| answer.at < time) {
+                state.drop_oldest();
+            }
+        });
         state.has_end = !state.answers.is_empty();
         state.has_end
     }
@@ -175,13 +201,18 @@ mod tests {
         frames.map(|frame| (name(frame), Bytes::from(vec![frame as u8; 100]))).collect()
     }
 
+    /// A volume that shares its memory with no other.
+    fn alone(bytes_max: u64) -> Landed {
+        Landed::new(bytes_max, Arc::default())
+    }
+
     fn kept(landed: &Landed) -> Vec<u32> {
         (0..100).filter(|frame| landed.contains(name(*frame))).collect()
     }
 
     #[test]
     fn frames_in_memory_are_bounded_and_the_oldest_answers_go_first() {
-        let landed = Landed::new(500);
+        let landed = alone(500);
         assert!(landed.put(answer(0..2), SECOND), "the first asks for an end");
         assert!(!landed.put(answer(2..4), SECOND));
         assert!(!landed.put(answer(4..6), SECOND));
@@ -192,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_frame_stays_until_all_of_it_was_read_in_whatever_order() {
-        let landed = Landed::new(400);
+        let landed = alone(400);
         landed.put(answer(0..1), SECOND);
         let mut half = [9; 50];
         assert!(landed.read(name(0), 50, &mut half));
@@ -202,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_frame_stays_until_it_was_read_and_its_answer_counts_until_the_last() {
-        let landed = Landed::new(400);
+        let landed = alone(400);
         landed.put(answer(0..2), SECOND);
         let mut half = [9; 50];
         assert!(landed.read(name(0), 0, &mut half));
@@ -221,8 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn all_volumes_together_keep_no_more_than_the_process_has() {
+        let memory = Arc::new(AheadMemory::new(600));
+        let [first, second] = [(), ()].map(|()| Landed::new(500, memory.clone()));
+        assert!(first.put(answer(0..5), SECOND));
+        assert!(!second.put(answer(0..2), SECOND), "the first has most of it");
+        assert!(second.put(answer(0..1), SECOND));
+        assert!(!second.put(answer(1..2), SECOND));
+        assert_eq!(kept(&second), [1], "its own oldest makes room");
+        assert!(first.read(name(0), 0, &mut [0; 100]));
+        assert!(!second.put(answer(2..4), SECOND), "an answer counts until its last frame");
+        drop(first);
+        second.put(answer(2..7), SECOND);
+        assert_eq!(kept(&second), [2, 3, 4, 5, 6]);
+        assert!(!second.forget_before(2 * SECOND));
+        assert!(memory.take(600), "all was given back");
+    }
+
+    #[test]
     fn a_frame_that_came_twice_goes_with_its_later_answer() {
-        let landed = Landed::new(500);
+        let landed = alone(500);
         landed.put(answer(0..2), SECOND);
         landed.put(answer(1..3), SECOND);
         landed.put(answer(3..5), SECOND);
@@ -231,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_came_lately_outlives_what_is_forgotten() {
-        let landed = Landed::new(1000);
+        let landed = alone(1000);
         assert!(landed.put(answer(0..2), SECOND));
         assert!(!landed.put(answer(2..4), 9 * SECOND));
         assert!(landed.forget_before(5 * SECOND), "come again");
@@ -244,7 +293,7 @@ mod tests {
 
     #[test]
     fn answers_in_memory_are_bounded_also_where_all_but_the_first_were_taken() {
-        let landed = Landed::new(1 << 20);
+        let landed = alone(1 << 20);
         landed.put(answer(0..1), SECOND);
         let mut all = [0; 100];
         for _ in 0..=ANSWERS_MAX {

@@ -34,6 +34,7 @@ use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
 pub(crate) mod ahead;
+pub(crate) mod ahead_memory;
 pub(crate) mod fetch;
 mod follow;
 mod landed;

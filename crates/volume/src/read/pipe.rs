@@ -59,7 +59,9 @@ impl Pipe {
         let mut state = self.state.lock();
         state.arrived_bytes += bytes;
         if now.saturating_sub(state.period_began) >= PERIOD {
-            state.before = std::mem::take(&mut state.now);
+            let last = std::mem::take(&mut state.now);
+            let was_long_ago = now.saturating_sub(state.period_began) >= 2 * PERIOD;
+            state.before = if was_long_ago { Extremes::default() } else { last };
             state.period_began = now;
         }
         let took = now.saturating_sub(departure.at);

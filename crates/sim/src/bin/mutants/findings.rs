@@ -407,8 +407,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("a_list_that_hides_the_newest_checkpoints_is_seen_through"),
         "the newest checkpoint is the newest listed",
         "volume/src/recovery/checkpoint.rs",
-        "while let Some(bytes) = get_or_nothing(store, volume_id, next)? {",
-        "while let Some(bytes) = get_or_nothing(store, volume_id, next)?.filter(|_| false) {",
+        "while get_or_nothing(store, volume_id, next)?.is_some() {",
+        "while get_or_nothing(store, volume_id, next)?.is_some() && false {",
     ),
     // The older root's state is used although the log lacks segments.
     caught_by(

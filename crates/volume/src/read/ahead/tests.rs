@@ -72,6 +72,25 @@ fn a_large_random_read_that_arrives_in_pieces_fetches_twice_itself_beyond_at_mos
 }
 
 #[test]
+fn all_windows_together_fit_the_memory_and_the_last_reader_gets_it_back() {
+    let reader = Reader::new(128 * KIB);
+    let bounds = Bounds { pipe_bytes: 32 * MIB, room_bytes: 32 * MIB, size_bytes: SIZE_BYTES };
+    let read = |address| {
+        let read = ReadSpan { address, length: 128 * KIB, waits: true };
+        let ranges = reader.streams.note(read, bounds);
+        ranges.last().map_or(0, |(from, length)| from + length - (read.address + 128 * KIB))
+    };
+    let block = |stream: u64, number: u64| stream * 100 * MIB + number * 128 * KIB;
+    for number in 0..256 {
+        for stream in 0..4 {
+            assert!(read(block(stream, number)) <= 8 * MIB + if number < 8 { MIB } else { 0 });
+        }
+    }
+    let alone = (256..512).map(|number| read(block(0, number))).max().unwrap();
+    assert!(alone > 30 * MIB, "{alone}");
+}
+
+#[test]
 fn a_reader_that_never_waits_keeps_its_window() {
     let mut reader = Reader::new(128 * KIB);
     reader.waits = false;
@@ -183,7 +202,7 @@ fn where_there_is_no_room_a_stream_waits_and_leaves_nothing_out() {
 
 #[test]
 fn two_readers_do_not_take_the_same_room() {
-    let fetcher = fetch::Fetcher::new(0);
+    let fetcher = fetch::Fetcher::new(0, std::sync::Arc::default());
     let mut first = fetcher.take_room(3 * MIB, 4 * MIB);
     let second = fetcher.take_room(3 * MIB, 4 * MIB);
     assert_eq!((first.bytes, second.bytes), (3 * MIB, MIB));
@@ -199,7 +218,7 @@ fn two_readers_do_not_take_the_same_room() {
 
 #[test]
 fn nothing_is_fetched_ahead_of_readers_that_wait_for_as_much_by_themselves() {
-    let fetcher = fetch::Fetcher::new(0);
+    let fetcher = fetch::Fetcher::new(0, std::sync::Arc::default());
     let room = || fetcher.room_ahead(32 * MIB, 24 * MIB);
     let second = |number| std::time::Duration::from_secs(number);
     let few = fetcher.awaits(8 * MIB, second(1));

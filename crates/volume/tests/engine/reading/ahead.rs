@@ -5,14 +5,15 @@
 //! (`read::pipe`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_device::{BlockDeviceExt, Flags, Operation};
 use sawmill_format::segment::parse_segment_key;
 use sawmill_store::{
-    Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreOptions,
+    Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError,
+    StoreErrorKind, StoreOptions,
 };
 use sawmill_volume::{CreateOptions, Volume, open_cache};
 
@@ -29,6 +30,7 @@ struct PatientStore {
     holds: AtomicBool,
     held: Mutex<Vec<(Get, Completion<Bytes>)>>,
     gets: Mutex<Vec<Get>>,
+    lists: AtomicUsize,
 }
 
 impl PatientStore {
@@ -36,6 +38,14 @@ impl PatientStore {
         self.holds.store(false, Ordering::SeqCst);
         for (get, done) in std::mem::take(&mut *self.held.lock()) {
             self.inner.get(get, done);
+        }
+    }
+
+    /// Answers what is held as if the objects had been deleted.
+    fn lose(&self) {
+        self.holds.store(false, Ordering::SeqCst);
+        for (_, done) in std::mem::take(&mut *self.held.lock()) {
+            done(Err(StoreError::new(StoreErrorKind::NotFound, "deleted")));
         }
     }
 
@@ -62,6 +72,7 @@ impl ObjectStore for PatientStore {
         self.inner.put(put, done);
     }
     fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
+        self.lists.fetch_add(1, Ordering::SeqCst);
         self.inner.list(list, done);
     }
     fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
@@ -75,8 +86,9 @@ fn written(prefetch_bytes: u64) -> (Rig, Arc<PatientStore>) {
         sawmill_store::open("memory:", StoreOptions::default()).unwrap();
     let options = CreateOptions { segment_bytes: 4 << 20, ..CreateOptions::new(SIZE) };
     sawmill_volume::create(&*inner, "disk", &options).unwrap();
-    let (held, gets) = (Mutex::default(), Mutex::default());
-    let store = Arc::new(PatientStore { inner, holds: AtomicBool::new(false), held, gets });
+    let (held, gets, lists) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
+    let holds = AtomicBool::new(false);
+    let store = Arc::new(PatientStore { inner, holds, held, gets, lists });
     let mut rig = Rig::over(store.clone());
     rig.options.journal_bytes = 32 * MIB;
     let volume = rig.open();
@@ -110,6 +122,20 @@ fn a_reader_that_meets_what_is_fetched_ahead_raises_it_to_the_reads() {
         reader.join().unwrap();
     });
     (4..32).for_each(|block| read(&volume, block * BLOCK, BLOCK));
+}
+
+#[test]
+fn what_only_a_prefetch_misses_moves_no_reader_to_a_newer_state() {
+    let (mut rig, store) = written(8 * MIB);
+    rig.options.read_only = true;
+    let volume = rig.open();
+    store.holds.store(true, Ordering::SeqCst);
+    (0..3).for_each(|block| read(&volume, block * BLOCK, BLOCK));
+    assert!(store.held_bytes() > 0, "something is fetched ahead");
+    let lists = store.lists.load(Ordering::SeqCst);
+    store.lose();
+    (3..16).for_each(|block| read(&volume, block * BLOCK, BLOCK));
+    assert_eq!(store.lists.load(Ordering::SeqCst), lists, "no state was looked for");
 }
 
 #[test]
