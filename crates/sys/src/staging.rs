@@ -242,6 +242,13 @@ pub enum ReserveError {
     Closed,
 }
 
+/// How far a reservation may reach.
+struct Bounds {
+    position_max: u64,
+    /// Memory from here on is not given up for it.
+    kept_from: u64,
+}
+
 /// The end of the ring; its lock defines the order.
 struct End {
     next: u64,
@@ -290,12 +297,17 @@ impl Ring {
             return Err(ReserveError::Closed);
         }
         let end = at.next + bytes;
-        self.take(&mut at.next, end, self.position_max.load(Ordering::Acquire), head)
+        let bounds = Bounds {
+            position_max: self.position_max.load(Ordering::Acquire),
+            kept_from: self.kept_from.load(Ordering::Acquire),
+        };
+        self.take(&mut at.next, end, &bounds, head)
     }
 
     /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is
-    /// one already. It may reach two blocks past that, so that a flush can end in a whole
-    /// block even when the journal is full. `head` as for [`reserve`](Self::reserve).
+    /// one already. It may reach two blocks past the journal's room, and gives up memory that is
+    /// kept, so that a flush can end in a whole block even when both are full. `head` as for
+    /// [`reserve`](Self::reserve).
     pub fn reserve_to_block<T>(
         &self,
         bytes_min: u64,
@@ -308,7 +320,8 @@ impl Ring {
         let end = (at.next + bytes_min).next_multiple_of(BLOCK_BYTES);
         let position_max =
             self.position_max.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES);
-        self.take(&mut at.next, end, position_max, head).map(Some)
+        let bounds = Bounds { position_max, kept_from: u64::MAX };
+        self.take(&mut at.next, end, &bounds, head).map(Some)
     }
 
     /// Refuses all further reservations except padding. When this returns, every slot that will
@@ -328,14 +341,14 @@ impl Ring {
         &self,
         next: &mut u64,
         end: u64,
-        position_max: u64,
+        bounds: &Bounds,
         head: impl FnOnce(u64, &mut [u8]) -> T,
     ) -> Result<(StagingSlot<'_>, T), ReserveError> {
-        if end > position_max {
+        if end > bounds.position_max {
             return Err(ReserveError::Journal);
         }
         if end - *self.low.read() > self.staging.capacity_bytes {
-            self.give_up_before(end)?;
+            self.give_up_before(end, bounds.kept_from)?;
         }
         let position = *next;
         let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
@@ -348,18 +361,18 @@ impl Ring {
     }
 
     /// Gives up written bytes so that the ring can reach to `end`, and some more, to avoid doing
-    /// this for every slot.
-    fn give_up_before(&self, end: u64) -> Result<(), ReserveError> {
+    /// this for every slot, but of what is kept no more than it must.
+    fn give_up_before(&self, end: u64, kept_from: u64) -> Result<(), ReserveError> {
         let capacity = self.staging.capacity_bytes;
         // Lock before reading `written`, which moves back when a sync fails.
         let mut low = self.low.write();
         let written = self.staging.written_word().load(Ordering::Acquire);
         let need = end - capacity;
-        let free_to = written.min(self.kept_from.load(Ordering::Acquire));
-        if free_to < need {
+        if written.min(kept_from) < need {
             return Err(ReserveError::Staging);
         }
-        *low = free_to.min(need + capacity / 8);
+        let free_to = written.min(self.kept_from.load(Ordering::Acquire));
+        *low = free_to.min(need + capacity / 8).max(need);
         Ok(())
     }
 
@@ -386,7 +399,8 @@ impl Ring {
         self.position_max.store(position_max, Ordering::Release);
     }
 
-    /// Memory from `position` on is not given up from now on, even if it is written.
+    /// Memory from `position` on is not given up from now on, even if it is written, except for
+    /// [padding](Self::reserve_to_block).
     pub fn keep_from(&self, position: u64) {
         self.kept_from.store(position, Ordering::Release);
     }

@@ -70,6 +70,21 @@ fn padding_ends_at_a_whole_block_and_is_not_repeated() {
 }
 
 #[test]
+fn memory_that_is_kept_makes_room_for_padding_and_for_no_slot() {
+    let (_folder, ring, mut consumer) = ring(16384, 0);
+    let first = put(&ring, 1, 10_000).unwrap();
+    put(&ring, 2, 6_300).unwrap();
+    consumer.declare_written(Span::of(&first));
+    ring.keep_from(0);
+    assert_eq!(put(&ring, 3, 100), Err(ReserveError::Staging));
+    let (slot, at) = ring.reserve_to_block(100, |position, _| position).unwrap().unwrap();
+    assert_eq!((at, at + slot.len() as u64), (16_300, 20_480));
+    assert_eq!(ring.low(), 4096, "no more than padding needs");
+    ring.keep_from(u64::MAX);
+    put(&ring, 3, 100).unwrap();
+}
+
+#[test]
 fn what_a_dead_process_left_can_be_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("staging");

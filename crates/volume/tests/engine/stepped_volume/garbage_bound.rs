@@ -1,9 +1,9 @@
 //! Writers that have outrun collection wait for it once garbage is past its bound, but only while
 //! it can work, and never those who asked for their segment.
 
-use sawmill_device::BlockDeviceExt;
+use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, Operation, Request};
 use sawmill_store::{Call, Class, Fault, StoreErrorKind};
-use sawmill_volume::{GcPolicy, Volume};
+use sawmill_volume::{GcPolicy, Stall, Volume};
 
 use super::SteppedScene;
 use crate::faulty::{Machine, SEGMENT, segment_get, segment_put, stored, tile_bytes};
@@ -121,6 +121,23 @@ fn a_snapshot_past_the_bound_does_not_wait_for_collection() {
     assert!(is_all_stored(scene.volume()));
     machine.heal();
     machine.faults.release_all();
+}
+
+#[test]
+fn a_flush_past_the_bound_does_not_wait_for_collection_though_the_memory_is_full() {
+    let machine = machine_with_garbage();
+    let mut scene = slowed(&machine);
+    // Records without a payload fill it to the last bytes: not even padding has room.
+    for number in 0..100_000 {
+        let (address, flags) = (number % 16_000 * 4096, Flags::default());
+        scene.volume().submit(Request::bare(Operation::Discard, address, 4096, flags, |_| ()));
+    }
+    scene.until("the memory is full", |volume| volume.status().stall == Some(Stall::Staging));
+    assert_eq!(scene.flush(0), Ok(()), "and no time has passed");
+    assert!(scene.volume().status().slowed_for_garbage);
+    machine.heal();
+    machine.faults.release_all();
+    scene.until("nobody waits", |volume| volume.status().stall.is_none());
 }
 
 #[test]
