@@ -100,14 +100,14 @@ impl DirectFile {
         Ok(DirectFile { buffered, direct, size_bytes, path })
     }
 
-    /// Makes a new file of `size_bytes` with every block written, so that later writes need no
-    /// allocation and a sync needs no commit of the file system's journal. Fails when the file
-    /// exists or space is lacking.
+    /// Makes a new file of `size_bytes` zeroes, durably. Its space is allocated; most file systems
+    /// do not write it. The first write of a block then costs the next sync a commit of the file
+    /// system's journal. Fails when the file exists or space is lacking.
     pub fn create(path: &Path, size_bytes: u64, mode: OpenMode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        let filled = fill_with_zeroes(&file, path, size_bytes);
-        if let Err(error) = filled {
+        let allocated = allocate(&file, path, size_bytes);
+        if let Err(error) = allocated {
             // Remove the incomplete file; the first error is the one to report.
             let _ = std::fs::remove_file(path);
             return Err(error);
@@ -202,13 +202,21 @@ fn length_of(file: &File) -> io::Result<u64> {
 }
 
 /// Writes zeroes over `[0, size_bytes)` of a new file and makes them and the file's name durable.
-fn fill_with_zeroes(file: &File, path: &Path, size_bytes: u64) -> io::Result<()> {
-    const CHUNK_BYTES: usize = 4 << 20;
-    // Allocating everything first detects a lack of space before the long part.
+/// Allocates `size_bytes` of a new file, and makes file and name durable.
+fn allocate(file: &File, path: &Path, size_bytes: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_bytes) {
-        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Ok(()) => {}
+        // This file system allocates what is written.
+        Err(Errno::OPNOTSUPP) => write_zeroes(file, path, size_bytes)?,
         Err(error) => return Err(error.into()),
     }
+    rustix::fs::fsync(file)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
+}
+
+fn write_zeroes(file: &File, path: &Path, size_bytes: u64) -> io::Result<()> {
+    const CHUNK_BYTES: usize = 4 << 20;
     let direct =
         rustix::fs::open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
     let direct = direct.ok().map(File::from);
@@ -223,9 +231,7 @@ fn fill_with_zeroes(file: &File, path: &Path, size_bytes: u64) -> io::Result<()>
         target.write_all_at(chunk, offset)?;
         offset += chunk.len() as u64;
     }
-    rustix::fs::fsync(file)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
+    Ok(())
 }
 
 /// Renames a file to an unused name. `AlreadyExists` means that the name is taken, even if since a
@@ -263,6 +269,17 @@ mod tests {
         file.write_at(4099, b"odd").unwrap();
         file.read_at(4096, &mut back[..8]).unwrap();
         assert_eq!(&back[..8], b"\x07\x07\x07odd\x07\x07");
+    }
+
+    #[test]
+    fn a_new_file_has_all_of_its_space_and_only_zeroes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = DirectFile::create(&path, 1 << 20, OpenMode::Direct).unwrap();
+        assert!(rustix::fs::stat(&path).unwrap().st_blocks * 512 >= 1 << 20);
+        let mut content = vec![1; 1 << 20];
+        file.read_at(0, &mut content).unwrap();
+        assert!(content.iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -114,6 +114,8 @@ pub const PUTS_PARALLEL_MAX: usize = sized(16, 2) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the
 /// journal's thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);
+/// How many blocks of a new journal are written ahead of its end at a time.
+pub const ZEROED_AHEAD_BYTES: u64 = sized(MIB, 16 * KIB);
 // The staging ring must not fill up before a whole span is waiting to be written.
 const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);
 /// After this many logged bytes a superblock records them, even if nothing else writes one.

@@ -60,6 +60,7 @@ pub(crate) struct Journal {
     tag: u64,
     epoch: u64,
     capacity_bytes: u64,
+    first_lap_end: u64,
     /// Reserved records the writer has not taken yet, in order of position.
     /// Bounded by `unstored_records_max` and the room of the ring.
     order: Mutex<VecDeque<Arc<Record>>>,
@@ -96,6 +97,8 @@ pub(crate) struct Start {
     pub(crate) tag: u64,
     pub(crate) epoch: u64,
     pub(crate) capacity_bytes: u64,
+    /// Blocks of the ring between the end of the records and this position have never held any.
+    pub(crate) first_lap_end: u64,
     pub(crate) position: u64,
     pub(crate) trim: u64,
     pub(crate) segments_end: u64,
@@ -113,6 +116,7 @@ impl Journal {
             tag: start.tag,
             epoch: start.epoch,
             capacity_bytes: start.capacity_bytes,
+            first_lap_end: start.first_lap_end,
             order: Mutex::default(),
             logged: AtomicU64::new(start.position),
             trim: AtomicU64::new(start.trim),

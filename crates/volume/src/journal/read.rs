@@ -227,6 +227,7 @@ mod tests {
             tag: 1,
             epoch: 1,
             capacity_bytes: CAPACITY,
+            first_lap_end: CAPACITY,
             position,
             trim: position,
             segments_end: position,

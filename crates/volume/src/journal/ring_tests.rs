@@ -133,6 +133,7 @@ impl Bench {
             tag: TAG,
             epoch: 1,
             capacity_bytes: CAPACITY_BYTES,
+            first_lap_end: CAPACITY_BYTES,
             position: 0,
             trim: 0,
             segments_end: 0,
@@ -321,4 +322,34 @@ fn an_expected_flush_finds_its_records_synced_and_a_wrong_guess_is_not_repeated(
         bench.flush();
     }
     assert!((0..8).map(|_| write(&mut bench)).skip(2).all(|synced| !synced), "a stream of writes");
+}
+
+#[test]
+fn blocks_are_written_ahead_of_the_records_once_in_the_first_lap() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bench =
+        Bench::new(StagingFile::create(&folder.path().join("s"), STAGING_BYTES).unwrap());
+    let mark_rest = |bench: &Bench, from: u64| {
+        bench.disk.0.lock().now[(RING_START_BYTES + from) as usize..].fill(0xEE);
+    };
+    let is_marked = |bench: &Bench| bench.disk.0.lock().now.ends_with(&[0xEE; 4096]);
+    mark_rest(&bench, 0);
+    bench.append(RecordOperation::Write, 4000);
+    bench.flush();
+    assert!(!is_marked(&bench), "the first sync covers the blocks of the next records");
+    mark_rest(&bench, bench.journal.ring.next());
+    for _ in 0..4 {
+        bench.append(RecordOperation::Write, 4000);
+        bench.flush();
+    }
+    assert!(is_marked(&bench), "once");
+    while bench.journal.ring.next() < CAPACITY_BYTES + BLOCK_BYTES {
+        bench.append(RecordOperation::Write, 4000);
+        bench.flush();
+        bench.store();
+    }
+    mark_rest(&bench, bench.journal.ring.next() - CAPACITY_BYTES);
+    bench.append(RecordOperation::Write, 4000);
+    bench.flush();
+    assert!(is_marked(&bench), "in the next lap there is nothing to write ahead");
 }

@@ -133,6 +133,7 @@ impl Bench {
             tag: TAG,
             epoch: 1,
             capacity_bytes: CAPACITY_BYTES,
+            first_lap_end: CAPACITY_BYTES,
             position: START,
             trim: START,
             segments_end: START,

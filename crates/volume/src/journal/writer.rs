@@ -3,7 +3,8 @@
 //!
 //! Invariants: complete records are handed on in order, each once, even after the disk has failed.
 //! A failed sync of records is noted in the staging memory before it is reported. A new trim is
-//! visible to readers, then durable, and only then is its space used again.
+//! visible to readers, then durable, and only then is its space used again. Zeroes are written only
+//! where the ring has never had a record.
 //!
 //! Not here: the thread itself (`threads`), and what happens to the records afterwards (`engine`).
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use sawmill_sys::{BLOCK_BYTES, Consumer, Span};
+use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Span};
 
 use super::superblock::SuperblockFile;
 use super::{FlushWaiter, Journal, disk_failed};
@@ -43,6 +44,8 @@ pub(crate) struct JournalWriter {
     span: Option<Span>,
     /// Written to the disk, not yet synced.
     written: u64,
+    /// The ring's blocks below this position have been written, if only with zeroes.
+    zeroed_end: u64,
     /// Steps in which a flush that could have been served waited for a later one.
     rounds_shared: u32,
     /// Writes, discards and zeroes taken since a flush was last asked for.
@@ -92,6 +95,7 @@ impl JournalWriter {
             world,
             span: None,
             written,
+            zeroed_end: written,
             rounds_shared: 0,
             records_since_flush: 0,
             records_expected: 0,
@@ -327,11 +331,33 @@ impl JournalWriter {
     /// Syncs the disk. A failure is recorded in the memory that outlives the process: the next open
     /// of the journal must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
+        self.write_zeroes_ahead()?;
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed(self.journal.logged());
             return Err(disk_failed("sync", error));
         }
         self.synced();
+        Ok(())
+    }
+
+    /// In the first lap, writes zeroes ahead of the records, so that a sync seldom follows the first
+    /// write of a block: that costs a commit of the file system's journal.
+    fn write_zeroes_ahead(&mut self) -> Result<()> {
+        let lap_end = self.journal.first_lap_end;
+        let next_flushes_bytes = limits::ZEROED_AHEAD_BYTES / 4;
+        if self.zeroed_end >= lap_end || self.zeroed_end > self.written + next_flushes_bytes {
+            return Ok(());
+        }
+        let start = self.written.max(self.zeroed_end).next_multiple_of(BLOCK_BYTES);
+        let end = (start + limits::ZEROED_AHEAD_BYTES).min(lap_end);
+        self.zeroed_end = start.max(end);
+        if start < end {
+            let zeroes = AlignedBytes::zeroed((end - start) as usize);
+            for (offset, length) in self.journal.parts(start, end - start) {
+                let written = self.journal.disk.write_at(offset, &zeroes[..length as usize]);
+                written.map_err(|error| disk_failed("write", error))?;
+            }
+        }
         Ok(())
     }
 

@@ -287,7 +287,7 @@ fn intend(
                     block.logged = scan.mark.min(scan.end);
                 }
             })?;
-            Ok(FenceIntent { disk, superblock, log, scan })
+            Ok(FenceIntent { disk, superblock, log, scan, first_position: 0 })
         }
         JournalVerdict::Make { old, .. } => {
             let path = &options.journal_path;
@@ -316,7 +316,8 @@ fn intend(
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
-            Ok(FenceIntent { disk, superblock, log: None, scan: None })
+            let first_position = stored.end.position;
+            Ok(FenceIntent { disk, superblock, log: None, scan: None, first_position })
         }
     }
 }

@@ -32,6 +32,8 @@ pub(super) struct FenceIntent {
     pub(super) superblock: SuperblockFile,
     pub(super) log: Option<LogImage>,
     pub(super) scan: Option<Scan>,
+    /// Where the first lap of the ring began, or less where an earlier open made the journal.
+    pub(super) first_position: u64,
 }
 
 /// A journal of the new attachment, and the state that its loops start from.
@@ -54,7 +56,7 @@ pub(super) fn bind(
     memory: Memory,
     reporter: &mut Reporter<'_>,
 ) -> Result<BoundJournal> {
-    let FenceIntent { disk, mut superblock, log, scan } = intent;
+    let FenceIntent { disk, mut superblock, log, scan, first_position } = intent;
     let epoch = stored.end.epoch;
     let (capacity_bytes, tag) =
         (superblock.current().capacity_bytes, superblock.current().journal_tag);
@@ -106,6 +108,7 @@ pub(super) fn bind(
         tag,
         epoch,
         capacity_bytes,
+        first_lap_end: first_position + capacity_bytes,
         position,
         trim,
         segments_end: trim,

@@ -317,8 +317,8 @@ mod tests {
             let file = StagingFile::create(&folder.path().join("staging"), 128 << 10).unwrap();
             let (ring, _consumer) = file.into_ring(0, &[]);
             let start = Start {
-                tag: 1, epoch: 1, capacity_bytes: 1 << 20, position: 0, trim: 0, segments_end: 0,
-                stored_sequence: 0, unstored_records: 0,
+                tag: 1, epoch: 1, capacity_bytes: 1 << 20, first_lap_end: 1 << 20, position: 0,
+                trim: 0, segments_end: 0, stored_sequence: 0, unstored_records: 0,
                 unstored_records_max: usize::MAX,
             };
             let journal = Journal::new(ring, Arc::new(NoDisk), &start);
