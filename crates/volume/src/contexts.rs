@@ -1,7 +1,7 @@
 //! Puts an open volume together: what a write, a read and the engine each need, made once.
 //!
 //! Invariants: writes, reads and the engine share one journal, one journal map and one stored data.
-//! A read-only volume has no journal, and starts no collector and no resumer.
+//! A read-only volume has no journal and no thread of writing: collector, resumer, cache filler.
 //!
 //! Not here: what is in them ([`WriteContext`], [`ReadContext`], [`engine::Context`]).
 
@@ -36,6 +36,7 @@ pub(crate) struct Contexts {
     pub(crate) write: Arc<WriteContext>,
     pub(crate) read: Arc<ReadContext>,
     pub(crate) collector: Arc<Pool>,
+    pub(crate) cache_filler: Arc<Pool>,
 }
 
 impl Contexts {
@@ -97,7 +98,8 @@ impl Contexts {
             mailbox,
         });
         let collector = Pool::new("collector", threads_of_one, Priority::Lowest);
-        Contexts { attachment, write, read, collector }
+        let cache_filler = Pool::new("cache-filler", threads_of_one, Priority::Lowest);
+        Contexts { attachment, write, read, collector, cache_filler }
     }
 
     /// What the engine needs.
@@ -110,6 +112,7 @@ impl Contexts {
             mailbox: self.write.mailbox.clone(),
             write: self.write.clone(),
             collector: self.collector.clone(),
+            cache_filler: self.cache_filler.clone(),
         })
     }
 }

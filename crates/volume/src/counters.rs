@@ -31,6 +31,8 @@ counters!(
     segments_stored,
     segment_bytes_stored,
     coalesced_bytes,
+    written_cached_bytes,
+    written_uncached_bytes,
     checkpoints,
     segments_deleted,
     segments_moved,

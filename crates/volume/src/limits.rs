@@ -88,6 +88,12 @@ const _: () = assert!(
 );
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
 pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
+/// Written segments that enter the read cache at once: one at work and one that waits for it. Each
+/// holds a segment in memory.
+pub const SEGMENTS_CACHING_MAX: usize = sized(2, 1) as usize;
+/// So many bytes that follow each other on the disk and in a segment are a stream, which enters the
+/// read cache when it is read and not before; half a segment, if that is less.
+pub const STREAM_BYTES: u64 = MIB;
 
 /// Orders (snapshots, retention, rollbacks) and resizes of one volume that wait at the same time:
 /// more are refused.

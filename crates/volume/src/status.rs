@@ -169,6 +169,11 @@ pub struct Counters {
     pub segment_bytes_stored: u64,
     /// Data bytes that overlapping writes inside a segment made unnecessary to store.
     pub coalesced_bytes: u64,
+    /// Data bytes of written segments that are in the read cache, or were put into it.
+    pub written_cached_bytes: u64,
+    /// Data bytes of written segments that the read cache did not get: their journal space was used
+    /// again before it was their turn, or the cache's disk failed.
+    pub written_uncached_bytes: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
     /// Dead segments deleted.

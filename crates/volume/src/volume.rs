@@ -62,14 +62,14 @@ impl PreparedVolume {
 
     fn with(self, threads: Threads) -> Arc<Volume> {
         let PreparedVolume { contexts, recovery, memory, lock } = self;
-        let Contexts { attachment, write, read, collector } = contexts;
+        let Contexts { attachment, write, read, collector, cache_filler } = contexts;
         let lock = Mutex::new(lock);
         let dropped = Mutex::default();
         Arc::new(Volume {
             attachment,
             write,
             read,
-            collector,
+            background: [collector, cache_filler],
             recovery,
             threads,
             memory,
@@ -84,7 +84,7 @@ pub struct Volume {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) write: Arc<WriteContext>,
     pub(crate) read: Arc<ReadContext>,
-    collector: Arc<Pool>,
+    background: [Arc<Pool>; 2],
     recovery: RecoveryReport,
     threads: Threads,
     /// Files in memory that a clean close removes: the staging file, and the one preallocated for
@@ -542,7 +542,7 @@ impl Volume {
             journal.fail(error.clone());
         }
         self.read.pool.close();
-        self.collector.close();
+        self.background.iter().for_each(|pool| pool.close());
         fetch::fail_all(&self.read, &error);
         if let Some(journal) = &self.write.journal {
             journal.ring.unlock();

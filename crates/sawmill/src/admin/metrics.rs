@@ -155,6 +155,16 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         "Data bytes that were not stored because later writes of the same segment replaced them.",
         |volume| volume.counters.coalesced_bytes,
     ),
+    counter(
+        "sawmill_written_cached_bytes_total",
+        "Data bytes of written segments that the read cache got.",
+        |volume| volume.counters.written_cached_bytes,
+    ),
+    counter(
+        "sawmill_written_uncached_bytes_total",
+        "Data bytes of written segments that the read cache did not get in time.",
+        |volume| volume.counters.written_uncached_bytes,
+    ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |volume| {
         volume.counters.checkpoints
     }),

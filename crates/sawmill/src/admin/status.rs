@@ -236,7 +236,8 @@ mirror! {
     CountersStatus of Counters {
         written_bytes, writes, read_bytes, reads, flushes, discards, journal_syncs,
         journal_written_bytes,
-        segments_stored, segment_bytes_stored, coalesced_bytes, checkpoints, segments_deleted,
+        segments_stored, segment_bytes_stored, coalesced_bytes, written_cached_bytes,
+        written_uncached_bytes, checkpoints, segments_deleted,
         segments_moved, moved_bytes, moved_segment_bytes, collections, reads_journal, reads_cache,
         reads_store, prefetched_frames, prefetches_cut, writes_stalled,
     }

@@ -56,6 +56,7 @@ stories!(
     a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense,
     a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted,
     a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it,
+    what_was_written_is_read_without_the_store,
 );
 
 /// A world without faults, where no process has attached yet.
@@ -500,4 +501,37 @@ fn a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it(place: &Path) -> V
         }
     }
     Ok(())
+}
+
+/// The journal is smaller than the disk and the cache is larger: what was written is read without
+/// the store, in the same life and in the next.
+fn what_was_written_is_read_without_the_store(place: &Path) -> Verdict {
+    let mut run = calm(place, |settings| {
+        settings.journal_bytes = journal_bytes_min(SEGMENT_BYTES_MIN);
+        settings.cache_bytes = 1 << 20;
+        settings.edges.warm_cache = true;
+        // Several segments at once: some wait for their turn.
+        settings.uploads_max = 8;
+    })?;
+    run.attach(0)?;
+    for number in 0..10 {
+        write(&mut run, number * 20_000, 20_000)?;
+        let mut process = run.process.take().ok_or("the process is gone")?;
+        (0..8).for_each(|_| run.round(&mut process));
+        run.process = Some(process);
+    }
+    let mut process = run.process.take().ok_or("the process is gone")?;
+    run.read_all(&mut process)?;
+    require(reads_store(&process) == 0, "something had to come from the store")?;
+    let cache = process.cache.clone().ok_or("there is no cache")?;
+    run.process = Some(process);
+    run.close_in_peace()?;
+    cache.save_index().map_err(|error| error.to_string())?;
+    run.attach(0)?;
+    let process = run.process.as_ref().ok_or("the process is gone")?;
+    require(reads_store(process) == 0, "after a restart something had to come from the store")
+}
+
+fn reads_store(process: &super::Process) -> u64 {
+    process.stepped.volume().status().counters.reads_store
 }

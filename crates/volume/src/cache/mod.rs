@@ -290,6 +290,13 @@ impl ReadCache {
         self.index.find(&key).is_some()
     }
 
+    /// Counts a visit of a frame, if it is cached, whose bytes were nearer elsewhere.
+    pub fn visit(&self, key: FrameKey) {
+        if let Some(found) = self.index.find(&key) {
+            self.index.visit(found.cell);
+        }
+    }
+
     /// Reads `[offset, offset + into.len())` of a frame without waiting for the device.
     pub fn read_now(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> CacheRead {
         self.look_up(key, offset, into, |disk, at, bytes| disk.read_now(at, bytes))
@@ -391,7 +398,7 @@ impl ReadCache {
     }
 
     /// Inserts a frame's data, unless it is there, empty, or longer than a cell. May wait for the
-    /// disk.
+    /// disk. See [`contains`](Self::contains) for whether it is there now.
     pub fn insert(&self, key: FrameKey, data: &[u8]) {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
             return;

@@ -9,7 +9,7 @@
 //! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
-//! cached (`cache_moves`), and deleting (`cleanup`).
+//! cached (`caching::moved`), and deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use sawmill_format::segment::{SegmentKind, raw_frames};
 
 use super::EngineOptions;
-use super::cache_moves::keep_cached;
+use super::caching::moved::keep_cached;
 use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;

@@ -22,4 +22,7 @@ pub(crate) struct Context {
     pub(crate) write: Arc<WriteContext>,
     /// The thread of garbage collection: users must never wait for it.
     pub(crate) collector: Arc<Pool>,
+    /// The thread that puts written data into the read cache: neither users nor garbage collection
+    /// wait for it.
+    pub(crate) cache_filler: Arc<Pool>,
 }

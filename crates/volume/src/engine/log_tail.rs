@@ -15,7 +15,7 @@ use sawmill_format::journal::RecordOperation;
 use sawmill_format::segment::{SegmentHeader, SegmentKind, segment_key};
 use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
-use super::cache_moves::is_kept_cached;
+use super::caching::moved::is_kept_cached;
 use super::context::Context;
 use super::messages::Event;
 use super::upload::{CachedFrames, Stage, Upload};

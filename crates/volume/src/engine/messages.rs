@@ -75,6 +75,11 @@ pub(crate) enum Event {
     Kept {
         sequence: u64,
     },
+    /// The read cache has got what was wanted of a written segment, or a part of it.
+    Cached {
+        wanted_bytes: u64,
+        cached_bytes: u64,
+    },
     SegmentsDeleted(DeleteOutcome),
 }
 

@@ -16,7 +16,8 @@
 //! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
 //! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries |
 //! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need |
-//! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
+//! | [`collect`] | garbage collection; `caching::moved`: moved data stays in the read cache |
+//! | `caching::written` | written data on its way into the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
 //! | [`resize`] | another size, in a checkpoint |
 //! | [`fence_check`] | checks for fences |
@@ -40,7 +41,7 @@ use crate::record::Record;
 use crate::recovery::end::RollbackRecord;
 use crate::write;
 
-mod cache_moves;
+mod caching;
 mod checkpoint;
 mod cleanup;
 mod clock;
@@ -71,6 +72,7 @@ pub(crate) use intake::RecordIntake;
 pub(crate) use mailbox::Mailbox;
 pub(crate) use messages::{Event, GcRequest, OrderRequest, Resize};
 
+use caching::written::CacheWrites;
 use checkpoint::{Checkpoints, Freeze};
 use cleanup::Cleanup;
 use clock::AttachedClock;
@@ -126,6 +128,7 @@ pub(crate) struct Engine {
     context: Arc<Context>,
     options: EngineOptions,
     log: LogTail,
+    cache_writes: CacheWrites,
     checkpoints: Checkpoints,
     cleanup: Cleanup,
     collector: Collector,
@@ -158,6 +161,7 @@ impl Engine {
         AttachedClock::compare_with_log(&context, &start.loaded);
         Engine {
             options,
+            cache_writes: CacheWrites::new(start.next_sequence),
             log: LogTail::new(&mut start, now),
             cleanup: Cleanup::new(start.loaded.repeats.saturating_sub(1)),
             collector: Collector::new(),
@@ -201,6 +205,7 @@ impl Engine {
             self.log.seal(&self.context, &self.options, now, sealing);
         }
         self.kept_memory.step(&self.context, &self.options, &self.log, sealing, now);
+        self.cache_writes.step(&self.context, &self.log);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
         let collect_in = collector.step(context, options, log, checkpoints, now);
         orders.carry_out(context, options, log, checkpoints);
@@ -240,6 +245,9 @@ impl Engine {
                 self.log.handle_put(context, sequence, outcome, now)
             }
             Event::Kept { sequence } => self.log.handle_kept(sequence),
+            Event::Cached { wanted_bytes, cached_bytes } => {
+                self.cache_writes.handle_cached(context, wanted_bytes, cached_bytes);
+            }
             Event::CheckpointPut { object, outcome } => {
                 if let Some(superseded) = self.checkpoints.handle_put(context, object, outcome, now)
                 {

@@ -340,8 +340,8 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// In the first lap, writes zeroes ahead of the records, so that a sync seldom follows the first
-    /// write of a block: that costs a commit of the file system's journal.
+    /// In the first lap, writes zeroes ahead of the records, so that a sync seldom follows the
+    /// first write of a block: that costs a commit of the file system's journal.
     fn write_zeroes_ahead(&mut self) -> Result<()> {
         let lap_end = self.journal.first_lap_end;
         let next_flushes_bytes = limits::ZEROED_AHEAD_BYTES / 4;

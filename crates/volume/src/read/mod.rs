@@ -276,14 +276,17 @@ fn resolve_stored(
     let mut done = 0;
     while done < length {
         let data_offset = location.data_offset + done as u32;
+        let name = FrameName { sequence, epoch, frame: data_offset / frame_bytes };
         let (source, available) = match context.stored.residents.find(sequence, data_offset) {
             Some((record, offset, available)) => {
+                // What is read from the journal now is wanted in the cache afterwards.
+                if let Some((cache, key)) = context.stored.cached(name) {
+                    cache.visit(key);
+                }
                 (ReadSource::Record { record, offset, stored: Some(sequence) }, available)
             }
             None => {
-                let frame = data_offset / frame_bytes;
                 let offset = data_offset % frame_bytes;
-                let name = FrameName { sequence, epoch, frame };
                 (ReadSource::Frame { name, offset }, u64::from(frame_bytes - offset))
             }
         };

@@ -77,6 +77,11 @@ impl Residents {
         self.inner.write().by_sequence.remove(&sequence);
     }
 
+    /// Where the data of a segment is, by data offset; `None` once it was given up.
+    pub(crate) fn pieces(&self, sequence: u32) -> Option<Arc<[ResidentPiece]>> {
+        self.inner.read().by_sequence.get(&sequence).cloned()
+    }
+
     /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how
     /// many bytes follow.
     pub(crate) fn find(&self, sequence: u32, data_offset: u32) -> Option<(Arc<Record>, u64, u64)> {

@@ -18,6 +18,24 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        let FrameName { sequence, frame, .. } = name;\n        let epoch = 0;\n",
     ),
     mutant(
+        "what was written has to come from the store again",
+        "volume/src/engine/caching/written.rs",
+        "self.waiting.push_back(WaitingSegment { sequence, wanted, wanted_bytes });",
+        "drop(WaitingSegment { sequence, wanted, wanted_bytes });",
+    ),
+    mutant(
+        "a frame read back for the cache has the number of the next one",
+        "volume/src/engine/caching/written.rs",
+        "cached_bytes += insert(frame, &data);",
+        "cached_bytes += insert(frame + 1, &data);",
+    ),
+    mutant(
+        "blocks are written ahead of the records in every lap",
+        "volume/src/journal/writer.rs",
+        "        let lap_end = self.journal.first_lap_end;\n",
+        "        let lap_end = u64::MAX;\n",
+    ),
+    mutant(
         "a cell of the saved index is believed",
         "volume/src/cache/mod.rs",
         "payload_check(block) == self.index.crc(hit.cell, number)",

@@ -1,3 +1,4 @@
-//! Reads of stored data, and what is fetched ahead of them.
+//! Reads of stored data, what is fetched ahead of them, and what stays local.
 
 mod ahead;
+mod staying_local;

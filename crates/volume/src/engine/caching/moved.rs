@@ -16,14 +16,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentHeader};
 
-use super::context::Context;
-use super::messages::Event;
-use super::upload::Upload;
+use crate::engine::context::Context;
+use crate::engine::messages::Event;
+use crate::engine::upload::Upload;
 use crate::stored_data::FrameName;
 use crate::view::View;
 
 /// Inserts these frames of a moved segment into the read cache, on the collector's thread.
-pub(super) fn keep_cached(context: &Arc<Context>, upload: &mut Upload, frames: Vec<bool>) {
+pub(in crate::engine) fn keep_cached(
+    context: &Arc<Context>,
+    upload: &mut Upload,
+    frames: Vec<bool>,
+) {
     if context.stored.has_cache() && frames.contains(&true) {
         insert(context, upload, &frames);
         upload.cached.is_inserting = true;
@@ -48,7 +52,7 @@ fn insert(context: &Arc<Context>, upload: &Upload, wanted: &[bool]) {
 }
 
 /// Whether the map may name this moved segment now. If not, an event will report it.
-pub(super) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> bool {
+pub(in crate::engine) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> bool {
     if !upload.cached.is_inserting && upload.is_moved() {
         let late = late_frames(context, upload);
         if late.contains(&true) {
@@ -63,7 +67,11 @@ pub(super) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> boo
 }
 
 /// The data of the wanted frames of an object.
-fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u32, Bytes)> {
+pub(super) fn frames_of(
+    header: &SegmentHeader,
+    object: &Bytes,
+    wanted: &[bool],
+) -> Vec<(u32, Bytes)> {
     let header_bytes = header.header_bytes() as usize;
     let frames = header.frames.iter().zip(wanted).zip(0..);
     let wanted = frames.filter(|((_, wanted), _)| **wanted);

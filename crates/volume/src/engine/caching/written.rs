@@ -1,0 +1,274 @@
+//! What was written stays local: the data of each sealed segment enters the read cache, so that it
+//! is there when the journal's space is used again.
+//!
+//! Its frames come from the memory that the segment is put from. Where writers are faster than the
+//! cache's disk, a segment waits for its turn; when its memory is gone by then, its data is read
+//! back from the journal, and when its journal space is gone too, it is left out and counted.
+//! Streams pass by: long runs of addresses that were written together are read together as well,
+//! and reading ahead (`read::ahead`) fetches them as fast as the store sends.
+//!
+//! Invariants: nobody waits for an insertion, neither writers nor the journal's trim; at most
+//! [`limits::SEGMENTS_CACHING_MAX`] segments are in memory for it. Frames are named by the epoch
+//! that sealed them, so those of a segment that never reached the store are never looked up.
+//!
+//! Not here: moved segments (`moved`), which frames the cache keeps (`cache`), and reading
+//! from the journal what is not in the cache yet (`segment::resident`).
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentKind};
+
+use super::moved::frames_of;
+use crate::counters::add;
+use crate::engine::context::Context;
+use crate::engine::log_tail::LogTail;
+use crate::engine::messages::Event;
+use crate::engine::upload::Upload;
+use crate::journal::{Journal, JournalRead, Reach};
+use crate::limits;
+use crate::segment::buffers::Buffers;
+use crate::segment::resident::ResidentPiece;
+use crate::stored_data::{FrameName, StoredData};
+
+/// A sealed segment whose data is not in the read cache yet.
+struct WaitingSegment {
+    sequence: u64,
+    /// Which of its frames are to enter, and how many bytes they have.
+    wanted: Vec<bool>,
+    wanted_bytes: u64,
+}
+
+/// Written data on its way into the read cache.
+pub(in crate::engine) struct CacheWrites {
+    /// By sequence. Bounded by the segments in flight and those whose data is still in the journal.
+    waiting: VecDeque<WaitingSegment>,
+    /// Segments below this one were seen.
+    next_sequence: u64,
+    /// How many are being inserted.
+    inserting: usize,
+}
+
+impl CacheWrites {
+    pub(in crate::engine) fn new(next_sequence: u64) -> Self {
+        CacheWrites { waiting: VecDeque::new(), next_sequence, inserting: 0 }
+    }
+
+    /// Starts the next insertions. To be called after segments were sealed, before their puts can
+    /// be answered.
+    pub(in crate::engine) fn step(&mut self, context: &Arc<Context>, log: &LogTail) {
+        if !context.stored.has_cache() {
+            return;
+        }
+        self.take_sealed(context, log);
+        self.drop_given_up(context, log);
+        while self.inserting < limits::SEGMENTS_CACHING_MAX
+            && (self.start_from_memory(context, log) || self.start_from_journal(context, log))
+        {
+            self.inserting += 1;
+        }
+    }
+
+    /// An insertion has ended.
+    pub(in crate::engine) fn handle_cached(
+        &mut self,
+        context: &Context,
+        wanted_bytes: u64,
+        cached_bytes: u64,
+    ) {
+        self.inserting -= 1;
+        let counters = &context.attachment.counters;
+        add(&counters.written_cached_bytes, cached_bytes);
+        add(&counters.written_uncached_bytes, wanted_bytes - cached_bytes);
+    }
+
+    fn take_sealed(&mut self, context: &Context, log: &LogTail) {
+        let frame_bytes = context.attachment.record.frame_bytes;
+        let stream_bytes = u64::from(context.attachment.record.segment_bytes / 2);
+        let stream_bytes = stream_bytes.min(limits::STREAM_BYTES);
+        let first = log.uploads.partition_point(|upload| upload.sequence() < self.next_sequence);
+        for upload in log.uploads.range(first..) {
+            if upload.header.kind == SegmentKind::Data {
+                let wanted = frames_beside_streams(&upload.header, frame_bytes, stream_bytes);
+                let wanted_bytes = bytes_of(&wanted, &upload.header, frame_bytes);
+                if wanted_bytes > 0 {
+                    let sequence = upload.sequence();
+                    self.waiting.push_back(WaitingSegment { sequence, wanted, wanted_bytes });
+                }
+            }
+        }
+        self.next_sequence = log.next_sequence();
+    }
+
+    /// Leaves out what is no longer in the journal. The oldest is always given up first.
+    fn drop_given_up(&mut self, context: &Context, log: &LogTail) {
+        while let Some(segment) = self.waiting.front()
+            && segment.sequence <= log.stored_sequence()
+            && context.stored.residents.pieces(segment.sequence as u32).is_none()
+        {
+            if is_needed(&context.stored, segment.sequence) {
+                add(&context.attachment.counters.written_uncached_bytes, segment.wanted_bytes);
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Inserts the oldest segment whose object is still in memory.
+    fn start_from_memory(&mut self, context: &Arc<Context>, log: &LogTail) -> bool {
+        let in_memory = log.uploads.iter().filter(|upload| !upload.object.is_empty());
+        for upload in in_memory {
+            let by_sequence = |segment: &WaitingSegment| segment.sequence;
+            if let Ok(at) = self.waiting.binary_search_by_key(&upload.sequence(), by_sequence) {
+                if let Some(segment) = self.waiting.remove(at) {
+                    insert_object(context, upload, &segment);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Inserts the oldest segment that is only in the journal, unless a segment is in flight: the
+    /// disk then has writes of users to take, and what is in memory comes first.
+    fn start_from_journal(&mut self, context: &Arc<Context>, log: &LogTail) -> bool {
+        if !log.uploads.is_empty() {
+            return false;
+        }
+        while let Some(segment) =
+            self.waiting.pop_front_if(|segment| segment.sequence <= log.stored_sequence())
+        {
+            if !is_needed(&context.stored, segment.sequence) {
+                continue;
+            }
+            if let Some(pieces) = context.stored.residents.pieces(segment.sequence as u32) {
+                insert_pieces(context, &log.buffers, segment, pieces);
+                return true;
+            }
+            add(&context.attachment.counters.written_uncached_bytes, segment.wanted_bytes);
+        }
+        false
+    }
+}
+
+/// For each frame of a segment, whether it is to enter the cache: one that lies within a stream is
+/// not.
+fn frames_beside_streams(header: &SegmentHeader, frame_bytes: u32, stream_bytes: u64) -> Vec<bool> {
+    let mut wanted = vec![true; header.frames.len()];
+    let mut leave_out = |run: Range<u64>| {
+        if run.end - run.start >= stream_bytes {
+            let is_last = run.end == header.data_bytes;
+            let first = run.start.div_ceil(u64::from(frame_bytes)) as usize;
+            let end = (run.end / u64::from(frame_bytes) + u64::from(is_last)) as usize;
+            let end = end.min(wanted.len());
+            wanted[first.min(end)..end].fill(false);
+        }
+    };
+    let (mut run, mut next_address) = (0..0, 0);
+    for extent in header.extents.iter().filter(|extent| extent.kind == ExtentKind::Data) {
+        let offset = u64::from(extent.data_offset);
+        if extent.address != next_address || offset != run.end {
+            leave_out(run);
+            run = offset..offset;
+        }
+        run.end += extent.length;
+        next_address = extent.address + extent.length;
+    }
+    leave_out(run);
+    wanted
+}
+
+/// Bytes of these frames.
+fn bytes_of(wanted: &[bool], header: &SegmentHeader, frame_bytes: u32) -> u64 {
+    let starts = (0..header.data_bytes).step_by(frame_bytes as usize);
+    let wanted = starts.zip(wanted).filter(|(_, wanted)| **wanted);
+    wanted.map(|(start, _)| u64::from(frame_bytes).min(header.data_bytes - start)).sum()
+}
+
+/// Whether a stored segment still has live data.
+fn is_needed(stored: &StoredData, sequence: u64) -> bool {
+    stored.view().segments.get(sequence as u32).is_some_and(|info| info.live_bytes > 0)
+}
+
+/// Inserts the frames of an object, on a thread of its own.
+fn insert_object(context: &Arc<Context>, upload: &Upload, segment: &WaitingSegment) {
+    let (header, object) = upload.contents();
+    let (sequence, epoch) = (header.sequence as u32, header.epoch);
+    let frames = frames_of(header, object, &segment.wanted);
+    let (wanted_bytes, caching) = (segment.wanted_bytes, context.clone());
+    context.cache_filler.run(move || {
+        let insert = |(frame, data): &(u32, bytes::Bytes)| {
+            insert_frame(&caching, FrameName { sequence, epoch, frame: *frame }, data)
+        };
+        let cached_bytes = frames.iter().map(insert).sum();
+        caching.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
+    });
+}
+
+/// The same with the data that a stored segment has in the journal.
+fn insert_pieces(
+    context: &Arc<Context>,
+    buffers: &Buffers,
+    segment: WaitingSegment,
+    pieces: Arc<[ResidentPiece]>,
+) {
+    let (caching, buffers) = (context.clone(), buffers.clone());
+    let wanted_bytes = segment.wanted_bytes;
+    context.cache_filler.run(move || {
+        let cached_bytes = match &caching.journal {
+            Some(journal) => insert_read_back(&caching, journal, &buffers, &segment, &pieces),
+            None => 0,
+        };
+        caching.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
+    });
+}
+
+/// Reads the data of a segment back from the journal, frame by frame, until its space is used again
+/// or cannot be read. Returns how many bytes are in the cache.
+fn insert_read_back(
+    context: &Context,
+    journal: &Journal,
+    buffers: &Buffers,
+    segment: &WaitingSegment,
+    pieces: &[ResidentPiece],
+) -> u64 {
+    let sequence = segment.sequence as u32;
+    let Some(info) = context.stored.view().segments.get(sequence) else { return 0 };
+    let records = || pieces.iter().map(|piece| &piece.record);
+    let start = records().map(|record| record.position).min().unwrap_or(0);
+    let end = records().map(|record| record.end()).max().unwrap_or(0);
+    let Ok(back) = journal.read_back(start, end, buffers) else { return 0 };
+    let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
+    let frame_bytes = context.attachment.record.frame_bytes as usize;
+    let insert = |frame: u32, data: &[u8]| match segment.wanted.get(frame as usize) {
+        Some(true) => insert_frame(context, FrameName { sequence, epoch: info.epoch, frame }, data),
+        _ => 0,
+    };
+    let (mut frame, mut data, mut cached_bytes) = (0, Vec::with_capacity(frame_bytes), 0);
+    for piece in pieces {
+        let (mut offset, mut left) = (u64::from(piece.record_offset), piece.length as usize);
+        while left > 0 {
+            let (filled, part_bytes) = (data.len(), left.min(frame_bytes - data.len()));
+            data.resize(filled + part_bytes, 0);
+            match journal.read(&piece.record, offset, &mut data[filled..], reach) {
+                Ok(JournalRead::Done) => {
+                    (offset, left) = (offset + part_bytes as u64, left - part_bytes)
+                }
+                _ => return cached_bytes,
+            }
+            if data.len() == frame_bytes {
+                cached_bytes += insert(frame, &data);
+                frame += 1;
+                data.clear();
+            }
+        }
+    }
+    cached_bytes + if data.is_empty() { 0 } else { insert(frame, &data) }
+}
+
+/// Inserts one frame. Returns how many of its bytes are in the cache now.
+fn insert_frame(context: &Context, name: FrameName, data: &[u8]) -> u64 {
+    let Some((cache, key)) = context.stored.cached(name) else { return 0 };
+    cache.insert(key, data);
+    if cache.contains(key) { data.len() as u64 } else { 0 }
+}
