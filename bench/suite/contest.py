@@ -6,7 +6,7 @@ Not here: S3 (`s3.py`), how a cell is measured (`harness/serve.py`).
 
 from dataclasses import dataclass
 
-from harness import Server, fio
+from harness import Sawmill, Server, fio
 
 # Name, title, command; whether it keeps what is written,
 # and whether it still has it after a restart.
@@ -39,6 +39,19 @@ class Peer(Server):
             self.listening(*(known.get(word, word) for word in self.command))
         else:
             self.target = fio.direct(self.disk, "io_uring")
+
+
+class StoreInMemory(Sawmill):
+    """Large writes with the store in memory: the journal's disk then takes each byte once."""
+
+    name, title = "sawmill-memory", "**Sawmill**, the store in memory"
+
+    def store_folder(self):
+        return self.place.memory / f"{self.name}-store"
+
+    def cell(self, workload, seconds):
+        is_large = workload.mode == "write" and workload.block != "4k" and not workload.fsync
+        return super().cell(workload, seconds) if is_large else None
 
 
 @dataclass(frozen=True)
