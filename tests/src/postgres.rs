@@ -164,7 +164,8 @@ fn program(name: &str) -> Command {
 pub struct Ledger {
     acknowledged: Arc<AtomicU64>,
     enough: Arc<AtomicBool>,
-    client: Option<JoinHandle<()>>,
+    /// Whether every commit was answered.
+    client: Option<JoinHandle<bool>>,
 }
 
 impl Ledger {
@@ -181,18 +182,23 @@ impl Ledger {
         let (newest_commit, end_flag) = (Arc::clone(&acknowledged), Arc::clone(&enough));
         let client = std::thread::spawn(move || {
             let mut answers = answers.lines().map_while(Result::ok);
+            let mut are_answered = true;
             for number in 1_u64.. {
                 if end_flag.load(Ordering::SeqCst) {
                     break;
                 }
                 // The line comes back once the commit is acknowledged, and never after an error.
                 let order = format!("begin; {} commit;\n\\echo {number}\n", statements(number));
-                orders.write_all(order.as_bytes()).expect("psql listens");
-                assert_eq!(answers.next(), Some(number.to_string()), "psql commits what it gets");
+                let is_sent = orders.write_all(order.as_bytes()).is_ok();
+                if !is_sent || answers.next() != Some(number.to_string()) {
+                    are_answered = false;
+                    break;
+                }
                 newest_commit.store(number, Ordering::SeqCst);
             }
             drop(orders);
             let _ = psql.wait();
+            are_answered
         });
         Ledger { acknowledged, enough, client: Some(client) }
     }
@@ -204,11 +210,20 @@ impl Ledger {
     }
 
     /// Waits for `count` further numbers.
+    ///
+    /// # Panics
+    /// When the client has met an error.
     pub fn resume(&self, count: u64) {
         let target_number = self.acknowledged() + count;
         wait_for("more numbers are committed", || {
-            (self.acknowledged() >= target_number).then_some(())
+            let is_enough = self.acknowledged() >= target_number;
+            assert!(is_enough || !self.has_ended(), "psql commits what it gets");
+            is_enough.then_some(())
         });
+    }
+
+    fn has_ended(&self) -> bool {
+        self.client.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
     /// Ends after the number in flight; returns the last one.
@@ -218,7 +233,19 @@ impl Ledger {
     #[must_use]
     pub fn stop(mut self) -> u64 {
         self.enough.store(true, Ordering::SeqCst);
-        self.client.take().map(JoinHandle::join).transpose().expect("every commit was answered");
+        let ended = self.client.take().map(JoinHandle::join).transpose().expect("no panic");
+        assert_eq!(ended, Some(true), "every commit was answered");
+        self.acknowledged()
+    }
+
+    /// Ends with the database's disk, which has failed; returns the last number that was answered.
+    ///
+    /// # Panics
+    /// When the client met no error.
+    #[must_use]
+    pub fn lose(mut self) -> u64 {
+        let ended = self.client.take().map(JoinHandle::join).transpose().expect("no panic");
+        assert_eq!(ended, Some(false), "the disk is gone, and commits are answered");
         self.acknowledged()
     }
 }

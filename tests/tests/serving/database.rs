@@ -2,9 +2,11 @@
 //! a snapshot is made, a moment passes, and a replica is promoted. Clones of both cuts, the
 //! replica, the volume rolled back, and the rollback undone: each starts, recovers, holds every
 //! commit acknowledged before its cut and none from after it, and is sound to the checkers of the
-//! file system and of PostgreSQL.
+//! file system and of PostgreSQL. And it comes back when its disk is killed under it, with or
+//! without the memory of the machine.
 //!
-//! Not here: cuts byte for byte (`cuts`); power loss (`verify_crash`).
+//! Not here: cuts byte for byte (`cuts`); power loss (`verify_crash`); users who wait for the next
+//! server (`database_fuse`).
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +19,7 @@ use sawmill_tests::on_each_store;
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
-use sawmill_tests::store::StoreUnderTest;
+use sawmill_tests::store::{self, StoreUnderTest};
 use sawmill_tests::test_bed::{TestBed, field};
 use serde_json::Value;
 
@@ -80,6 +82,42 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     database.close();
 }
 
+#[test]
+fn a_database_whose_server_was_killed_recovers_every_commit_it_answered() {
+    recovers(|_| &[]);
+}
+
+/// What PostgreSQL flushed is in the journal, without the memory of accepted writes.
+#[test]
+fn a_database_whose_machine_lost_its_memory_recovers_every_commit_it_answered() {
+    recovers(|bed| {
+        for entry in std::fs::read_dir(bed.memory()).expect("the folder in memory").flatten() {
+            std::fs::remove_file(entry.path()).expect("a staging file can be removed");
+        }
+        &["--accept-memory-loss"]
+    });
+}
+
+/// Kills the server of a database under load, loses with it what the kernel and PostgreSQL had in
+/// memory and what `loss` takes, and serves the volume with the options that `loss` returns.
+fn recovers(loss: impl FnOnce(&TestBed) -> &'static [&'static str]) {
+    requires!(require_mount());
+    let bed = TestBed::new(&store::folder());
+    bed.create("disk", "1G", &[]);
+    let Database { postgres, bridge, server } = Database::make(&bed, "disk");
+    let load = Load::start(&postgres);
+    load.resume();
+    server.kill();
+    let last = load.lose();
+    drop((postgres, bridge));
+    let options = loss(&bed);
+    let database = Database::open_with(&bed, "disk", options);
+    assert!(database.postgres.has_recovered(), "it was not cut off at work");
+    // The commit in flight may be there, unanswered.
+    database.holds(&(last..=last + 1));
+    database.close();
+}
+
 /// Where the replica is to be.
 fn second_store(store: &StoreUnderTest, bed: &TestBed) -> String {
     format!("{}/disk", store.fresh_url(&bed.path("second")))
@@ -135,7 +173,12 @@ impl Database {
 
     /// The one that is on a volume.
     fn open(bed: &TestBed, volume: &str) -> Self {
-        let server = bed.serve(volume).start();
+        Self::open_with(bed, volume, &[])
+    }
+
+    /// The same, served with these options.
+    fn open_with(bed: &TestBed, volume: &str, options: &[&str]) -> Self {
+        let server = bed.serve(volume).with(options).start();
         let mut bridge = Bridge::new(&server.uri());
         // Mounting replays the journal of the file system, starting replays that of the database.
         let postgres = Postgres::start(&mount(&mut bridge));
@@ -222,5 +265,10 @@ impl<'a> Load<'a> {
     fn stop(self) -> u64 {
         self.bench.stop();
         self.ledger.stop()
+    }
+
+    /// The last number that was answered before the disk failed.
+    fn lose(self) -> u64 {
+        self.ledger.lose()
     }
 }
