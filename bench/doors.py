@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import PATIENCE_S, Process, cli, fio, guest, listens, page, run, wait_until
+from harness import PATIENCE_S, Process, cli, fio, guest, listens, machine, page, run, wait_until
 
 SIZE_MIB = 96
 RUN_S, WINDOW_S = 3, 2
@@ -155,13 +155,6 @@ CONTESTANTS = [
 ]
 
 
-def busy_s():
-    """Processor time that the guest has spent so far, without idle time."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, words[:7])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(device, queues=1):
     """Requests a second and processor time for each, by operation and depth:
     jobs of one fio, in turn."""
@@ -178,9 +171,9 @@ def measure(device, queues=1):
         for name, path in started.items():
             wait_until("fio", lambda path=path: path.exists() or not load.is_running())
             time.sleep((RUN_S - WINDOW_S) / 2)
-            from_s, from_busy_s = time.monotonic(), busy_s()
+            from_s, from_busy_s = time.monotonic(), machine.busy_s()
             time.sleep(WINDOW_S)
-            shares[name] = (busy_s() - from_busy_s) / (time.monotonic() - from_s)
+            shares[name] = (machine.busy_s() - from_busy_s) / (time.monotonic() - from_s)
         for job in load.jobs():
             operation, _, depth = job["jobname"].partition("-")
             iops = job["read"]["iops"] + job["write"]["iops"]

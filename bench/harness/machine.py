@@ -112,6 +112,13 @@ def succeeds(*words):
     return True
 
 
+def busy_s():
+    """Processor time that the machine has spent so far, without idle time."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, words[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def build(package, *more):
     run("cargo", "build", "--quiet", "--release", "-p", package, *more, cwd=ROOT)
 

@@ -128,7 +128,8 @@ if [[ $mode == stores || $mode == vm || $mode == test ]] &&
     ! python3 -c 'import ensurepip' 2>/dev/null; then
     install python3-venv
 fi
-if [[ $mode == test ]] && ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null; then
+if [[ $mode == test || $mode == bench ]] &&
+    ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null; then
     install_postgresql
 fi
 if [[ $mode == fuzz ]]; then
