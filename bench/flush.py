@@ -13,6 +13,7 @@ Not here: what bounds other loads (`run.py`).
 
 import os
 from pathlib import Path
+from statistics import median
 
 from harness import (
     MIB, Rounds, Sawmill, Server, cli, difference, fio, log, page, run, temporary_place, turns)
@@ -135,6 +136,29 @@ def rows(found, jobs):
                *(f"{figure:.2f}" if any(figures[4:]) else "–" for figure in figures[4:])]
 
 
+def clients(jobs):
+    return f"{jobs} client{'s' if jobs > 1 else ''}"
+
+
+def shares(found):
+    """What each part of the way adds to a pair, by differences within a round."""
+    def text(jobs, plus, minus=()):
+        # The journal has one thread, whoever flushes.
+        rounds = zip(*(found.of(name, 1 if name == "raw-journal" else jobs, "whole_us")
+                       for name in (*plus, *minus)))
+        sums = [sum(each[:len(plus)]) - sum(each[len(plus):]) for each in rounds
+                if None not in each]
+        return page.text_of(median(sums) if sums else None)
+    for title, *parts in (
+            ("protocol and client", ["nbdkit-null"]), ("+ engine", ["weak"], ["nbdkit-null"]),
+            ("+ hop to the journal's thread", ["memory"], ["weak"]),
+            ("+ the journal's disk, alone", ["raw-journal"]),
+            ("their sum", ["memory", "raw-journal"]), ("Sawmill", ["sawmill"]),
+            ("FUSE in the place of NBD", ["fuse"], ["sawmill"]),
+            ("+ a loop device on it", ["loop"], ["fuse"])):
+        yield [title, *(text(jobs, *parts) for jobs in JOBS)]
+
+
 @cli.script
 def main():
     flags = cli.parse(__doc__, ("--size", 256, "MiB of each disk"), rounds=3, seconds=2,
@@ -151,7 +175,7 @@ def main():
                 found.keep(number, jobs, server.name, measure(server, jobs, flags.seconds))
     head = ["", "writes with a sync, a second", "÷ raw", "a pair, µs", "write, µs", "sync, µs",
             "CPU of the server, µs", "syncs of the journal", "switches"]
-    parts = [f"## {jobs} client{'s' if jobs > 1 else ''}\n\n"
+    parts = [f"## {clients(jobs)}\n\n"
              f"{page.table(head, rows(found, jobs), True)}" for jobs in JOBS]
     text = ("# Where the time of a flush goes\n\n"
             "4 KiB random writes, each followed by a sync, on disks of "
@@ -159,5 +183,9 @@ def main():
             f"of {flags.seconds} s in turn, in brackets the slowest and the fastest, the ratio "
             "within a round. *A pair* is the mean time of a write with its sync, and what fio does "
             "in between. For each pair: the CPU of the server, the syncs of its journal, and how "
-            "often one of its threads went to sleep.\n\n" + "\n".join(parts))
+            "often one of its threads went to sleep.\n\n" + "\n".join(parts)
+            + "\n## What each part adds to a pair, µs\n\nDifferences within a round, and their "
+            "medians. Below the sum: the journal's disk is written and synced early, while the "
+            "client gets the write's answer and sends its flush; and flushes share syncs.\n\n"
+            + page.table(["", *map(clients, JOBS)], shares(found), True))
     page.write(flags.page, text, found.rows("jobs"))
