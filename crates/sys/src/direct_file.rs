@@ -201,7 +201,6 @@ fn length_of(file: &File) -> io::Result<u64> {
     }
 }
 
-/// Writes zeroes over `[0, size_bytes)` of a new file and makes them and the file's name durable.
 /// Allocates `size_bytes` of a new file, and makes file and name durable.
 fn allocate(file: &File, path: &Path, size_bytes: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_bytes) {

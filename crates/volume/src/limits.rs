@@ -91,6 +91,11 @@ pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 /// Written segments that enter the read cache at once: one at work and one that waits for it. Each
 /// holds a segment in memory.
 pub const SEGMENTS_CACHING_MAX: usize = sized(2, 1) as usize;
+/// Bytes of memory of all volumes of a cache for written data that waits to enter it.
+pub const CACHING_BYTES_MAX: u64 = sized(256 * MIB, 8 * MIB);
+/// The journal may have so many times the bytes that are wanted of a segment: beyond that, reading
+/// them back costs more than it is worth.
+pub const READ_BACK_WASTE_MAX: u64 = 4;
 /// So many bytes that follow each other on the disk and in a segment are a stream, which enters the
 /// read cache when it is read and not before; half a segment, if that is less.
 pub const STREAM_BYTES: u64 = MIB;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use sawmill_format::ids::VolumeId;
 
-use crate::cache::{FrameKey, OwnerId, ReadCache};
+use crate::cache::{FillRoom, FrameKey, OwnerId, ReadCache};
 use crate::cuts::{Cut, Lineage};
 use crate::readers::Readers;
 use crate::segment::resident::Residents;
@@ -89,6 +89,11 @@ impl StoredData {
 
     pub(crate) fn has_cache(&self) -> bool {
         self.cache.is_some()
+    }
+
+    /// Memory to hold `bytes` that are to enter the read cache, if all volumes leave so much.
+    pub(crate) fn fill_room(&self, bytes: u64) -> Option<FillRoom> {
+        FillRoom::take(&self.cache.as_ref()?.cache, bytes)
     }
 
     /// The read cache, and the name of a frame in it. Clones share what their ancestors own.

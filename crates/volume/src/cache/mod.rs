@@ -15,11 +15,12 @@
 //!   still referenced.
 //!
 //! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index),
-//! `cache_disk` (the disk, until it is released). Not here: opening files, and fetching what
-//! misses.
+//! `cache_disk` (the disk, until it is released), `fill_room` (memory of what waits to enter). Not
+//! here: opening files, and fetching what misses.
 
 mod cache_disk;
 mod eviction;
+mod fill_room;
 mod index;
 mod open;
 mod persist;
@@ -43,6 +44,8 @@ use self::eviction::Eviction;
 use self::index::{CRCS, CellHit, FrameFacts, Index, WriteTurn};
 use self::persist::HEADER_BYTES;
 use crate::disk::Disk;
+use crate::limits;
+pub(crate) use fill_room::FillRoom;
 pub use open::open_cache;
 
 /// The smallest unit of verification.
@@ -220,6 +223,8 @@ pub struct ReadCache {
     /// Ties the saved index to this disk; `None` when the disk could not be marked.
     tag: Option<u64>,
     saving: Mutex<()>,
+    /// Bytes that are left for written data on its way into the cache.
+    fill_room_bytes: AtomicU64,
 }
 
 thread_local! {
@@ -262,6 +267,7 @@ impl ReadCache {
             index_state: IndexState::New,
             tag: None,
             saving: Mutex::default(),
+            fill_room_bytes: AtomicU64::new(limits::CACHING_BYTES_MAX),
         };
         cache.restore();
         cache

@@ -493,3 +493,13 @@ fn the_index_takes_at_most_140_bytes_a_cell() {
     let bytes = index.memory_bytes() + Eviction::new(100_000).memory_bytes();
     assert!(bytes <= 140 * 100_000, "{} bytes a cell", bytes / 100_000);
 }
+
+#[test]
+fn all_volumes_together_hold_no_more_for_the_cache_than_the_process_has() {
+    let cache = Arc::new(open(&MemoryDisk::with_cells(4), None));
+    let take = || FillRoom::take(&cache, limits::CACHING_BYTES_MAX / 4);
+    let taken: Vec<_> = (0..5).map(|_| take()).collect();
+    assert_eq!(taken.iter().flatten().count(), 4);
+    drop(taken);
+    assert!(take().is_some(), "what was inserted holds nothing any more");
+}

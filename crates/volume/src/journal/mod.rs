@@ -97,7 +97,7 @@ pub(crate) struct Start {
     pub(crate) tag: u64,
     pub(crate) epoch: u64,
     pub(crate) capacity_bytes: u64,
-    /// Blocks of the ring between the end of the records and this position have never held any.
+    /// What is in the ring between the end of the records and this position is not needed.
     pub(crate) first_lap_end: u64,
     pub(crate) position: u64,
     pub(crate) trim: u64,

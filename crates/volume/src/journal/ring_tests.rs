@@ -27,6 +27,8 @@ struct Layers {
     now: Vec<u8>,
     durable: Vec<u8>,
     unsynced: Vec<u64>,
+    /// Writes from here on fail.
+    refused_from: Option<u64>,
 }
 
 struct TornDisk(Mutex<Layers>);
@@ -37,6 +39,7 @@ impl TornDisk {
             durable: bytes.clone(),
             now: bytes,
             unsynced: Vec::new(),
+            refused_from: None,
         })))
     }
 
@@ -65,6 +68,9 @@ impl Disk for TornDisk {
     }
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut layers = self.0.lock();
+        if layers.refused_from.is_some_and(|from| offset + bytes.len() as u64 > from) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         layers.now[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         let blocks = (offset..offset + bytes.len() as u64).step_by(BLOCK_BYTES as usize);
         layers.unsynced.extend(blocks);
@@ -352,4 +358,16 @@ fn blocks_are_written_ahead_of_the_records_once_in_the_first_lap() {
     bench.append(RecordOperation::Write, 4000);
     bench.flush();
     assert!(is_marked(&bench), "in the next lap there is nothing to write ahead");
+}
+
+#[test]
+fn a_flush_succeeds_where_blocks_ahead_of_it_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("staging");
+    let mut bench = Bench::new(StagingFile::create(&path, STAGING_BYTES).unwrap());
+    bench.append(RecordOperation::Write, 4000);
+    bench.disk.0.lock().refused_from = Some(RING_START_BYTES + 4 * BLOCK_BYTES);
+    bench.flush();
+    bench.append(RecordOperation::Write, 4000);
+    bench.flush();
 }

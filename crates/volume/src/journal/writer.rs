@@ -4,7 +4,7 @@
 //! Invariants: complete records are handed on in order, each once, even after the disk has failed.
 //! A failed sync of records is noted in the staging memory before it is reported. A new trim is
 //! visible to readers, then durable, and only then is its space used again. Zeroes are written only
-//! where the ring has never had a record.
+//! where the first lap has not come yet.
 //!
 //! Not here: the thread itself (`threads`), and what happens to the records afterwards (`engine`).
 
@@ -331,7 +331,7 @@ impl JournalWriter {
     /// Syncs the disk. A failure is recorded in the memory that outlives the process: the next open
     /// of the journal must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
-        self.write_zeroes_ahead()?;
+        self.write_zeroes_ahead();
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed(self.journal.logged());
             return Err(disk_failed("sync", error));
@@ -341,24 +341,29 @@ impl JournalWriter {
     }
 
     /// In the first lap, writes zeroes ahead of the records, so that a sync seldom follows the
-    /// first write of a block: that costs a commit of the file system's journal.
-    fn write_zeroes_ahead(&mut self) -> Result<()> {
+    /// first write of a block: that costs a commit of the file system's journal. Nothing depends
+    /// on them: if they cannot be written, a record there fails, or takes longer to sync.
+    fn write_zeroes_ahead(&mut self) {
         let lap_end = self.journal.first_lap_end;
         let next_flushes_bytes = limits::ZEROED_AHEAD_BYTES / 4;
         if self.zeroed_end >= lap_end || self.zeroed_end > self.written + next_flushes_bytes {
-            return Ok(());
+            return;
         }
         let start = self.written.max(self.zeroed_end).next_multiple_of(BLOCK_BYTES);
         let end = (start + limits::ZEROED_AHEAD_BYTES).min(lap_end);
         self.zeroed_end = start.max(end);
-        if start < end {
-            let zeroes = AlignedBytes::zeroed((end - start) as usize);
-            for (offset, length) in self.journal.parts(start, end - start) {
-                let written = self.journal.disk.write_at(offset, &zeroes[..length as usize]);
-                written.map_err(|error| disk_failed("write", error))?;
+        if start >= end {
+            return;
+        }
+        let zeroes = AlignedBytes::zeroed((end - start) as usize);
+        for (offset, length) in self.journal.parts(start, end - start) {
+            let written = self.journal.disk.write_at(offset, &zeroes[..length as usize]);
+            if let Err(error) = written {
+                tracing::warn!("the journal cannot be prepared for what comes next: {error}");
+                self.zeroed_end = lap_end;
+                return;
             }
         }
-        Ok(())
     }
 
     fn synced(&mut self) {

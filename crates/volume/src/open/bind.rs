@@ -108,7 +108,7 @@ pub(super) fn bind(
         tag,
         epoch,
         capacity_bytes,
-        first_lap_end: first_position + capacity_bytes,
+        first_lap_end: first_position.min(position) + capacity_bytes,
         position,
         trim,
         segments_end: trim,

@@ -26,8 +26,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame read back for the cache has the number of the next one",
         "volume/src/engine/caching/written.rs",
-        "cached_bytes += insert(frame, &data);",
-        "cached_bytes += insert(frame + 1, &data);",
+        "                    insert(frame, &data);\n",
+        "                    insert(frame + 1, &data);\n",
     ),
     mutant(
         "blocks are written ahead of the records in every lap",

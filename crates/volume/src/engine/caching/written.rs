@@ -18,14 +18,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentKind};
 
 use super::moved::frames_of;
+use crate::cache::FillRoom;
 use crate::counters::add;
 use crate::engine::context::Context;
 use crate::engine::log_tail::LogTail;
 use crate::engine::messages::Event;
-use crate::engine::upload::Upload;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::limits;
 use crate::segment::buffers::Buffers;
@@ -63,10 +64,14 @@ impl CacheWrites {
         }
         self.take_sealed(context, log);
         self.drop_given_up(context, log);
-        while self.inserting < limits::SEGMENTS_CACHING_MAX
-            && (self.start_from_memory(context, log) || self.start_from_journal(context, log))
-        {
+        let segment_bytes = u64::from(context.attachment.record.segment_bytes);
+        while self.inserting < limits::SEGMENTS_CACHING_MAX && !self.waiting.is_empty() {
+            let Some(room) = context.stored.fill_room(segment_bytes) else { return };
+            let Some((segment, data)) = self.next(context, log) else { return };
             self.inserting += 1;
+            let insertion =
+                Insertion { context: context.clone(), segment, cached_bytes: 0, _room: room };
+            context.cache_filler.run(move || insertion.run(data));
         }
     }
 
@@ -114,26 +119,31 @@ impl CacheWrites {
         }
     }
 
-    /// Inserts the oldest segment whose object is still in memory.
-    fn start_from_memory(&mut self, context: &Arc<Context>, log: &LogTail) -> bool {
+    /// The next to insert: the oldest segment whose object is still in memory, or else the oldest
+    /// that is only in the journal.
+    fn next(&mut self, context: &Context, log: &LogTail) -> Option<(WaitingSegment, WrittenData)> {
         let in_memory = log.uploads.iter().filter(|upload| !upload.object.is_empty());
         for upload in in_memory {
             let by_sequence = |segment: &WaitingSegment| segment.sequence;
             if let Ok(at) = self.waiting.binary_search_by_key(&upload.sequence(), by_sequence) {
-                if let Some(segment) = self.waiting.remove(at) {
-                    insert_object(context, upload, &segment);
-                }
-                return true;
+                let segment = self.waiting.remove(at)?;
+                let (header, object) = upload.contents();
+                let frames = frames_of(header, object, &segment.wanted);
+                return Some((segment, WrittenData::Frames { epoch: header.epoch, frames }));
             }
         }
-        false
+        self.next_in_journal(context, log)
     }
 
-    /// Inserts the oldest segment that is only in the journal, unless a segment is in flight: the
-    /// disk then has writes of users to take, and what is in memory comes first.
-    fn start_from_journal(&mut self, context: &Arc<Context>, log: &LogTail) -> bool {
+    /// None while a segment is in flight: the disk then has writes of users to take, and what is in
+    /// memory comes first.
+    fn next_in_journal(
+        &mut self,
+        context: &Context,
+        log: &LogTail,
+    ) -> Option<(WaitingSegment, WrittenData)> {
         if !log.uploads.is_empty() {
-            return false;
+            return None;
         }
         while let Some(segment) =
             self.waiting.pop_front_if(|segment| segment.sequence <= log.stored_sequence())
@@ -141,13 +151,14 @@ impl CacheWrites {
             if !is_needed(&context.stored, segment.sequence) {
                 continue;
             }
-            if let Some(pieces) = context.stored.residents.pieces(segment.sequence as u32) {
-                insert_pieces(context, &log.buffers, segment, pieces);
-                return true;
+            let pieces = context.stored.residents.pieces(segment.sequence as u32);
+            if let Some(pieces) = pieces.filter(|pieces| is_worth_reading(&segment, pieces)) {
+                let buffers = log.buffers.clone();
+                return Some((segment, WrittenData::Journal { pieces, buffers }));
             }
             add(&context.attachment.counters.written_uncached_bytes, segment.wanted_bytes);
         }
-        false
+        None
     }
 }
 
@@ -190,85 +201,109 @@ fn is_needed(stored: &StoredData, sequence: u64) -> bool {
     stored.view().segments.get(sequence as u32).is_some_and(|info| info.live_bytes > 0)
 }
 
-/// Inserts the frames of an object, on a thread of its own.
-fn insert_object(context: &Arc<Context>, upload: &Upload, segment: &WaitingSegment) {
-    let (header, object) = upload.contents();
-    let (sequence, epoch) = (header.sequence as u32, header.epoch);
-    let frames = frames_of(header, object, &segment.wanted);
-    let (wanted_bytes, caching) = (segment.wanted_bytes, context.clone());
-    context.cache_filler.run(move || {
-        let insert = |(frame, data): &(u32, bytes::Bytes)| {
-            insert_frame(&caching, FrameName { sequence, epoch, frame: *frame }, data)
-        };
-        let cached_bytes = frames.iter().map(insert).sum();
-        caching.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
-    });
+/// Small records that were flushed one by one take far more of the journal than they hold.
+fn is_worth_reading(segment: &WaitingSegment, pieces: &[ResidentPiece]) -> bool {
+    let positions = positions_of(pieces);
+    positions.end - positions.start <= segment.wanted_bytes * limits::READ_BACK_WASTE_MAX
 }
 
-/// The same with the data that a stored segment has in the journal.
-fn insert_pieces(
-    context: &Arc<Context>,
-    buffers: &Buffers,
-    segment: WaitingSegment,
-    pieces: Arc<[ResidentPiece]>,
-) {
-    let (caching, buffers) = (context.clone(), buffers.clone());
-    let wanted_bytes = segment.wanted_bytes;
-    context.cache_filler.run(move || {
-        let cached_bytes = match &caching.journal {
-            Some(journal) => insert_read_back(&caching, journal, &buffers, &segment, &pieces),
-            None => 0,
-        };
-        caching.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
-    });
-}
-
-/// Reads the data of a segment back from the journal, frame by frame, until its space is used again
-/// or cannot be read. Returns how many bytes are in the cache.
-fn insert_read_back(
-    context: &Context,
-    journal: &Journal,
-    buffers: &Buffers,
-    segment: &WaitingSegment,
-    pieces: &[ResidentPiece],
-) -> u64 {
-    let sequence = segment.sequence as u32;
-    let Some(info) = context.stored.view().segments.get(sequence) else { return 0 };
+/// Where the records of these pieces begin and end.
+fn positions_of(pieces: &[ResidentPiece]) -> Range<u64> {
     let records = || pieces.iter().map(|piece| &piece.record);
     let start = records().map(|record| record.position).min().unwrap_or(0);
-    let end = records().map(|record| record.end()).max().unwrap_or(0);
-    let Ok(back) = journal.read_back(start, end, buffers) else { return 0 };
-    let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
-    let frame_bytes = context.attachment.record.frame_bytes as usize;
-    let insert = |frame: u32, data: &[u8]| match segment.wanted.get(frame as usize) {
-        Some(true) => insert_frame(context, FrameName { sequence, epoch: info.epoch, frame }, data),
-        _ => 0,
-    };
-    let (mut frame, mut data, mut cached_bytes) = (0, Vec::with_capacity(frame_bytes), 0);
-    for piece in pieces {
-        let (mut offset, mut left) = (u64::from(piece.record_offset), piece.length as usize);
-        while left > 0 {
-            let (filled, part_bytes) = (data.len(), left.min(frame_bytes - data.len()));
-            data.resize(filled + part_bytes, 0);
-            match journal.read(&piece.record, offset, &mut data[filled..], reach) {
-                Ok(JournalRead::Done) => {
-                    (offset, left) = (offset + part_bytes as u64, left - part_bytes)
+    start..records().map(|record| record.end()).max().unwrap_or(start)
+}
+
+/// Where the data of a segment comes from.
+enum WrittenData {
+    /// The frames that are wanted, from its object.
+    Frames { epoch: u64, frames: Vec<(u32, Bytes)> },
+    /// Nothing is in memory any more.
+    Journal { pieces: Arc<[ResidentPiece]>, buffers: Buffers },
+}
+
+/// One segment on its way into the cache, on the filler's thread. Tells the engine when it is
+/// dropped.
+struct Insertion {
+    context: Arc<Context>,
+    segment: WaitingSegment,
+    cached_bytes: u64,
+    _room: FillRoom,
+}
+
+impl Drop for Insertion {
+    fn drop(&mut self) {
+        let (wanted_bytes, cached_bytes) = (self.segment.wanted_bytes, self.cached_bytes);
+        self.context.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
+    }
+}
+
+impl Insertion {
+    fn run(mut self, data: WrittenData) {
+        match data {
+            WrittenData::Frames { epoch, frames } => {
+                for (frame, data) in &frames {
+                    self.insert(epoch, *frame, data);
                 }
-                _ => return cached_bytes,
             }
-            if data.len() == frame_bytes {
-                cached_bytes += insert(frame, &data);
-                frame += 1;
-                data.clear();
+            WrittenData::Journal { pieces, buffers } => {
+                let context = self.context.clone();
+                if let Some(journal) = &context.journal {
+                    self.read_back(journal, &buffers, &pieces);
+                }
             }
         }
     }
-    cached_bytes + if data.is_empty() { 0 } else { insert(frame, &data) }
-}
 
-/// Inserts one frame. Returns how many of its bytes are in the cache now.
-fn insert_frame(context: &Context, name: FrameName, data: &[u8]) -> u64 {
-    let Some((cache, key)) = context.stored.cached(name) else { return 0 };
-    cache.insert(key, data);
-    if cache.contains(key) { data.len() as u64 } else { 0 }
+    /// Inserts one frame. Once the volume is closing, nothing: its close waits for this thread.
+    fn insert(&mut self, epoch: u64, frame: u32, data: &[u8]) {
+        if self.context.attachment.state.refusal().is_some() {
+            return;
+        }
+        let name = FrameName { sequence: self.segment.sequence as u32, epoch, frame };
+        let Some((cache, key)) = self.context.stored.cached(name) else { return };
+        cache.insert(key, data);
+        self.cached_bytes += if cache.contains(key) { data.len() as u64 } else { 0 };
+    }
+
+    /// Reads the data back from the journal, frame by frame, until its space is used again or
+    /// cannot be read.
+    fn read_back(&mut self, journal: &Journal, buffers: &Buffers, pieces: &[ResidentPiece]) {
+        let (context, positions) = (self.context.clone(), positions_of(pieces));
+        let view = context.stored.view();
+        let Some(info) = view.segments.get(self.segment.sequence as u32) else { return };
+        if context.attachment.state.refusal().is_some() {
+            return;
+        }
+        let Ok(back) = journal.read_back(positions.start, positions.end, buffers) else { return };
+        let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
+        let frame_bytes = context.attachment.record.frame_bytes as usize;
+        let (mut frame, mut data) = (0, Vec::with_capacity(frame_bytes));
+        let mut insert = |frame: u32, data: &[u8]| {
+            if self.segment.wanted.get(frame as usize) == Some(&true) {
+                self.insert(info.epoch, frame, data);
+            }
+        };
+        for piece in pieces {
+            let (mut offset, mut left) = (u64::from(piece.record_offset), piece.length as usize);
+            while left > 0 {
+                let (filled, part_bytes) = (data.len(), left.min(frame_bytes - data.len()));
+                data.resize(filled + part_bytes, 0);
+                match journal.read(&piece.record, offset, &mut data[filled..], reach) {
+                    Ok(JournalRead::Done) => {
+                        (offset, left) = (offset + part_bytes as u64, left - part_bytes)
+                    }
+                    _ => return,
+                }
+                if data.len() == frame_bytes {
+                    insert(frame, &data);
+                    frame += 1;
+                    data.clear();
+                }
+            }
+        }
+        if !data.is_empty() {
+            insert(frame, &data);
+        }
+    }
 }

@@ -247,3 +247,28 @@ fn a_stream_of_writes_passes_by_the_cache() {
     let counters = volume.status().counters;
     assert_eq!((counters.written_cached_bytes, counters.written_uncached_bytes), (beside_bytes, 0));
 }
+
+#[test]
+fn small_records_that_take_much_of_the_journal_are_not_read_back_from_it() {
+    let (machine, disk, _cache, _goes_on) = with_hanging_cache();
+    let volume = machine.open();
+    disk.hang(true);
+    let mut address = 0;
+    // The first two wait for the cache in memory.
+    for _ in 0..3 {
+        for _ in 0..16 {
+            volume.write_at(address, &pattern(address, 1, 512)).unwrap();
+            volume.flush().unwrap();
+            address += MIB;
+        }
+        stored(&volume);
+    }
+    disk.hang(false);
+    settled(&volume);
+    let counters = volume.status().counters;
+    let segment_bytes = 16 * 512;
+    assert_eq!(
+        (counters.written_cached_bytes, counters.written_uncached_bytes),
+        (2 * segment_bytes, segment_bytes)
+    );
+}
