@@ -50,8 +50,8 @@ page cache under ext4.
 
 ## One lock
 
-The cache has one lock. Threads that keep 16 requests under way (two writes and a read, \
-random pages) over
+The cache has one lock, and copies without it. Threads that keep 16 requests under way (random \
+pages) over
 memory that answers at once, no link: one thread, two on one cache, two with a cache each. \
 Requests a second
 of all, medians of {flags.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
@@ -60,6 +60,8 @@ of all, medians of {flags.rounds} rounds in turn; `bass lock` (crates/link/examp
 # Threads and caches.
 LOCK_CASES = {"one thread": (1, 1), "two, one cache": (2, 1), "two caches": (2, 2)}
 LOCK_SIZES = (512, 4096, 16384)
+# With write-backs below, or only of pages that are cached and may stay dirty.
+LOCK_MIXES = {"two writes, a read": (), "cached reads": ("reads",), "cached writes": ("writes",)}
 # The part of the page that bench/mobibench.py writes.
 TRACES = "## MobiBench's traces"
 
@@ -106,16 +108,19 @@ def measure(wires, flags, found, workload, size):
 
 def one_lock(rounds):
     found = Rounds()
-    for number, size, case in turns(rounds, LOCK_SIZES, LOCK_CASES):
-        report = run(BASS, "lock", *LOCK_CASES[case], size, 300000)
-        found.keep(number, size, case, json.loads(report))
+    cells = [(size, mix) for mix in LOCK_MIXES for size in LOCK_SIZES]
+    for number, cell, case in turns(rounds, cells, LOCK_CASES):
+        size, mix = cell
+        report = run(BASS, "lock", *LOCK_CASES[case], size, 300000, *LOCK_MIXES[mix])
+        found.keep(number, cell, case, json.loads(report))
     return found
 
 
 def lock_table(found):
-    rows = [[size, *(f"{found.median(case, size, 'requests_per_s'):,.0f}" for case in LOCK_CASES)]
-            for size in LOCK_SIZES]
-    return page.table(["bytes a request", *LOCK_CASES], rows)
+    rows = [[mix, size, *(f"{found.median(case, (size, mix), 'requests_per_s'):,.0f}"
+                          for case in LOCK_CASES)]
+            for mix in LOCK_MIXES for size in LOCK_SIZES]
+    return page.table(["requests", "bytes a request", *LOCK_CASES], rows)
 
 
 def table_of(rows):

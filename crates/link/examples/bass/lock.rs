@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation, Outcome, Request};
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, Exchange, Flags, MemoryDevice, Operation, Outcome, Request,
+};
 use sawmill_link::Unpacker;
 use sawmill_link::cache::{Cache, Options};
 
 use crate::{PAGE, Result};
 
-/// The size of all devices together.
+/// The size of all devices together: more than may be dirty, or less than starts a write-back.
 const SIZE_BYTES: u64 = 64 << 20;
+const HIT_SIZE_BYTES: u64 = 16 << 20;
 const DEPTH: u32 = 16;
 
 /// A request whose completion is only counted.
@@ -41,8 +44,48 @@ impl Exchange for CountingExchange {
     }
 }
 
-/// Submits two writes and a read in turn, of `length` bytes in random pages, at depth 16.
-fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
+/// What the threads do.
+#[derive(Clone, Copy)]
+pub(crate) enum Mix {
+    /// Two writes and a read in turn, more than may stay dirty: write-backs run beside them.
+    Turns,
+    /// Two writes and a read in turn, only of pages that are cached.
+    Hits,
+    /// Reads of cached pages.
+    ReadHits,
+    /// Writes of cached pages.
+    WriteHits,
+}
+
+impl Mix {
+    pub(crate) fn named(name: &str) -> Result<Mix> {
+        match name {
+            "hits" => Ok(Mix::Hits),
+            "reads" => Ok(Mix::ReadHits),
+            "writes" => Ok(Mix::WriteHits),
+            _ => Err(format!("no mix {name:?}: hits, reads or writes").into()),
+        }
+    }
+
+    fn is_read(self, index: u32) -> bool {
+        match self {
+            Mix::Turns | Mix::Hits => index % 3 == 2,
+            Mix::ReadHits => true,
+            Mix::WriteHits => false,
+        }
+    }
+
+    /// The size of all devices together.
+    fn size_bytes(self) -> u64 {
+        match self {
+            Mix::Turns => SIZE_BYTES,
+            _ => HIT_SIZE_BYTES,
+        }
+    }
+}
+
+/// Submits requests of `length` bytes in random pages, at depth 16.
+fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64, mix: Mix) {
     let pages = (device.geometry().size_bytes - length as u64) / PAGE;
     let bytes: Arc<[u8]> = vec![0xb5; length].into();
     let under_way = Arc::<AtomicU32>::default();
@@ -54,7 +97,7 @@ fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let address = (random >> 33) % pages * PAGE;
         let (operation, room) =
-            if index % 3 == 2 { (Operation::Read, length) } else { (Operation::Write, 0) };
+            if mix.is_read(index) { (Operation::Read, length) } else { (Operation::Write, 0) };
         under_way.fetch_add(1, Ordering::Relaxed);
         let exchange = Box::new(CountingExchange {
             bytes: Arc::clone(&bytes),
@@ -70,15 +113,28 @@ fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
 }
 
 /// Prints the requests per second of all threads together.
-pub(crate) fn measure(threads: usize, caches: usize, length: usize, requests: u32) -> Result {
-    let size_bytes = SIZE_BYTES / caches as u64;
+pub(crate) fn measure(
+    threads: usize,
+    caches: usize,
+    length: usize,
+    requests: u32,
+    mix: Mix,
+) -> Result {
+    let size_bytes = mix.size_bytes() / caches as u64;
     let cache = || Cache::new(Unpacker::new(MemoryDevice::new(size_bytes)), &Options::default());
     let caches = (0..caches).map(|_| cache()).collect::<std::result::Result<Vec<_>, _>>()?;
+    if !matches!(mix, Mix::Turns) {
+        for cache in &caches {
+            for page in 0..size_bytes / PAGE {
+                cache.read_at(page * PAGE, PAGE as usize)?;
+            }
+        }
+    }
     let began = Instant::now();
     thread::scope(|scope| {
         for number in 0..threads {
             let cache = &caches[number % caches.len()];
-            scope.spawn(move || ask(cache, length, requests, number as u64 + 1));
+            scope.spawn(move || ask(cache, length, requests, number as u64 + 1, mix));
         }
     });
     let seconds = began.elapsed().as_secs_f64();

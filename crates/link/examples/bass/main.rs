@@ -5,7 +5,7 @@
 //!     bass relay LISTEN TO DELAY_US             forwards UDP packets, delayed in each direction
 //!     bass load ADDRESS STACK WORKLOAD BYTES WRITES
 //!     bass replay ADDRESS STACK FILE            a trace: see `replay`
-//!     bass lock THREADS CACHES BYTES REQUESTS   no link at all: see `lock`
+//!     bass lock THREADS CACHES BYTES REQUESTS [hits|reads|writes]   no link at all: see `lock`
 //!
 //! STACK: `bytes` (ours) or `pages` (read-modify-write, flush of whole pages). WORKLOAD: `random`,
 //! `holes` (each page's front, in order), `cached` (random, the pages were read before),
@@ -34,6 +34,7 @@ use sawmill_link::session::{PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Target, TargetOptions};
 use sawmill_link::threads::{InitiatorThreads, Listener};
 
+use lock::Mix;
 use stacks::{Bytes, Pages, Stack};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
@@ -61,7 +62,12 @@ fn main() -> Result {
             replay::replay(&mut *stack_on(device, stack)?, std::path::Path::new(file))
         }
         ["lock", threads, caches, bytes, requests] => {
-            lock::measure(threads.parse()?, caches.parse()?, bytes.parse()?, requests.parse()?)
+            let (threads, caches) = (threads.parse()?, caches.parse()?);
+            lock::measure(threads, caches, bytes.parse()?, requests.parse()?, Mix::Turns)
+        }
+        ["lock", threads, caches, bytes, requests, mix] => {
+            let (threads, caches) = (threads.parse()?, caches.parse()?);
+            lock::measure(threads, caches, bytes.parse()?, requests.parse()?, Mix::named(mix)?)
         }
         _ => Err("usage: see the head of examples/bass/main.rs".into()),
     }

@@ -1,14 +1,17 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read
 //! below, and only dirty bytes travel.
 //!
-//! Modules: `byte_set` (some bytes of a page), `page`, `table` (the existing pages), `state`
-//! (everything under the lock, with a module for each operation on it), `options`, `counters`.
+//! Modules: `buffers` (the bytes of pages, and copies without the lock), `byte_set` (some bytes of a
+//! page), `page`, `table` (the existing pages), `state` (everything under the lock, with a module
+//! for each operation on it), `options`, `counters`.
 //!
 //! Invariants:
 //!
 //! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive
 //!   inside `submit`). Both become work, which one thread at a time does in order: an answer from
 //!   below that makes new work does not deepen the stack.
+//! - Payload is copied without the lock: from a request before it takes effect, to a request after
+//!   what it reads was fixed. Under the lock, only short requests are copied, at most half a page at each end of a longer write, and what was known of a page whose rest arrives.
 //! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A
 //!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and
 //!   the writes that wait for room. The bytes stay dirty, reads see them, and the next flush, tick
@@ -23,6 +26,7 @@
 //! requests with `Internal`. The device may then be dropped by an answer from below; if that
 //! matters, pass an `Arc` and keep another.
 
+mod buffers;
 mod byte_set;
 mod counters;
 mod options;
@@ -34,11 +38,12 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use sawmill_device::{BlockDevice, Geometry, Request, Result};
+use sawmill_device::{BlockDevice, Geometry, Reply, Request, Result};
 
 pub use self::counters::CacheCounters;
 pub use self::options::{Options, Policy};
 
+use self::buffers::Task;
 use self::options::CacheSetup;
 use self::state::{CacheState, Work};
 use crate::packed_device::PackedDevice;
@@ -55,6 +60,7 @@ struct Core<D> {
     device: D,
     geometry: Geometry,
     counters: Arc<CacheCounters>,
+    policy: Policy,
     state: Mutex<CacheState>,
 }
 
@@ -73,9 +79,10 @@ impl<D: PackedDevice + 'static> Cache<D> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
         let setup = CacheSetup::new(options, &device.geometry(), packed, span)?;
         let (geometry, counters) = (setup.geometry, Arc::<CacheCounters>::default());
+        let policy = setup.policy;
         let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
-            let state = Mutex::new(CacheState::new(setup, counters.clone(), me.clone()));
-            Core { device, geometry, counters, state }
+            let state = CacheState::new(setup, counters.clone(), me.clone());
+            Core { device, geometry, counters, policy, state: Mutex::new(state) }
         });
         Ok(Cache(core))
     }
@@ -114,10 +121,14 @@ impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
         if let Err(error) = request.check(&self.0.geometry) {
             return request.fail(error);
         }
+        let is_cached = self.0.policy != Policy::WriteAround;
+        let task = Task::new(request, is_cached);
         let mut state = self.0.state.lock();
-        let completed_requests = state.start(request);
+        let completed_task = state.start(task);
         self.0.act(state);
-        completed_requests.into_iter().for_each(Request::done);
+        if let Some(task) = completed_task {
+            task.complete(Ok(Reply::Done));
+        }
     }
 }
 
@@ -149,8 +160,9 @@ impl<D: PackedDevice> Core<D> {
             for work in work.drain(..) {
                 match work {
                     Work::Below(request) => self.device.submit(request),
-                    Work::Packed(request) => self.device.submit_packed(request),
-                    Work::Answer(request, outcome) => request.complete(outcome),
+                    Work::Packed(packed) => self.device.submit_packed(packed.encode()),
+                    Work::Answer(task, outcome) => task.complete(outcome),
+                    Work::GiveBack(buffers) => buffers::give_back(buffers),
                 }
             }
             state = self.state.lock();

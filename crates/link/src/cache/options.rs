@@ -83,8 +83,8 @@ pub(super) struct CacheSetup {
     pub(super) unsaved_bytes_max: u64,
     pub(super) flush_interval: Duration,
     pub(super) write_backs_max: usize,
-    /// The longest plain request below: long enough for the wire, short enough to copy under the
-    /// lock.
+    /// The longest plain request below: long enough for the wire, short enough for others to get
+    /// their turn there.
     pub(super) below_bytes_max: u64,
     pub(super) packed_bytes_max: u64,
     pub(super) packed_span_bytes_max: u64,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use sawmill_device::Error;
 use sawmill_format::packed_write::entry_at;
 
+use super::buffers::{PageBytes, is_own, new_buffer};
 use super::byte_set::ByteSet;
 use super::{PAGE_BYTES, SUB_BLOCK_BYTES};
 
@@ -20,8 +21,8 @@ use super::{PAGE_BYTES, SUB_BLOCK_BYTES};
 pub(super) const NEVER: u64 = u64::MAX;
 
 pub(super) struct Page {
-    /// A write-back may share them; use [`Page::bytes_mut`] to change them.
-    pub(super) bytes: Arc<[u8]>,
+    /// Reads and write-backs share them. Empty until something is known.
+    pub(super) bytes: PageBytes,
     pub(super) known: ByteSet,
     /// Written and not in flight.
     pub(super) dirty: ByteSet,
@@ -53,7 +54,7 @@ pub(super) struct Page {
 impl Default for Page {
     fn default() -> Self {
         Page {
-            bytes: std::iter::repeat_n(0, PAGE_BYTES).collect(),
+            bytes: PageBytes::default(),
             known: ByteSet::default(),
             dirty: ByteSet::default(),
             sending: ByteSet::default(),
@@ -73,9 +74,40 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Returns its bytes to be changed; bytes in flight stay as they were.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        Arc::make_mut(&mut self.bytes)
+    /// Takes the bytes of a range from `new`, which has room for the page. Bytes that others share
+    /// stay as they were. `new` becomes the buffer that is not used any more.
+    pub(super) fn take(&mut self, inside: Range<usize>, new: &mut PageBytes) {
+        let is_short = inside.len() <= self.bytes.len() / 2;
+        if is_short
+            && !self.known.is_empty()
+            && let Some(bytes) = Arc::get_mut(&mut self.bytes)
+        {
+            bytes[inside.clone()].copy_from_slice(&new[inside.clone()]);
+        } else {
+            self.keep_known_in(new, 0..inside.start);
+            self.keep_known_in(new, inside.end..PAGE_BYTES);
+            std::mem::swap(&mut self.bytes, new);
+        }
+        self.known.insert(inside);
+    }
+
+    /// As [`Page::take`], for a few bytes that `fill` copies into their place.
+    pub(super) fn fill(&mut self, inside: Range<usize>, fill: impl FnOnce(&mut [u8])) {
+        if self.bytes.is_empty() {
+            self.bytes = new_buffer();
+        }
+        fill(&mut Arc::make_mut(&mut self.bytes)[inside.clone()]);
+        self.known.insert(inside);
+    }
+
+    /// Copies what is known of a range into another buffer for the page, which nobody shares.
+    fn keep_known_in(&self, new: &mut PageBytes, range: Range<usize>) {
+        for known in self.known.runs() {
+            let kept = known.start.max(range.start)..known.end.min(range.end);
+            if kept.start < kept.end {
+                Arc::make_mut(new)[kept.clone()].copy_from_slice(&self.bytes[kept]);
+            }
+        }
     }
 
     /// Resets a quiet page to a new one.
@@ -107,12 +139,17 @@ impl Page {
         }
     }
 
-    /// Takes fetched bytes, except where known bytes exist.
-    pub(super) fn merge(&mut self, inside: Range<usize>, fetched: &[u8]) {
-        let bytes = Arc::make_mut(&mut self.bytes);
-        for gap in self.known.gaps(inside.clone()) {
-            let source = gap.start - inside.start..gap.end - inside.start;
-            bytes[gap].copy_from_slice(&fetched[source]);
+    /// Takes fetched bytes from `fetched`, which has room for the page, except where known bytes
+    /// exist. `fetched` becomes the buffer that is not used any more.
+    pub(super) fn merge(&mut self, inside: Range<usize>, fetched: &mut PageBytes) {
+        if !self.known.is_empty() && is_own(&mut self.bytes) {
+            let bytes = Arc::make_mut(&mut self.bytes);
+            for gap in self.known.gaps(inside.clone()) {
+                bytes[gap.clone()].copy_from_slice(&fetched[gap]);
+            }
+        } else {
+            self.keep_known_in(fetched, 0..PAGE_BYTES);
+            std::mem::swap(&mut self.bytes, fetched);
         }
         self.known.insert(inside);
     }

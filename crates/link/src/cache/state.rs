@@ -20,8 +20,9 @@ use sawmill_device::{Error, Operation, Outcome, Reply, Request};
 use self::change::PageLock;
 use self::push::Push;
 use self::read::PageRead;
-use self::write_back::PageRun;
+use self::write_back::PackedPages;
 use super::OutcomeListener;
+use super::buffers::{PageBytes, Task};
 use super::counters::CacheCounters;
 use super::options::{CacheSetup, Policy};
 use super::table::PageTable;
@@ -36,9 +37,11 @@ mod write_back;
 pub(super) enum Work {
     /// Submit to the device below.
     Below(Request),
-    /// Submit as a packed write.
-    Packed(Request),
-    Answer(Request, Outcome),
+    /// Encode, and submit as a packed write.
+    Packed(PackedPages),
+    Answer(Task, Outcome),
+    /// Buffers that nobody needs.
+    GiveBack(Vec<PageBytes>),
 }
 
 /// Bytes that are not below yet.
@@ -60,16 +63,16 @@ pub(super) struct Dirty {
 struct WaitLists {
     /// Writes that wait for room, in order.
     /// Bounded by the requests that the doors admit.
-    held_requests: VecDeque<Request>,
+    held_requests: VecDeque<Task>,
     /// Pages that are being changed below directly. They do not overlap.
     /// Bounded by the requests that the doors admit.
     page_locks: Vec<PageLock>,
     /// Requests that wait for a lock, or for an earlier request in this list, in order.
     /// Bounded by the requests that the doors admit.
-    blocked: VecDeque<Request>,
+    blocked: VecDeque<Task>,
     /// Flushes that wait for all writes up to a number, in order.
     /// Bounded by the requests that the doors admit.
-    flushes: VecDeque<(u64, Request)>,
+    flushes: VecDeque<(u64, Task)>,
     /// Bounded by the pages of the table.
     pushes: HashMap<u64, Push>,
     /// Bounded by the requests that the doors admit.
@@ -93,7 +96,6 @@ pub(super) struct CacheState {
     pub(super) acting: bool,
     /// A reusable buffer for lists.
     holes: Vec<Range<u64>>,
-    runs: Vec<PageRun>,
 }
 
 impl CacheState {
@@ -117,42 +119,41 @@ impl CacheState {
             work: Vec::new(),
             acting: false,
             holes: Vec::new(),
-            runs: Vec::new(),
         }
     }
 
     /// Starts a checked request, or queues it. Returns it if it has already succeeded.
-    pub(super) fn start(&mut self, request: Request) -> Option<Request> {
-        if self.must_wait(&request) {
-            self.wait_lists.blocked.push_back(request);
+    pub(super) fn start(&mut self, task: Task) -> Option<Task> {
+        if self.must_wait(&task.request) {
+            self.wait_lists.blocked.push_back(task);
             return None;
         }
-        match request.operation {
-            Operation::Read => return self.read(request),
+        match task.request.operation {
+            Operation::Read => return self.read(task),
             Operation::Write if self.setup.policy != Policy::WriteAround => {
-                return self.write(request);
+                return self.write(task);
             }
-            Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(request),
-            Operation::Flush => self.flush(request),
-            Operation::Allocation => self.start_query(request),
-            Operation::Prefetch => self.work.push(Work::Below(request)),
+            Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(task),
+            Operation::Flush => self.flush(task),
+            Operation::Allocation => self.start_query(task),
+            Operation::Prefetch => self.work.push(Work::Below(task.request)),
         }
         None
     }
 
     /// As [`CacheState::start`], for a request that has waited: its answer is work too.
-    pub(super) fn resume(&mut self, request: Request) {
-        if let Some(request) = self.start(request) {
-            self.answer(request, Ok(Reply::Done));
+    pub(super) fn resume(&mut self, task: Task) {
+        if let Some(task) = self.start(task) {
+            self.answer(task, Ok(Reply::Done));
         }
     }
 
-    pub(super) fn answer(&mut self, request: Request, outcome: Outcome) {
-        self.work.push(Work::Answer(request, outcome));
+    pub(super) fn answer(&mut self, task: Task, outcome: Outcome) {
+        self.work.push(Work::Answer(task, outcome));
     }
 
-    pub(super) fn fail(&mut self, request: Request, error: &Error) {
-        self.answer(request, Err(error.clone()));
+    pub(super) fn fail(&mut self, task: Task, error: &Error) {
+        self.answer(task, Err(error.clone()));
     }
 
     pub(super) fn next_id(&mut self) -> u64 {

@@ -7,6 +7,8 @@ mod byte_granular;
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
+mod copies;
+#[cfg(test)]
 mod failures;
 #[cfg(test)]
 mod model;

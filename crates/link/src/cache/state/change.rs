@@ -15,6 +15,7 @@ use std::ops::Range;
 use sawmill_device::{Error, Exchange, Operation, Request};
 
 use super::{CacheState, Work};
+use crate::cache::buffers::Task;
 use crate::cache::options::Policy;
 use crate::cache::table::{overlap, page_slice, pages_of};
 
@@ -27,7 +28,7 @@ pub(super) struct PageLock {
     /// Pages that are not quiet yet.
     busy: usize,
     /// The change, until it is submitted.
-    request: Option<Request>,
+    task: Option<Task>,
 }
 
 impl CacheState {
@@ -50,14 +51,14 @@ impl CacheState {
         let pages = pages_of(request.address, request.length);
         let change = self.is_change(request);
         self.wait_lists.page_locks.iter().any(|lock| overlap(&lock.pages, &pages))
-            || self.wait_lists.blocked.iter().any(|other| {
+            || self.wait_lists.blocked.iter().any(|Task { request: other, .. }| {
                 (change || self.is_change(other))
                     && overlap(&pages_of(other.address, other.length), &pages)
             })
     }
 
-    pub(super) fn change(&mut self, request: Request) {
-        let (address, length) = (request.address, request.length);
+    pub(super) fn change(&mut self, task: Task) {
+        let (address, length) = (task.request.address, task.request.length);
         let (id, pages, mut busy) = (self.next_id(), pages_of(address, length), 0);
         for number in self.table.present(&pages) {
             if self.table.get(number).is_some_and(|page| !page.is_quiet()) {
@@ -71,7 +72,7 @@ impl CacheState {
             address,
             length,
             busy,
-            request: Some(request),
+            task: Some(task),
         });
         if busy == 0 {
             self.submit_change(self.wait_lists.page_locks.len() - 1);
@@ -81,19 +82,19 @@ impl CacheState {
     fn submit_change(&mut self, index: usize) {
         let lock = &mut self.wait_lists.page_locks[index];
         let (me, id) = (self.me.clone(), lock.id);
-        let request = lock.request.take();
+        let task = lock.task.take();
         let on_completed = move |outcome, asker: Box<dyn Exchange>| {
             if let Some(me) = me.upgrade() {
                 me.notify(&mut |state| state.changed(id));
             }
             asker.complete(outcome);
         };
-        self.work.extend(request.map(|request| Work::Below(request.then(on_completed))));
+        self.work.extend(task.map(|task| Work::Below(task.request.then(on_completed))));
     }
 
     /// A page became quiet: submits the change that locks it if all of its pages are quiet now.
     pub(super) fn page_quieted(&mut self, number: u64) {
-        let waits = |lock: &PageLock| lock.request.is_some() && lock.pages.contains(&number);
+        let waits = |lock: &PageLock| lock.task.is_some() && lock.pages.contains(&number);
         if let Some(index) = self.wait_lists.page_locks.iter().position(waits) {
             self.wait_lists.page_locks[index].busy -= 1;
             if self.wait_lists.page_locks[index].busy == 0 {
@@ -109,7 +110,7 @@ impl CacheState {
             self.wait_lists.page_locks.iter().position(|lock| lock.pages.contains(&number))
         {
             let lock = self.wait_lists.page_locks.swap_remove(index);
-            lock.request.into_iter().for_each(|request| self.fail(request, error));
+            lock.task.into_iter().for_each(|task| self.fail(task, error));
         }
     }
 
@@ -129,8 +130,8 @@ impl CacheState {
 
     /// Starts requests that need not wait for a lock any more.
     pub(super) fn unblock(&mut self) {
-        for request in std::mem::take(&mut self.wait_lists.blocked) {
-            self.resume(request);
+        for task in std::mem::take(&mut self.wait_lists.blocked) {
+            self.resume(task);
         }
     }
 }

@@ -12,14 +12,15 @@
 
 use std::ops::Range;
 
-use sawmill_device::{Error, Reply, Request};
+use sawmill_device::{Error, Reply};
 
 use super::{CacheState, Work};
+use crate::cache::buffers::Task;
 use crate::cache::table::pages_of;
 
 /// A request that waits until all writes to some pages, up to its own number, are below.
 pub(super) struct Push {
-    request: Request,
+    task: Task,
     pages_left: usize,
     step: NextStep,
 }
@@ -34,10 +35,10 @@ pub(super) enum NextStep {
 }
 
 impl CacheState {
-    pub(super) fn flush(&mut self, request: Request) {
+    pub(super) fn flush(&mut self, task: Task) {
         let through = self.clock;
         self.want_all(through);
-        self.wait_lists.flushes.push_back((through, request));
+        self.wait_lists.flushes.push_back((through, task));
         self.advance_flushes();
     }
 
@@ -52,9 +53,9 @@ impl CacheState {
     pub(super) fn advance_flushes(&mut self) {
         let oldest = self.dirty.order.first().map_or(u64::MAX, |(since, _)| *since);
         while self.wait_lists.flushes.front().is_some_and(|(through, _)| *through < oldest) {
-            if let Some((_, request)) = self.wait_lists.flushes.pop_front() {
+            if let Some((_, task)) = self.wait_lists.flushes.pop_front() {
                 let me = self.me.clone();
-                let request = request.then(move |outcome, asker| {
+                let request = task.request.then(move |outcome, asker| {
                     if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
                         me.notify(&mut CacheState::doubt);
                     }
@@ -73,19 +74,19 @@ impl CacheState {
     /// Fails the flushes that cover a write.
     pub(super) fn fail_flushes(&mut self, since: u64, error: &Error) {
         let covers = self.wait_lists.flushes.partition_point(|(through, _)| *through < since);
-        for (_, request) in self.wait_lists.flushes.split_off(covers) {
-            self.fail(request, error);
+        for (_, task) in self.wait_lists.flushes.split_off(covers) {
+            self.fail(task, error);
         }
     }
 
     /// Starts an allocation query. It is about the device below: dirty bytes are written there
     /// first.
-    pub(super) fn start_query(&mut self, request: Request) {
-        let pages = pages_of(request.address, request.length);
-        self.push(request, &pages, NextStep::Below);
+    pub(super) fn start_query(&mut self, task: Task) {
+        let pages = pages_of(task.request.address, task.request.length);
+        self.push(task, &pages, NextStep::Below);
     }
 
-    pub(super) fn push(&mut self, request: Request, pages: &Range<u64>, next_step: NextStep) {
+    pub(super) fn push(&mut self, task: Task, pages: &Range<u64>, next_step: NextStep) {
         let (id, through, mut pages_left) = (self.next_id(), self.clock, 0);
         for number in self.table.present(pages) {
             let Some(page) = self.table.get_mut(number) else { continue };
@@ -95,7 +96,7 @@ impl CacheState {
                 self.want(number, through);
             }
         }
-        let push = Push { request, pages_left, step: next_step };
+        let push = Push { task, pages_left, step: next_step };
         if pages_left == 0 {
             return self.end_push(push);
         }
@@ -104,8 +105,8 @@ impl CacheState {
 
     fn end_push(&mut self, push: Push) {
         match push.step {
-            NextStep::Answer => self.answer(push.request, Ok(Reply::Done)),
-            NextStep::Below => self.work.push(Work::Below(push.request)),
+            NextStep::Answer => self.answer(push.task, Ok(Reply::Done)),
+            NextStep::Below => self.work.push(Work::Below(push.task.request)),
         }
     }
 
@@ -134,7 +135,7 @@ impl CacheState {
     pub(super) fn fail_push(&mut self, id: u64, error: &Error) {
         // It may have failed because of another page.
         if let Some(push) = self.wait_lists.pushes.remove(&id) {
-            self.fail(push.request, error);
+            self.fail(push.task, error);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
 //!
 //! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page
-//! just waits. Fetched bytes never replace known ones. What a read wants of each page is copied
-//! under the lock, from bytes that were known when or after the read was submitted (D3).
+//! just waits. Fetched bytes never replace known ones. What a read wants of each page is fixed under
+//! the lock, by a reference to bytes that were known when or after the read was submitted (D3).
+//! A read that waits keeps such references; what they hold beyond the cache is no more than what
+//! the doors admit.
 //!
 //! Not here: which page is evicted for a new one (`table`), waiting for a change (`change`).
 
@@ -13,33 +15,42 @@ use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result}
 
 use super::{CacheState, Work};
 use crate::cache::PAGE_BYTES;
+use crate::cache::buffers::{self, PageBytes, Task};
 use crate::cache::table::{page_slice, page_slices};
 
 /// A read that waits for pages.
 pub(super) struct PageRead {
-    request: Request,
+    task: Task,
     pages_left: usize,
 }
 
 impl CacheState {
     /// Returns the read if it is done.
-    pub(super) fn read(&mut self, mut request: Request) -> Option<Request> {
+    pub(super) fn read(&mut self, mut task: Task) -> Option<Task> {
         let (id, mut pages_left) = (self.next_id(), 0);
         let mut holes = std::mem::take(&mut self.holes);
-        for slice in page_slices(request.address, request.length) {
+        let slices = page_slices(task.request.address, task.request.length);
+        for slice in slices {
             if let Some(page) = self.table.get_mut(slice.page)
                 && page.known.covers(&slice.inside)
             {
                 page.used = true;
-                let start = slice.offset as usize;
-                let range = start..start + slice.inside.len();
-                request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
+                if task.is_short() {
+                    let start = slice.offset as usize;
+                    let range = start..start + slice.inside.len();
+                    task.request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
+                } else {
+                    task.buffers.push(PageBytes::clone(&page.bytes));
+                }
                 continue;
             }
             let length = self.table.page_length(slice.page);
             let page = self.table.page(slice.page);
             page.used = true;
             page.readers.push(id);
+            if !task.is_short() {
+                task.buffers.push(PageBytes::default());
+            }
             pages_left += 1;
             if page.fetches == 0 {
                 let base = slice.page * PAGE_BYTES as u64;
@@ -53,9 +64,9 @@ impl CacheState {
         holes.drain(..).for_each(|hole| self.fetch(&hole));
         self.holes = holes;
         if pages_left == 0 {
-            return Some(request);
+            return Some(task);
         }
-        self.wait_lists.reads.insert(id, PageRead { request, pages_left });
+        self.wait_lists.reads.insert(id, PageRead { task, pages_left });
         None
     }
 
@@ -68,10 +79,15 @@ impl CacheState {
                 self.table.page(slice.page).fetches += 1;
             }
             let me = self.me.clone();
-            let on_outcome = move |outcome, bytes: Vec<u8>| {
-                if let Some(me) = me.upgrade() {
-                    me.notify(&mut |state| state.fetched(address, &bytes, &outcome));
-                }
+            let on_outcome = move |outcome: Result<Reply>, bytes: Vec<u8>| {
+                let Some(me) = me.upgrade() else { return };
+                let mut pages = buffers::filled(address, length, |offset, into| {
+                    let start = offset as usize;
+                    into.copy_from_slice(&bytes[start..start + into.len()]);
+                });
+                drop(bytes);
+                me.notify(&mut |state| state.fetched(address, length, &mut pages, &outcome));
+                buffers::give_back(pages);
             };
             let (operation, flags, bytes) =
                 (Operation::Read, Flags::default(), vec![0; length as usize]);
@@ -84,13 +100,19 @@ impl CacheState {
         }
     }
 
-    /// A fetch has completed or failed.
-    pub(super) fn fetched(&mut self, address: u64, bytes: &[u8], outcome: &Result<Reply>) {
-        for slice in page_slices(address, bytes.len() as u64) {
+    /// A fetch has completed or failed. `pages` has its bytes, and keeps the buffers that are not
+    /// used any more.
+    fn fetched(
+        &mut self,
+        address: u64,
+        length: u64,
+        pages: &mut [PageBytes],
+        outcome: &Result<Reply>,
+    ) {
+        for (slice, bytes) in page_slices(address, length).zip(pages) {
             let Some(page) = self.table.get_mut(slice.page) else { continue };
-            let range = slice.offset as usize..slice.offset as usize + slice.inside.len();
             match outcome {
-                Ok(_) => page.merge(slice.inside, &bytes[range]),
+                Ok(_) => page.merge(slice.inside, bytes),
                 Err(error) => page.fetch_error = Some(error.clone()),
             }
             page.fetches -= 1;
@@ -110,7 +132,7 @@ impl CacheState {
         self.table.trim();
     }
 
-    /// Copies what a waiting read wants of a page.
+    /// Fixes what a waiting read wants of a page.
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
         // It may have failed because of another page.
         let (Some(reading), Some(page)) =
@@ -118,22 +140,28 @@ impl CacheState {
         else {
             return;
         };
-        let slice = page_slice(number, reading.request.address, reading.request.length);
+        let (address, length) = (reading.task.request.address, reading.task.request.length);
+        let slice = page_slice(number, address, length);
         let is_known = page.known.covers(&slice.inside);
         if is_known {
-            let start = slice.offset as usize;
-            let range = start..start + slice.inside.len();
-            reading.request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
+            if reading.task.is_short() {
+                let start = slice.offset as usize;
+                let range = start..start + slice.inside.len();
+                reading.task.request.buffer()[range].copy_from_slice(&page.bytes[slice.inside]);
+            } else {
+                let index = (number - address / PAGE_BYTES as u64) as usize;
+                reading.task.buffers[index] = PageBytes::clone(&page.bytes);
+            }
             reading.pages_left -= 1;
             if reading.pages_left > 0 {
                 return;
             }
         }
-        let Some(PageRead { request, .. }) = self.wait_lists.reads.remove(&reader) else { return };
+        let Some(PageRead { task, .. }) = self.wait_lists.reads.remove(&reader) else { return };
         let hole_error = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
         let outcome =
             if is_known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(hole_error)) };
-        self.answer(request, outcome);
+        self.answer(task, outcome);
     }
 }
 

@@ -1,6 +1,7 @@
-//! A write into the cache: it never reads below (BASS §3.3). Without room, it waits.
+//! A write into the cache: it never reads below (BASS §3.3). Without room, it waits, with a copy of
+//! its bytes: no more than the doors admit.
 //!
-//! Invariants: writes that wait for room start in order, and wait only while a write-back is in
+//! Invariants: all bytes of a write appear at once. Writes that wait for room start in order, and wait only while a write-back is in
 //! flight or about to start: its outcome starts or fails them.
 //!
 //! Not here: write-around (`change`), when a FUA or write-through write is answered (`push`), the
@@ -10,20 +11,21 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, Request};
 
-use super::CacheState;
 use super::push::NextStep;
+use super::{CacheState, Work};
+use crate::cache::buffers::Task;
 use crate::cache::options::Policy;
 use crate::cache::page::NEVER;
 use crate::cache::table::{page_slices, pages_of};
 
 impl CacheState {
     /// Returns the write if it is done.
-    pub(super) fn write(&mut self, request: Request) -> Option<Request> {
-        if self.wait_lists.held_requests.is_empty() && self.has_room(&request) {
-            return self.store(request);
+    pub(super) fn write(&mut self, task: Task) -> Option<Task> {
+        if self.wait_lists.held_requests.is_empty() && self.has_room(&task.request) {
+            return self.store(task);
         }
         self.counters.writes_held.fetch_add(1, Relaxed);
-        self.wait_lists.held_requests.push_back(request);
+        self.wait_lists.held_requests.push_back(task);
         self.press();
         None
     }
@@ -36,16 +38,20 @@ impl CacheState {
         fits || self.dirty.order.is_empty()
     }
 
-    fn store(&mut self, mut request: Request) -> Option<Request> {
+    fn store(&mut self, mut task: Task) -> Option<Task> {
         self.clock += 1;
-        let (now, fua) = (self.clock, request.flags.fua);
-        let mut partial = false;
-        for slice in page_slices(request.address, request.length) {
+        let Task { request, buffers } = &mut task;
+        let (address, length, fua) = (request.address, request.length, request.flags.fua);
+        let (now, mut partial) = (self.clock, false);
+        let mut buffers = buffers.iter_mut();
+        for slice in page_slices(address, length) {
             let (number, inside) = (slice.page, slice.inside);
             partial |= inside.len() < self.table.page_length(number);
             let page = self.table.page(number);
-            request.fill(slice.offset, &mut page.bytes_mut()[inside.clone()]);
-            page.known.insert(inside.clone());
+            match buffers.next() {
+                Some(bytes) => page.take(inside.clone(), bytes),
+                None => page.fill(inside.clone(), |into| request.fill(slice.offset, into)),
+            }
             let new = page.dirty.insert(inside);
             page.fua |= fua;
             page.used = true;
@@ -56,12 +62,21 @@ impl CacheState {
             }
             self.dirty.bytes += new;
         }
-        self.counters.partial_writes.fetch_add(u64::from(partial), Relaxed);
-        self.counters.bytes_written_by_user.fetch_add(request.length, Relaxed);
+        // Under the lock, so nothing else counts.
+        let counters = [
+            (&self.counters.partial_writes, u64::from(partial)),
+            (&self.counters.bytes_written_by_user, length),
+        ];
+        for (counter, more) in counters {
+            counter.store(counter.load(Relaxed) + more, Relaxed);
+        }
         self.note_unsaved();
         if fua || self.setup.policy == Policy::WriteThrough {
-            let pages = pages_of(request.address, request.length);
-            self.push(request, &pages, NextStep::Answer);
+            let replaced = std::mem::take(&mut task.buffers);
+            if !replaced.is_empty() {
+                self.work.push(Work::GiveBack(replaced));
+            }
+            self.push(task, &pages_of(address, length), NextStep::Answer);
             return None;
         }
         let half = self.dirty.bytes > self.setup.unsaved_bytes_max / 2
@@ -69,7 +84,7 @@ impl CacheState {
         if half {
             self.press();
         }
-        Some(request)
+        Some(task)
     }
 
     /// Writes back the older half of the dirty pages, unless that has already started.
@@ -84,12 +99,13 @@ impl CacheState {
 
     /// Starts the writes that have room now.
     pub(super) fn begin_held(&mut self) {
-        while self.wait_lists.held_requests.front().is_some_and(|request| self.has_room(request)) {
-            let Some(request) = self.wait_lists.held_requests.pop_front() else { break };
-            if self.must_wait(&request) {
-                self.wait_lists.blocked.push_back(request);
-            } else if let Some(request) = self.store(request) {
-                self.answer(request, Ok(sawmill_device::Reply::Done));
+        while self.wait_lists.held_requests.front().is_some_and(|task| self.has_room(&task.request))
+        {
+            let Some(task) = self.wait_lists.held_requests.pop_front() else { break };
+            if self.must_wait(&task.request) {
+                self.wait_lists.blocked.push_back(task);
+            } else if let Some(task) = self.store(task) {
+                self.answer(task, Ok(sawmill_device::Reply::Done));
             }
         }
         if !self.wait_lists.held_requests.is_empty() {
@@ -99,8 +115,8 @@ impl CacheState {
 
     /// There will be no room: fails the writes that wait for it.
     pub(super) fn fail_held(&mut self, error: &Error) {
-        while let Some(request) = self.wait_lists.held_requests.pop_front() {
-            self.fail(request, error);
+        while let Some(task) = self.wait_lists.held_requests.pop_front() {
+            self.fail(task, error);
         }
     }
 }

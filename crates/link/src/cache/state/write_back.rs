@@ -6,8 +6,9 @@
 //! §3.2).
 //!
 //! Invariants: a page has at most one write-back in flight, so newer bytes arrive later. A packed
-//! payload is a copy (BASS's temporary page). A plain one shares the pages' bytes; a write to such
-//! a page in the meantime copies it first, so bytes in flight do not change. A failed write-back
+//! payload is a copy (BASS's temporary page), made without the lock. Until then, and as long as a
+//! plain write-back is in flight, the pages' bytes are shared: a write to such a page in the
+//! meantime gives it other ones, so bytes in flight do not change. A failed write-back
 //! leaves its bytes dirty, fails all requests that wait for them, and is retried by the next
 //! request that needs them: a flush, a tick, a writer without room.
 //!
@@ -15,15 +16,15 @@
 //! (`sawmill_format::packed_write`).
 
 use std::ops::Range;
+use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Weak};
 
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_format::packed_write::{self, at, entry_at};
 
 use super::{CacheState, Work};
+use crate::cache::buffers::{self, PageBytes};
 use crate::cache::page::NEVER;
-
 use crate::cache::{OutcomeListener, PAGE_BYTES};
 
 /// A row of at least this many whole pages is written without the partial ones around it.
@@ -55,15 +56,13 @@ impl CacheState {
         }
     }
 
-    /// Starts a write-back of wanted pages, if another one may be in flight. Encoding takes long,
-    /// so other threads get the lock before the next write-back.
+    /// Starts a write-back of wanted pages, if another one may be in flight. Other threads get the
+    /// lock before the next one.
     pub(in crate::cache) fn pump(&mut self) {
         if self.write_backs < self.setup.write_backs_max && !self.dirty.wanted.is_empty() {
-            let mut runs = std::mem::take(&mut self.runs);
+            let mut runs = Vec::new();
             let pages = self.choose(&mut runs);
-            let work = self.send(&runs, pages);
-            runs.clear();
-            self.runs = runs;
+            let work = self.send(runs, pages);
             self.write_backs += 1;
             self.work.push(work);
         }
@@ -121,12 +120,13 @@ impl CacheState {
     }
 
     /// Marks pages as in flight.
-    fn send(&mut self, runs: &[PageRun], pages: Vec<u64>) -> Work {
+    fn send(&mut self, runs: Vec<PageRun>, pages: Vec<u64>) -> Work {
         let (address, one_range) =
             (runs[0].start(), runs.windows(2).all(|pair| pair[0].end() == pair[1].start()));
         let length = runs[runs.len() - 1].end() - address;
         let plain = one_range && length <= self.setup.below_bytes_max;
-        let (mut flags, mut whole_bytes, mut shared) = (Flags::default(), 0, Vec::new());
+        let (mut flags, mut whole_bytes) = (Flags::default(), 0);
+        let mut shared = Vec::with_capacity(pages.len());
         for number in &pages {
             self.dirty.wanted.remove(number);
             self.dirty.cursor = number + 1;
@@ -135,39 +135,27 @@ impl CacheState {
             flags.fua |= std::mem::take(&mut page.fua);
             std::mem::swap(&mut page.dirty, &mut page.sending);
             page.sending_since = std::mem::replace(&mut page.dirty_since, NEVER);
-            if plain {
-                shared.push(page.bytes.clone());
-            }
+            shared.push((*number, PageBytes::clone(&page.bytes)));
         }
-        let payload = if plain {
-            Payload::Shared { skipped: runs[0].inside.start, pages: shared }
-        } else {
-            Payload::Packed(self.pack(runs, address))
-        };
-        let bytes = if let Payload::Packed(bytes) = &payload { bytes.len() as u64 } else { length };
-        let kind = if plain { &self.counters.plain_sent } else { &self.counters.packed_sent };
-        kind.fetch_add(1, Relaxed);
         let whole =
             runs.iter().filter(|run| run.inside == (0..self.table.page_length(run.page))).count();
         self.counters.whole_pages_sent.fetch_add(whole as u64, Relaxed);
+        let skipped = runs[0].inside.start;
+        let unpacked = Unpacked { address, runs, pages: shared };
+        let bytes = if plain { length } else { packed_write::encoded_bytes(unpacked.ranges()) };
+        let kind = if plain { &self.counters.plain_sent } else { &self.counters.packed_sent };
+        kind.fetch_add(1, Relaxed);
         self.counters.bytes_sent.fetch_add(bytes, Relaxed);
         let saved_bytes = whole_bytes - bytes as i64;
-        let write_back = Box::new(WriteBack { me: self.me.clone(), payload, pages, saved_bytes });
-        let request = Request::new(Operation::Write, address, bytes, flags, write_back);
-        if plain { Work::Below(request) } else { Work::Packed(request) }
-    }
-
-    fn pack(&self, runs: &[PageRun], address: u64) -> Vec<u8> {
-        let ranges = runs.iter().map(|run| {
-            let bytes =
-                self.table.get(run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
-            ((run.start() - address) as u32, bytes)
-        });
-        let mut bytes = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
-        // The runs are in order and within the limits that `choose` keeps.
-        let encoded = packed_write::encode(ranges, &mut bytes);
-        debug_assert!(encoded.is_ok(), "{encoded:?}");
-        bytes
+        let me = self.me.clone();
+        if plain {
+            let payload = Payload::Shared { skipped, pages: unpacked.buffers() };
+            let write_back = Box::new(WriteBack { me, payload, pages, saved_bytes });
+            return Work::Below(Request::new(Operation::Write, address, bytes, flags, write_back));
+        }
+        let payload = Payload::Packed(Vec::new());
+        let write_back = Box::new(WriteBack { me, payload, pages, saved_bytes });
+        Work::Packed(PackedPages { flags, bytes, unpacked, write_back })
     }
 
     /// A write-back has completed.
@@ -234,6 +222,50 @@ impl CacheState {
     }
 }
 
+/// Runs of pages, in order, and the bytes of those pages at one moment.
+struct Unpacked {
+    address: u64,
+    runs: Vec<PageRun>,
+    pages: Vec<(u64, PageBytes)>,
+}
+
+impl Unpacked {
+    fn bytes_of(&self, run: &PageRun) -> &[u8] {
+        let index = self.pages.binary_search_by_key(&run.page, |(number, _)| *number);
+        index.map_or(&[], |index| &self.pages[index].1[run.inside.clone()])
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = (u32, &[u8])> + Clone {
+        self.runs.iter().map(|run| ((run.start() - self.address) as u32, self.bytes_of(run)))
+    }
+
+    fn buffers(self) -> Vec<PageBytes> {
+        self.pages.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+}
+
+/// A packed write-back whose payload is not encoded yet.
+pub(in crate::cache) struct PackedPages {
+    flags: Flags,
+    bytes: u64,
+    unpacked: Unpacked,
+    write_back: Box<WriteBack>,
+}
+
+impl PackedPages {
+    /// Encodes the payload, without the lock.
+    pub(in crate::cache) fn encode(mut self) -> Request {
+        let address = self.unpacked.address;
+        let mut bytes = vec![0; self.bytes as usize];
+        // The runs are in order and within the limits that `choose` keeps.
+        let encoded = packed_write::encode(self.unpacked.ranges(), &mut bytes);
+        debug_assert!(encoded.is_ok(), "{encoded:?}");
+        self.write_back.payload = Payload::Packed(bytes);
+        buffers::give_back(self.unpacked.buffers());
+        Request::new(Operation::Write, address, self.bytes, self.flags, self.write_back)
+    }
+}
+
 /// The exchange of a write-back.
 struct WriteBack {
     me: Weak<dyn OutcomeListener>,
@@ -249,7 +281,7 @@ enum Payload {
     /// One range over adjacent pages, without the first bytes of the first page.
     Shared {
         skipped: usize,
-        pages: Vec<Arc<[u8]>>,
+        pages: Vec<PageBytes>,
     },
 }
 
