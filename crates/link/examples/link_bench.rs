@@ -1,8 +1,9 @@
 //! Both ends of a link for `bench/link.py`: a target of a null or memory device, and a load of it.
 //!
 //!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
+//!         [--spin-us 0]
 //!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2
-//!         [--insecure]
+//!         [--insecure] [--spin-us 0]
 //!
 //! The target prints `ready` and serves until its input ends. The load prints `begin` after its
 //! warm-up, and one line of JSON at its end. The completion of each request submits the next one,
@@ -23,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sawmill_device::{
     BlockDevice, Exchange, Flags, MemoryDevice, NullDevice, Operation, Outcome, Request,
 };
-use sawmill_link::carrier::LinkAddress;
+use sawmill_link::carrier::{LinkAddress, SPIN_TIME_MAX};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
@@ -56,6 +57,14 @@ fn main() -> Result<()> {
 struct Options(HashMap<String, String>);
 
 impl Options {
+    /// How long receivers look for packets before they sleep, in microseconds.
+    fn spin_time_max(&self) -> Result<Duration> {
+        match self.0.get("--spin-us") {
+            Some(text) => Ok(Duration::from_micros(text.parse()?)),
+            None => Ok(SPIN_TIME_MAX),
+        }
+    }
+
     fn get(&self, name: &str) -> Result<&str> {
         Ok(self.0.get(name).ok_or_else(|| format!("{name} is missing"))?)
     }
@@ -84,7 +93,7 @@ fn device(words: &str) -> Result<Arc<dyn BlockDevice>> {
 
 fn target(options: &Options) -> Result<()> {
     let target = Target::new(
-        TargetOptions::default(),
+        TargetOptions { spin_time_max, ..TargetOptions::default() },
         options.security(),
         Arc::new(SteadyClock),
         unguessable(),
@@ -92,6 +101,7 @@ fn target(options: &Options) -> Result<()> {
     target.add(EXPORT, Arc::new(Unpacker::new(device(options.get("--device")?)?)), None)?;
     let _listener = Listener::new(target, &LinkAddress::list(options.get("--listen")?)?, 1)?;
     println!("ready");
+    let spin_time_max = options.spin_time_max()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -166,7 +176,9 @@ fn load(options: &Options) -> Result<()> {
     };
     let (bytes, depth): (u64, usize) = (options.number("--bytes")?, options.number("--depth")?);
     let seconds = Duration::from_secs_f64(options.number("--seconds")?);
-    let (clock, limits) = (Arc::new(SteadyClock), InitiatorOptions::default());
+    let spin_time_max = options.spin_time_max()?;
+    let limits = InitiatorOptions { spin_time_max, ..InitiatorOptions::default() };
+    let clock = Arc::new(SteadyClock);
     let initiator =
         Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
     let attached = InitiatorThreads::new(initiator, &addresses)?;

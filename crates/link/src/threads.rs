@@ -164,6 +164,11 @@ fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
     Duration::from_nanos(deadline_ns.saturating_sub(SteadyClock.now_ns()).min(most))
 }
 
+/// How long a receiver may look for packets before it sleeps: not for strangers.
+fn spin_time(most: Duration, is_lively: bool) -> Duration {
+    if is_lively { most } else { Duration::ZERO }
+}
+
 /// Opens the carrier of link `index`, again after each failure, and receives.
 fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, stop: &Stop) {
     let mut pause = REOPEN_PAUSE_MIN;
@@ -206,7 +211,9 @@ fn receive_for_initiator(
     initiator.add_waker(index, Arc::clone(&waker));
     initiator.add_route(index, Arc::clone(&carrier.sender), peer, Some(waker));
     while !stop.is_set() {
-        let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
+        let is_lively = initiator.is_lively();
+        let wait = wait_of(initiator.deadline_ns(), is_lively);
+        carrier.receiver.set_spin_time_max(spin_time(initiator.spin_time_max(), is_lively));
         let mut has_begun = false;
         let woken = carrier.receiver.receive(
             Some(wait),
@@ -398,7 +405,9 @@ fn receive_for_target(
     let (mut lively_until_ns, mut next_tick_at_ns) = (0, 0);
     while !stop.is_set() {
         let now = SteadyClock.now_ns();
-        let wait = wait_of(target.deadline_ns(), now < lively_until_ns);
+        let is_lively = now < lively_until_ns;
+        let wait = wait_of(target.deadline_ns(), is_lively);
+        carrier.receiver.set_spin_time_max(spin_time(target.spin_time_max(), is_lively));
         let blocked = target.is_blocked(&sender);
         let woken = carrier.receiver.receive(Some(wait), blocked, &mut |peer, packet| {
             if let Some(connection) = Target::connection_of(packet)

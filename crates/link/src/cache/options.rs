@@ -29,8 +29,9 @@ pub enum Policy {
 pub struct Options {
     /// When writes are answered.
     pub policy: Policy,
-    /// The most bytes of cached pages, at least 64 KiB. Reads in flight may exceed it; their pages
-    /// are evicted first. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more
+    /// The most bytes of cached pages, at least 64 KiB. Requests in flight may exceed it, by copies
+    /// of what they write and pages that were replaced while they read; a thread keeps up to 64 KiB
+    /// of spare pages. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more
     /// if it was written at many addresses.
     pub cache_bytes_max: u64,
     /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At

@@ -19,6 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
 
 use super::pace::{FrameBurst, Pace};
+use super::spin::Spin;
 use super::wait::{PacketWait, nap, send_in_pieces, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
@@ -63,6 +64,7 @@ pub struct EthernetReceiver {
 
 impl EthernetReceiver {
     fn has_frame(&self) -> bool {
+    spin: Spin,
         let checks = if self.is_busy { CHECKS_MAX } else { 0 };
         self.ring.has_frame()
             || (0..checks).any(|_| {
@@ -80,8 +82,8 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
     let (socket, ring) = FrameSocket::open(interface, ETHERTYPE, RING_BYTES, SEND_BUFFER_BYTES)?;
     let waker = Arc::new(Waker::new()?);
     let shared = Arc::new(EthernetState { socket, waker, refused: AtomicBool::new(false) });
-    let receiver =
-        EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace: Pace::new() };
+    let (pace, spin) = (Pace::new(), Spin::new());
+    let receiver = EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace, spin };
     Ok((EthernetSender { shared }, receiver))
 }
 
@@ -140,7 +142,10 @@ impl Receiver for EthernetReceiver {
             nap(waker, wait.map_or(gather, |wait| wait.min(gather)))?;
             slept = Some((began_at_ns, time_of_day_ns()));
         }
-        let is_there = self.has_frame();
+        let is_there = self.has_frame()
+            || (!writable_too
+                && slept.is_none()
+                && self.spin.look(waker, wait, || self.ring.has_frame()));
         let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
@@ -175,3 +180,8 @@ fn time_of_day_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
+        self.spin.received(handed, woken.waker);
+    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
+        self.spin.set_limit(spin_time_max);
+    }
+

@@ -6,8 +6,8 @@
 //!
 //! Modules: [`address`] (what users write), `open` (from addresses to carriers), `burst` (the input
 //! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
-//! `wait` and `pace` (how a receiver waits, and lets Ethernet frames accumulate). A new carrier is
-//! another such module.
+//! `wait`, `spin` and `pace` (how a receiver waits, looks for packets before it sleeps, and lets
+//! Ethernet frames accumulate). A new carrier is another such module.
 //!
 //! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a
 //! packet arrives whole or not at all. Not here: what packets mean; recovery from loss, duplicates
@@ -18,6 +18,7 @@ mod burst;
 mod ethernet;
 mod open;
 mod pace;
+mod spin;
 mod tcp;
 mod udp;
 mod wait;
@@ -32,6 +33,7 @@ pub use address::LinkAddress;
 pub use burst::Burst;
 pub use ethernet::{BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet};
 pub use open::{Carrier, TargetListener, listen, reach};
+pub use spin::SPIN_TIME_MAX;
 pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
@@ -101,6 +103,10 @@ pub trait Receiver: Send {
     /// Ends a wait from another thread.
     fn waker(&self) -> Arc<Waker>;
 }
+    /// Limits the time for which it looks for packets before it sleeps, if they come at short
+    /// intervals. At first, and with zero, it always sleeps.
+    fn set_spin_time_max(&mut self, spin_time_max: Duration);
+
 
 /// The length that the packet at the start of `bytes` declares; none if there are too few bytes.
 fn declared_bytes(bytes: &[u8]) -> Option<usize> {

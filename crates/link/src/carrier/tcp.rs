@@ -20,7 +20,8 @@ use rustix::net::{
 };
 use sawmill_sys::net::bind_to_interface;
 
-use super::wait::{Interest, wait_for};
+use super::spin::Spin;
+use super::wait::{Interest, is_readable, wait_for};
 use super::{
     Burst, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
     declared_bytes, wrong_peer,
@@ -66,6 +67,7 @@ pub struct StreamReceiver {
     start: usize,
     end: usize,
     has_ended: bool,
+    spin: Spin,
 }
 
 /// An accepted stream: its halves, and the peer's address.
@@ -184,6 +186,7 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
         start: 0,
         end: 0,
         has_ended: false,
+        spin: Spin::new(),
     };
     Ok((StreamSender { connection }, receiver))
 }
@@ -342,6 +345,9 @@ impl Receiver for StreamReceiver {
         let has_rest = connection.has_rest.load(Ordering::Acquire);
         let socket = connection.descriptor.as_fd();
         let interest = Interest::of(writable_too || has_rest);
+        let is_there = interest == Interest::Readable
+            && self.spin.look(&connection.waker, wait, || is_readable(socket));
+        let wait = if is_there { Some(Duration::ZERO) } else { wait };
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, interest)?;
         let mut reasons = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
         if ready.writable {
@@ -351,6 +357,7 @@ impl Receiver for StreamReceiver {
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
         if !ready.readable && !ready.failed {
+            self.spin.received(0, reasons.waker);
             return Ok(reasons);
         }
         match self.read() {
@@ -369,7 +376,12 @@ impl Receiver for StreamReceiver {
         if !self.hand_on(&mut reasons, each) {
             self.end();
         }
+        self.spin.received(reasons.packets, reasons.waker);
         Ok(reasons)
+    }
+
+    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
+        self.spin.set_limit(spin_time_max);
     }
 
     fn waker(&self) -> Arc<Waker> {

@@ -18,7 +18,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sawmill_sys::net::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
 
-use super::wait::{PacketWait, send_in_pieces, wait_for_packets};
+use super::spin::Spin;
+use super::wait::{PacketWait, is_readable, send_in_pieces, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
@@ -81,6 +82,7 @@ pub struct UdpReceiver {
     inbox: Inbox,
     /// The last call found something, so poll before waiting.
     is_busy: bool,
+    spin: Spin,
 }
 
 /// Opens UDP.
@@ -99,7 +101,8 @@ pub fn open_udp(options: &UdpOptions) -> io::Result<(UdpSender, UdpReceiver)> {
         refused: AtomicBool::new(false),
         segmentation: AtomicBool::new(options.segmentation),
     });
-    let receiver = UdpReceiver { shared: shared.clone(), inbox: Inbox::new(), is_busy: false };
+    let (inbox, spin) = (Inbox::new(), Spin::new());
+    let receiver = UdpReceiver { shared: shared.clone(), inbox, is_busy: false, spin };
     Ok((UdpSender { shared }, receiver))
 }
 
@@ -185,11 +188,14 @@ impl Receiver for UdpReceiver {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<WakeReasons> {
         let UdpState { socket, waker, refused, .. } = &*self.shared;
-        let until = PacketWait { is_there: self.is_busy, wait, writable_too };
+        let is_there = self.is_busy
+            || (!writable_too && self.spin.look(waker, wait, || is_readable(socket.as_fd())));
+        let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         if !ready.readable {
+            self.spin.received(0, woken.waker);
             return Ok(woken);
         }
         let messages = socket.receive(&mut self.inbox, &mut |from, glued_bytes, bytes| {
@@ -207,7 +213,12 @@ impl Receiver for UdpReceiver {
             }
         })?;
         self.is_busy = messages > 1;
+        self.spin.received(woken.packets, woken.waker);
         Ok(woken)
+    }
+
+    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
+        self.spin.set_limit(spin_time_max);
     }
 
     fn waker(&self) -> Arc<Waker> {

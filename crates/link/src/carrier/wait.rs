@@ -44,8 +44,12 @@ impl Waker {
         self.is_called.swap(false, Ordering::AcqRel)
     }
 
+    pub(super) fn is_called(&self) -> bool {
+        self.is_called.load(Ordering::Acquire)
+    }
+
     fn take_if_called(&self) -> bool {
-        self.is_called.load(Ordering::Acquire) && self.take()
+        self.is_called() && self.take()
     }
 }
 
@@ -108,6 +112,13 @@ pub(super) fn wait_for(
         waker: called.contains(PollFlags::IN) && waker.take(),
         failed: socket.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL),
     })
+}
+
+/// Whether a socket has something to read, or to report, now.
+pub(super) fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    let now = Timespec::try_from(Duration::ZERO).ok();
+    poll(&mut polled, now.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
 /// Sleeps, unless the waker is called. The call is kept: the next wait sees it.

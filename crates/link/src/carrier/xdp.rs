@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use sawmill_sys::net::{self, Interface, XdpInbox, XdpOutbox, XdpSocket};
 
 use super::ethernet::{ETHERTYPE, header};
+use super::spin::Spin;
 use super::wait::{PacketWait, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
@@ -60,6 +61,7 @@ pub struct XdpSender {
 pub struct XdpReceiver {
     shared: Arc<XdpState>,
     inbox: XdpInbox,
+    spin: Spin,
 }
 
 /// Opens this interface, which must have one receive queue and no XDP program.
@@ -74,7 +76,7 @@ pub fn open_xdp(interface: &str) -> io::Result<(XdpSender, XdpReceiver)> {
         waker: Arc::new(Waker::new()?),
         refused: AtomicBool::new(false),
     });
-    Ok((XdpSender { shared: shared.clone() }, XdpReceiver { shared, inbox }))
+    Ok((XdpSender { shared: shared.clone() }, XdpReceiver { shared, inbox, spin: Spin::new() }))
 }
 
 impl XdpSender {
@@ -124,7 +126,8 @@ impl Receiver for XdpReceiver {
             true => Some(wait.map_or(PUSH_DELAY, |wait| wait.min(PUSH_DELAY))),
             false => wait,
         };
-        let is_there = self.inbox.has_frame();
+        let is_there = self.inbox.has_frame()
+            || (!writable_too && self.spin.look(waker, wait, || self.inbox.has_frame()));
         let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
@@ -138,11 +141,16 @@ impl Receiver for XdpReceiver {
             }
             None => woken.malformed += 1,
         });
+        self.spin.received(handed, woken.waker);
         if handed == 0 && !woken.waker {
             // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;
         }
         Ok(woken)
+    }
+
+    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
+        self.spin.set_limit(spin_time_max);
     }
 
     fn waker(&self) -> Arc<Waker> {

@@ -21,6 +21,7 @@ mod places;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::{Error, ErrorKind};
@@ -29,7 +30,7 @@ use sawmill_format::link::{HEADER_BYTES, LINKS_MAX, Packet, PacketKind};
 
 pub use device::{Answer, OpenMode, RemoteDevice};
 
-use crate::carrier::{Peer, Sender, Waker};
+use crate::carrier::{Peer, SPIN_TIME_MAX, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::proof::Proofs;
@@ -54,6 +55,9 @@ pub struct InitiatorOptions {
     /// After a sealed connection has carried this many bytes in both directions, or is a day old,
     /// another one with new keys follows; see `crate::session::seal` for the reason.
     pub rekey_bytes: u64,
+    /// How long receivers look for packets before they sleep, if packets come at short intervals
+    /// and no other thread wants the core; zero: never.
+    pub spin_time_max: Duration,
 }
 
 impl Default for InitiatorOptions {
@@ -64,6 +68,7 @@ impl Default for InitiatorOptions {
             place_bytes: 256 << 10,
             timeout_s: 0,
             rekey_bytes: 1 << 40,
+            spin_time_max: SPIN_TIME_MAX,
         }
     }
 }
@@ -134,6 +139,10 @@ struct LiveConnection {
 }
 
 impl Initiator {
+    pub(crate) fn spin_time_max(&self) -> Duration {
+        self.options.spin_time_max
+    }
+
     /// An initiator over `links` links, which have no carriers yet. `random` makes ids.
     #[must_use]
     pub fn new(

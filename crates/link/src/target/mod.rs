@@ -23,6 +23,7 @@ mod standing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::Result;
@@ -31,7 +32,7 @@ use sawmill_format::link::statement::{Note, NoteKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
-use crate::carrier::{Burst, Peer, Sender, Waker};
+use crate::carrier::{Burst, Peer, SPIN_TIME_MAX, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::{Security, instance};
@@ -57,6 +58,9 @@ pub struct TargetOptions {
     pub connections_max: usize,
     /// A connection without a packet for this long is given up.
     pub silence_max_s: u16,
+    /// How long receivers look for packets before they sleep, if packets come at short intervals
+    /// and no other thread wants the core; zero: never.
+    pub spin_time_max: Duration,
 }
 
 impl Default for TargetOptions {
@@ -67,6 +71,7 @@ impl Default for TargetOptions {
             place_bytes_max: 256 << 10,
             connections_max: 64,
             silence_max_s: 120,
+            spin_time_max: SPIN_TIME_MAX,
         }
     }
 }
@@ -209,6 +214,10 @@ impl Target {
         keep: Box<dyn StandingStore>,
     ) -> Result<()> {
         self.exports.add(name, device, cache_identity, Some((standing, keep)))
+    }
+
+    pub(crate) fn spin_time_max(&self) -> Duration {
+        self.options.spin_time_max
     }
 
     /// The number of handshakes that wait for their first sealed packet.

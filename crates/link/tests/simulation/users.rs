@@ -96,6 +96,7 @@ impl User {
             place_bytes: setting.place_bytes,
             timeout_s: 0,
             rekey_bytes: setting.rekey_bytes,
+            ..InitiatorOptions::default()
         };
         let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&setting.clock);
         let random = Box::new(move || ids.next());

@@ -10,11 +10,38 @@ pub(crate) mod remote;
 pub(crate) mod standing;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use sawmill_link::carrier::SPIN_TIME_MAX;
 use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
 use sawmill_console::exit::{Exit, Failure, Result};
+
+/// How the receivers of a link wait.
+#[derive(Args)]
+pub(crate) struct BusyPollOption {
+    /// Whether receivers look for the next packet before they sleep: auto (while packets come one
+    /// by one at short intervals and no other thread wants the core) or never.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Auto)]
+    busy_poll: BusyPoll,
+}
+
+/// When a receiver looks for packets before it sleeps.
+#[derive(Clone, Copy, ValueEnum)]
+enum BusyPoll {
+    Auto,
+    Never,
+}
+
+impl BusyPollOption {
+    pub(crate) fn spin_time_max(&self) -> Duration {
+        match self.busy_poll {
+            BusyPoll::Auto => SPIN_TIME_MAX,
+            BusyPoll::Never => Duration::ZERO,
+        }
+    }
+}
 
 /// How both ends authenticate each other.
 #[derive(Args)]

@@ -28,12 +28,12 @@ use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
-use crate::link::KeyOptions;
 use crate::link::end_report::{
     CacheReport, ConnectionReport, EndReport, ReportSource, StatusListener,
 };
 use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
+use crate::link::{BusyPollOption, KeyOptions};
 use crate::listening::{AdminOption, check_free};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{exact_duration, exact_size, human_size, parse_duration, parse_size};
@@ -83,6 +83,9 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration,
           default_value = exact_duration(seconds(InitiatorOptions::default().timeout_s)))]
     timeout: Duration,
+
+    #[command(flatten)]
+    busy_poll: BusyPollOption,
 
     #[command(flatten)]
     admin: AdminOption,
@@ -243,7 +246,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let (sender, receiver) = sync_channel(crate::daemon::EVENTS_MAX);
     let security = arguments.key.security()?;
     let timeout_s = whole_seconds(arguments.timeout);
-    let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
+    let spin_time_max = arguments.busy_poll.spin_time_max();
+    let options = InitiatorOptions {
+        name: own_name(),
+        timeout_s,
+        spin_time_max,
+        ..InitiatorOptions::default()
+    };
     let plans = arguments.doors.plans_or(&folder.join("nbd.sock"));
     let cache = arguments.cache.options()?;
     // P91: before the open below, which may fence another initiator.

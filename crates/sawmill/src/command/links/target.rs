@@ -33,7 +33,7 @@ use crate::link::end_report::{ConnectionReport, EndReport, ReportSource, StatusL
 use crate::link::location::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
-use crate::link::{KeyOptions, key_failed};
+use crate::link::{BusyPollOption, KeyOptions, key_failed};
 use crate::listening::AdminOption;
 use crate::plan::{CachePlan, ServePlan};
 use crate::serving::ServeProcess;
@@ -99,6 +99,9 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = RECEIVERS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=64))]
     receivers: u32,
+
+    #[command(flatten)]
+    busy_poll: BusyPollOption,
 
     #[command(flatten)]
     opening: OpenArguments,
@@ -463,6 +466,7 @@ fn target(
     let clock = Arc::new(SteadyClock);
     let target = match trust {
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
+        spin_time_max: arguments.busy_poll.spin_time_max(),
         // A file without machines was refused.
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
             .ok_or_else(|| Failure::usage("--machines lists no machine; add a line"))?,

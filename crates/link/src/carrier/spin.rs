@@ -1,0 +1,293 @@
+//! Decides when a receiver looks for packets for a while before it sleeps (busy polling).
+//!
+//! To sleep and to be woken costs both ends more than a small request. So where the next packet is
+//! expected soon, a receiver looks for it first, and gives way to other threads between two looks.
+//! Where packets arrive in bursts, it sleeps, because more of them are handled at once then.
+//!
+//! Invariants: one look lasts no longer than the limit. A receiver looks only while recent waits
+//! were shorter than that, so an idle one stops after one look. Who finds at a look that another
+//! thread wants its core sleeps from then on, and tries again later and later.
+//!
+//! Not here: how packets are found and received, the sleep (`wait`).
+
+use std::time::Duration;
+
+use super::wait::Waker;
+use crate::clock::{Clock, MS, SteadyClock};
+
+/// The longest look, unless somebody says otherwise: what a sleep costs here and at the other end.
+pub const SPIN_TIME_MAX: Duration = Duration::from_micros(50);
+/// After more packets at once than this, a receiver sleeps.
+const PACKETS_MAX: usize = 4;
+/// A longer step to another thread and back means that somebody needs the core.
+const STEP_NS_MAX: u64 = 20_000;
+/// How long a receiver only sleeps after that, the first time and at most.
+const REST_NS_MIN: u64 = MS;
+const REST_NS_MAX: u64 = 512 * MS;
+/// How many times the limit a wait counts for at most, and the weight of the newest one.
+const LONG_WAIT_LIMITS: u64 = 16;
+const NEWEST_SHARE: u64 = 4;
+
+/// A limit that is larger means this.
+const LIMIT_NS_MAX: u64 = 1000 * MS;
+
+/// Decides on looks.
+#[derive(Debug)]
+pub(super) struct Spin {
+    limit_ns: u64,
+    /// The expected wait: a mean of recent ones.
+    wait_ns: u64,
+    /// Packets that the last call found.
+    packets: usize,
+    rest_ns: u64,
+    rests_until_ns: u64,
+    /// The start of the wait under way.
+    began_at_ns: Option<u64>,
+}
+
+/// Time, and a step to another thread.
+trait Stepper {
+    fn now_ns(&mut self) -> u64;
+    /// Gives way to another thread, if one waits for this core.
+    fn step(&mut self);
+}
+
+struct ThreadStepper;
+
+impl Stepper for ThreadStepper {
+    fn now_ns(&mut self) -> u64 {
+        SteadyClock.now_ns()
+    }
+
+    fn step(&mut self) {
+        std::thread::yield_now();
+    }
+}
+
+impl Spin {
+    /// One that never looks.
+    pub(super) fn new() -> Self {
+        Spin {
+            limit_ns: 0,
+            wait_ns: u64::MAX / NEWEST_SHARE,
+            packets: 0,
+            rest_ns: REST_NS_MIN,
+            rests_until_ns: 0,
+            began_at_ns: None,
+        }
+    }
+
+    /// Looks last this long at most from now on; zero: none.
+    pub(super) fn set_limit(&mut self, limit: Duration) {
+        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        self.limit_ns = limit_ns.min(LIMIT_NS_MAX);
+    }
+
+    /// A wait for packets begins: looks for them if that is worthwhile. Returns whether `is_there`
+    /// found some. Ends early when the waker is called.
+    pub(super) fn look(
+        &mut self,
+        waker: &Waker,
+        wait: Option<Duration>,
+        mut is_there: impl FnMut() -> bool,
+    ) -> bool {
+        if self.limit_ns == 0 {
+            return false;
+        }
+        let is_over = &mut || waker.is_called();
+        self.look_by(&mut ThreadStepper, wait, &mut is_there, is_over)
+    }
+
+    fn look_by(
+        &mut self,
+        stepper: &mut dyn Stepper,
+        wait: Option<Duration>,
+        is_there: &mut dyn FnMut() -> bool,
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let began_at_ns = stepper.now_ns();
+        self.began_at_ns = Some(began_at_ns);
+        let is_soon = self.wait_ns <= self.limit_ns && self.packets <= PACKETS_MAX;
+        if !is_soon || began_at_ns < self.rests_until_ns {
+            return false;
+        }
+        let wait_ns = wait.map_or(u64::MAX, |wait| wait.as_nanos().try_into().unwrap_or(u64::MAX));
+        let end_ns = began_at_ns.saturating_add(self.limit_ns.min(wait_ns));
+        let mut now = began_at_ns;
+        while now < end_ns && !is_over() {
+            if is_there() {
+                self.rest_ns = (self.rest_ns - self.rest_ns / 64).max(REST_NS_MIN);
+                return true;
+            }
+            stepper.step();
+            let after = stepper.now_ns();
+            if after.saturating_sub(now) > STEP_NS_MAX {
+                self.rests_until_ns = after.saturating_add(self.rest_ns);
+                self.rest_ns = (self.rest_ns * 2).min(REST_NS_MAX);
+                return is_there();
+            }
+            now = after;
+        }
+        false
+    }
+
+    /// The wait has ended with this many packets; `is_called`: because of the waker.
+    pub(super) fn received(&mut self, packets: usize, is_called: bool) {
+        if self.limit_ns > 0 {
+            self.received_at(SteadyClock.now_ns(), packets, is_called);
+        }
+    }
+
+    fn received_at(&mut self, now: u64, packets: usize, is_called: bool) {
+        self.packets = packets;
+        let Some(began_at_ns) = self.began_at_ns.take() else { return };
+        if packets == 0 && is_called {
+            return;
+        }
+        let longest_ns = self.limit_ns * LONG_WAIT_LIMITS;
+        let took_ns = match packets {
+            0 => longest_ns,
+            _ => now.saturating_sub(began_at_ns).min(longest_ns),
+        };
+        let before_ns = self.wait_ns.min(longest_ns);
+        self.wait_ns = (before_ns * (NEWEST_SHARE - 1) + took_ns) / NEWEST_SHARE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    /// Each step takes this long; packets are there from a moment on.
+    struct FakeSteps {
+        now_ns: u64,
+        step_ns: u64,
+        steps: u64,
+    }
+
+    impl Stepper for FakeSteps {
+        fn now_ns(&mut self) -> u64 {
+            self.now_ns
+        }
+
+        fn step(&mut self) {
+            self.now_ns += self.step_ns;
+            self.steps += 1;
+        }
+    }
+
+    struct Scene {
+        spin: Spin,
+        steps: FakeSteps,
+    }
+
+    impl Scene {
+        fn new(limit: Duration) -> Self {
+            let steps = FakeSteps { now_ns: 1, step_ns: US, steps: 0 };
+            let mut spin = Spin::new();
+            spin.set_limit(limit);
+            Scene { spin, steps }
+        }
+
+        /// A wait whose packets come after this time. Returns the steps of its look.
+        fn wait(&mut self, packets: usize, after_ns: u64) -> u64 {
+            let (before, began_at_ns) = (self.steps.steps, self.steps.now_ns);
+            // The look cannot see the clock, so packets count steps.
+            let mut looks_left = after_ns / US;
+            let is_there = &mut || {
+                looks_left = looks_left.saturating_sub(1);
+                looks_left == 0 && packets > 0
+            };
+            self.spin.look_by(&mut self.steps, None, is_there, &mut || false);
+            self.steps.now_ns = self.steps.now_ns.max(began_at_ns + after_ns);
+            self.spin.received_at(self.steps.now_ns, packets, false);
+            self.steps.steps - before
+        }
+
+        fn short_waits(&mut self, count: u64) -> u64 {
+            (0..count).map(|_| self.wait(1, 10 * US)).sum()
+        }
+    }
+
+    #[test]
+    fn a_receiver_looks_after_short_waits_and_finds_what_comes() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        assert_eq!(scene.wait(1, 10 * US), 0, "it knows nothing yet");
+        scene.short_waits(20);
+        let steps = scene.wait(1, 10 * US);
+        assert!((1..=10).contains(&steps), "{steps}");
+    }
+
+    #[test]
+    fn an_idle_receiver_stops_after_one_look() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.short_waits(20);
+        assert_eq!(scene.wait(0, 5 * MS), 50, "no longer than the limit");
+        assert_eq!((0..1000).map(|_| scene.wait(0, 5 * MS)).sum::<u64>(), 0);
+    }
+
+    #[test]
+    fn a_receiver_whose_packets_come_at_long_intervals_never_looks() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        let steps: u64 = (0..1000).map(|_| scene.wait(1, 60 * US)).sum();
+        assert_eq!(steps, 0);
+        assert!(scene.short_waits(20) > 0, "shorter ones change that");
+    }
+
+    #[test]
+    fn a_receiver_of_bursts_sleeps() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.short_waits(20);
+        let look_before = scene.wait(32, 10 * US);
+        let steps: u64 = (0..100).map(|_| scene.wait(32, 10 * US)).sum();
+        assert!(look_before > 0 && steps == 0);
+    }
+
+    #[test]
+    fn who_finds_its_core_wanted_sleeps_longer_and_longer() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.short_waits(50);
+        scene.steps.step_ns = 3 * MS;
+        let mut looks = 0;
+        let began_at_ns = scene.steps.now_ns;
+        while scene.steps.now_ns < began_at_ns + 10_000 * MS {
+            let steps = scene.wait(1, 10 * US);
+            assert!(steps <= 1, "one step is enough to notice");
+            looks += steps;
+            // The mean stays short: only the core keeps it from looking.
+            scene.spin.wait_ns = 10 * US;
+        }
+        assert!((10..=40).contains(&looks), "{looks} looks in ten seconds");
+        scene.steps.step_ns = US;
+        scene.steps.now_ns += REST_NS_MAX;
+        assert!(scene.short_waits(50) > 0, "a core that is free again is used again");
+    }
+
+    #[test]
+    fn a_limit_of_zero_turns_it_off_and_no_limit_is_too_long() {
+        let waker = Waker::new().expect("an eventfd");
+        let mut off = Spin::new();
+        off.set_limit(Duration::ZERO);
+        for _ in 0..100 {
+            assert!(!off.look(&waker, None, || panic!("it looks")));
+            off.received(1, false);
+        }
+        let mut endless = Scene::new(Duration::MAX);
+        endless.short_waits(20);
+        endless.wait(0, 5 * MS);
+    }
+
+    #[test]
+    fn a_call_of_the_waker_and_a_due_timer_end_a_look() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.short_waits(20);
+        let wait = Some(Duration::from_micros(3));
+        let (nothing, called) = (&mut || false, &mut || true);
+        assert!(!scene.spin.look_by(&mut scene.steps, wait, nothing, called));
+        let before = scene.steps.steps;
+        assert!(!scene.spin.look_by(&mut scene.steps, wait, nothing, &mut || false));
+        assert_eq!(scene.steps.steps - before, 3);
+    }
+}
