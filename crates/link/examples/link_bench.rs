@@ -1,7 +1,7 @@
 //! Both ends of a link for `bench/link.py`: a target of a null or memory device, and a load of it.
 //!
 //!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
-//!         [--spin-us 0]
+//!         [--receivers 1] [--spin-us 0]
 //!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2
 //!         [--insecure] [--spin-us 0]
 //!
@@ -92,6 +92,7 @@ fn device(words: &str) -> Result<Arc<dyn BlockDevice>> {
 }
 
 fn target(options: &Options) -> Result<()> {
+    let spin_time_max = options.spin_time_max()?;
     let target = Target::new(
         TargetOptions { spin_time_max, ..TargetOptions::default() },
         options.security(),
@@ -99,9 +100,10 @@ fn target(options: &Options) -> Result<()> {
         unguessable(),
     );
     target.add(EXPORT, Arc::new(Unpacker::new(device(options.get("--device")?)?)), None)?;
-    let _listener = Listener::new(target, &LinkAddress::list(options.get("--listen")?)?, 1)?;
+    let addresses = LinkAddress::list(options.get("--listen")?)?;
+    let receivers = options.get("--receivers").map_or(Ok(1), str::parse)?;
+    let _listener = Listener::new(target, &addresses, receivers)?;
     println!("ready");
-    let spin_time_max = options.spin_time_max()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::carrier::{Carrier, LinkAddress, Peer, TargetListener, Waker, listen, reach};
+use crate::carrier::{Carrier, LinkAddress, Peer, SharedAddress, TargetListener, Waker, reach};
 use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
 use crate::source::PacketSource;
@@ -246,7 +246,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes `target` reachable at these addresses, with this many receiving threads each.
+    /// Makes `target` reachable at these addresses, with this many receiving threads for each UDP
+    /// or Ethernet one.
     pub fn new(
         target: Arc<Target>,
         addresses: &[LinkAddress],
@@ -256,13 +257,15 @@ impl Listener {
         let streams: Arc<Mutex<Streams<Threads>>> = Arc::default();
         let mut reachable_addresses = Vec::new();
         for address in addresses {
-            match listen(address, receivers)? {
+            let shared_address = Arc::new(SharedAddress::new(address.clone(), receivers));
+            match shared_address.listen()? {
                 TargetListener::Packets(carriers) => {
                     reachable_addresses.push(address.to_string());
                     for carrier in carriers {
-                        let (target, address) = (Arc::clone(&target), address.clone());
+                        let (target, shared) = (Arc::clone(&target), Arc::clone(&shared_address));
+                        let address = address.clone();
                         threads.spawn(format!("link-{address}"), move |stop| {
-                            keep_listening(&target, carrier, &address, receivers, &stop);
+                            keep_listening(&target, carrier, &address, &shared, &stop);
                         })?;
                     }
                 }
@@ -361,7 +364,7 @@ fn keep_listening(
     target: &Arc<Target>,
     carrier: Carrier,
     address: &LinkAddress,
-    receivers: usize,
+    shared: &SharedAddress,
     stop: &Stop,
 ) {
     let (mut carrier, mut pause) = (Some(carrier), REOPEN_PAUSE_MIN);
@@ -371,12 +374,12 @@ fn keep_listening(
                 pause = REOPEN_PAUSE_MIN;
                 receive_for_target(target, carrier, stop, None)
             }
-            None => match listen(address, receivers) {
-                Ok(TargetListener::Packets(carriers)) => {
-                    carrier = carriers.into_iter().next();
+            None => match shared.listen_again() {
+                Ok(Some(again)) => {
+                    carrier = Some(again);
                     continue;
                 }
-                Ok(TargetListener::Streams(_)) => return,
+                Ok(None) => return,
                 Err(error) => error,
             },
         };

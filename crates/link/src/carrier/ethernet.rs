@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
+use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameGroup, FrameRing, FrameSocket, Interface};
 
 use super::pace::{FrameBurst, Pace};
 use super::spin::Spin;
@@ -41,6 +41,10 @@ const BURST_FRAMES_MAX: usize = 256;
 /// share a core, it only delays the other.
 const CHECKS_MAX: u32 = 100;
 
+/// Bytes of a packet that say its link: the lowest one of the connection, which is random, and the
+/// link's number.
+const LINK_BYTES: [u32; 2] = [8, 23];
+
 struct EthernetState {
     socket: Arc<FrameSocket>,
     waker: Arc<Waker>,
@@ -60,11 +64,11 @@ pub struct EthernetReceiver {
     /// Whether the last call found frames.
     is_busy: bool,
     pace: Pace,
+    spin: Spin,
 }
 
 impl EthernetReceiver {
     fn has_frame(&self) -> bool {
-    spin: Spin,
         let checks = if self.is_busy { CHECKS_MAX } else { 0 };
         self.ring.has_frame()
             || (0..checks).any(|_| {
@@ -85,6 +89,19 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
     let (pace, spin) = (Pace::new(), Spin::new());
     let receiver = EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace, spin };
     Ok((EthernetSender { shared }, receiver))
+}
+
+/// As [`open_ethernet`], as one of several receivers that share the frames of the interface: all
+/// packets of one link of a connection arrive at the same one.
+///
+/// Errors: also those of [`FrameGroup::add`].
+pub fn open_ethernet_in(
+    group: &FrameGroup,
+    interface: &str,
+) -> io::Result<(EthernetSender, EthernetReceiver)> {
+    let (sender, receiver) = open_ethernet(interface)?;
+    group.add(&sender.shared.socket, &LINK_BYTES)?;
+    Ok((sender, receiver))
 }
 
 /// The first bytes of an Ethernet frame from one station to another.
@@ -163,11 +180,16 @@ impl Receiver for EthernetReceiver {
             }
         });
         self.is_busy = handed > 0;
+        self.spin.received(handed, woken.waker);
         self.pace.took(&burst);
         if let Some((began_at_ns, ended_at_ns)) = slept {
             self.pace.napped(began_at_ns, ended_at_ns, &burst);
         }
         Ok(woken)
+    }
+
+    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
+        self.spin.set_limit(spin_time_max);
     }
 
     fn waker(&self) -> Arc<Waker> {
@@ -180,8 +202,3 @@ fn time_of_day_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
-        self.spin.received(handed, woken.waker);
-    fn set_spin_time_max(&mut self, spin_time_max: Duration) {
-        self.spin.set_limit(spin_time_max);
-    }
-

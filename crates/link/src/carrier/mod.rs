@@ -31,8 +31,10 @@ use std::time::Duration;
 
 pub use address::LinkAddress;
 pub use burst::Burst;
-pub use ethernet::{BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet};
-pub use open::{Carrier, TargetListener, listen, reach};
+pub use ethernet::{
+    BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet, open_ethernet_in,
+};
+pub use open::{Carrier, SharedAddress, TargetListener, reach};
 pub use spin::SPIN_TIME_MAX;
 pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
@@ -100,13 +102,13 @@ pub trait Receiver: Send {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<WakeReasons>;
 
-    /// Ends a wait from another thread.
-    fn waker(&self) -> Arc<Waker>;
-}
     /// Limits the time for which it looks for packets before it sleeps, if they come at short
     /// intervals. At first, and with zero, it always sleeps.
     fn set_spin_time_max(&mut self, spin_time_max: Duration);
 
+    /// Ends a wait from another thread.
+    fn waker(&self) -> Arc<Waker>;
+}
 
 /// The length that the packet at the start of `bytes` declares; none if there are too few bytes.
 fn declared_bytes(bytes: &[u8]) -> Option<usize> {

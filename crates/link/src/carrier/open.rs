@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind};
+use sawmill_sys::net::FrameGroup;
 
 use super::address::HostPort;
 use super::{
     BROADCAST, LinkAddress, Peer, Receiver, Sender, StreamListener, UdpOptions, connect,
-    open_ethernet, open_udp, open_xdp,
+    open_ethernet, open_ethernet_in, open_udp, open_xdp,
 };
 
 /// Both halves of a carrier.
@@ -83,29 +84,78 @@ fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
     })
 }
 
-/// Listens on this address, with `receivers` carriers for UDP; Ethernet and TCP have one.
-///
-/// Errors: as [`reach`].
-pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
-    try_listen(address, receivers).map_err(|error| explained(address, error))
+/// An address of a target, and what its receivers share.
+pub struct SharedAddress {
+    address: LinkAddress,
+    receivers: usize,
+    /// The receivers of an Ethernet interface.
+    group: FrameGroup,
 }
 
-fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
-    Ok(match address {
-        LinkAddress::Udp(host_port) => {
-            let shared_port = receivers > 1;
-            let options =
-                UdpOptions { shared_port, ..udp_options(host_port.resolve()?, host_port) };
-            let carriers = (0..receivers.max(1)).map(|_| Carrier::udp(&options));
-            TargetListener::Packets(carriers.collect::<io::Result<_>>()?)
+impl SharedAddress {
+    /// `receivers` carriers share a UDP or Ethernet address; AF_XDP has one, TCP one per stream.
+    #[must_use]
+    pub fn new(address: LinkAddress, receivers: usize) -> Self {
+        SharedAddress { address, receivers: receivers.max(1), group: FrameGroup::default() }
+    }
+
+    /// Listens.
+    ///
+    /// Errors: as [`reach`].
+    pub fn listen(&self) -> io::Result<TargetListener> {
+        self.try_listen().map_err(|error| explained(&self.address, error))
+    }
+
+    /// Opens one of the carriers again, whose others may still be there. None if it is a stream's.
+    ///
+    /// Errors: as [`reach`].
+    pub fn listen_again(&self) -> io::Result<Option<Carrier>> {
+        let carrier = match &self.address {
+            LinkAddress::Tcp(_) => return Ok(None),
+            _ => self.carrier(),
+        };
+        carrier.map(Some).map_err(|error| explained(&self.address, error))
+    }
+
+    fn try_listen(&self) -> io::Result<TargetListener> {
+        let receivers = match &self.address {
+            LinkAddress::Tcp(host_port) => {
+                let interface = host_port.interface.as_deref();
+                let listener = StreamListener::open(host_port.resolve()?, interface)?;
+                return Ok(TargetListener::Streams(listener));
+            }
+            LinkAddress::Udp(host_port) => {
+                // Sockets that share a port would let those of another target join them, which
+                // would get a part of our packets: so first one that shares it with nobody.
+                if self.receivers > 1 {
+                    let alone = udp_options(host_port.resolve()?, host_port);
+                    drop(Carrier::udp(&alone)?);
+                }
+                self.receivers
+            }
+            LinkAddress::Ethernet(_) => self.receivers,
+            LinkAddress::Xdp(_) => 1,
+        };
+        let carriers = (0..receivers).map(|_| self.carrier());
+        Ok(TargetListener::Packets(carriers.collect::<io::Result<_>>()?))
+    }
+
+    fn carrier(&self) -> io::Result<Carrier> {
+        let is_shared = self.receivers > 1;
+        match &self.address {
+            LinkAddress::Udp(host_port) => {
+                let alone = udp_options(host_port.resolve()?, host_port);
+                Carrier::udp(&UdpOptions { shared_port: is_shared, ..alone })
+            }
+            LinkAddress::Ethernet(name) if is_shared => {
+                let (sender, receiver) = open_ethernet_in(&self.group, name)?;
+                Ok(Carrier::of(sender, receiver))
+            }
+            LinkAddress::Ethernet(name) => Carrier::ethernet(name),
+            LinkAddress::Xdp(name) => Carrier::xdp(name),
+            LinkAddress::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
-        LinkAddress::Tcp(host_port) => {
-            let interface = host_port.interface.as_deref();
-            TargetListener::Streams(StreamListener::open(host_port.resolve()?, interface)?)
-        }
-        LinkAddress::Ethernet(name) => TargetListener::Packets(vec![Carrier::ethernet(name)?]),
-        LinkAddress::Xdp(name) => TargetListener::Packets(vec![Carrier::xdp(name)?]),
-    })
+    }
 }
 
 fn udp_options(local: SocketAddr, host_port: &HostPort) -> UdpOptions {
@@ -155,6 +205,10 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
+    fn listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
+        SharedAddress::new(address.clone(), receivers).listen()
+    }
+
     const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
     fn free_port() -> u16 {
@@ -201,6 +255,8 @@ mod tests {
             panic!("UDP")
         };
         assert_eq!(carriers.len(), 3);
+        let error = listen(&address, 3).err().expect("taken").to_string();
+        assert!(error.contains("another port"), "another target joins none: {error}");
         drop(carriers);
         let _alone = listen(&address, 1).expect("listens");
         let error = listen(&address, 1).err().expect("taken").to_string();

@@ -1,10 +1,14 @@
 //! Raw Ethernet.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use rustix::io::Errno;
 use sawmill_link::carrier::{
-    BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, Peer, Receiver, Sender, open_ethernet,
+    BROADCAST, Burst, ETHERTYPE, EthernetReceiver, EthernetSender, Peer, Receiver, Sender,
+    open_ethernet, open_ethernet_in,
 };
-use sawmill_sys::net::FrameSocket;
+use sawmill_sys::net::{FrameGroup, FrameSocket};
 
 use crate::cable::{Cable, End};
 use crate::packets::{
@@ -214,4 +218,99 @@ fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
     assert!((500..2000).contains(&received), "the ring holds about 900, {received} came");
     assert_eq!(sender.send(&far_sender.own(), &burst, 0).expect("sent"), 100);
     expect_in_order(&mut receiver, 0, 100);
+}
+
+const CONNECTIONS: u8 = 16;
+const LINKS: u8 = 4;
+
+/// Sends a packet of each link of each connection.
+fn send_of_each_link(sender: &EthernetSender, to: &Peer) {
+    for connection in 0..CONNECTIONS {
+        let mut burst = Burst::new(LINKS.into(), usize::from(LINKS) * 60);
+        for link in 0..LINKS {
+            let mut packet = [0; 60];
+            (packet[4], packet[8], packet[23]) = (60, connection * 37, link);
+            assert!(burst.push(&packet));
+        }
+        assert_eq!(sender.send(to, &burst, 0).expect("sent"), usize::from(LINKS));
+    }
+}
+
+/// Receives at all of a group what `rounds` rounds sent. Returns the packets of each, and checks
+/// that none came twice and that each link stayed with one.
+fn receive_of_each_link(receivers: &mut [EthernetReceiver], rounds: usize) -> Vec<usize> {
+    let mut receiver_of_link = HashMap::new();
+    let mut counts = vec![0; receivers.len()];
+    let sent = rounds * usize::from(CONNECTIONS) * usize::from(LINKS);
+    let deadline = std::time::Instant::now() + ANSWER_TIME_MAX;
+    while receiver_of_link.values().any(|(_, count)| *count < rounds)
+        || counts.iter().sum::<usize>() < sent
+    {
+        assert!(std::time::Instant::now() < deadline, "only {counts:?} of {sent} came");
+        for (index, receiver) in receivers.iter_mut().enumerate() {
+            let on_packet = &mut |_: &Peer, packet: &mut [u8]| {
+                let link = (packet[8], packet[23]);
+                let (first, count) = receiver_of_link.entry(link).or_insert((index, 0));
+                assert_eq!(*first, index, "link {link:?} moved");
+                *count += 1;
+                assert!(*count <= rounds, "a packet of link {link:?} came twice");
+            };
+            let woken = receiver.receive(Some(Duration::ZERO), false, on_packet);
+            counts[index] += woken.expect("lives").packets;
+        }
+    }
+    counts
+}
+
+#[test]
+fn receivers_of_a_group_share_the_links_and_each_link_stays_with_one() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (sender, _own) = open(&cable, End::A);
+    let group = FrameGroup::default();
+    let member = || cable.at(End::B, || open_ethernet_in(&group, "cable").expect("a member"));
+    let (mut senders, mut receivers): (Vec<_>, Vec<_>) = (0..3).map(|_| member()).unzip();
+    // Another target on the interface, with a group of its own, gets everything too.
+    let others = FrameGroup::default();
+    let other = || cable.at(End::B, || open_ethernet_in(&others, "cable").expect("a member"));
+    let (_other_senders, mut other_receivers): (Vec<_>, Vec<_>) = (0..2).map(|_| other()).unzip();
+    let to = senders[0].own();
+    for round in 0..3 {
+        (0..5).for_each(|_| send_of_each_link(&sender, &to));
+        let counts = receive_of_each_link(&mut receivers, 5);
+        assert!(counts.iter().all(|count| *count > 0), "round {round}: {counts:?}");
+        let counts = receive_of_each_link(&mut other_receivers, 5);
+        assert!(counts.iter().all(|count| *count > 0), "round {round}: {counts:?}");
+        // One of them leaves and comes back, and then all of them do.
+        let left = if round == 0 { 0..1 } else { 0..3 };
+        senders.drain(left.clone());
+        receivers.drain(left.clone());
+        for _ in left {
+            let (sender, receiver) = member();
+            senders.push(sender);
+            receivers.push(receiver);
+        }
+    }
+}
+
+#[test]
+fn a_group_goes_on_when_its_interface_was_down() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let group = FrameGroup::default();
+    let member = || cable.at(End::B, || open_ethernet_in(&group, "cable").expect("a member"));
+    let (mut senders, mut receivers): (Vec<_>, Vec<_>) = (0..2).map(|_| member()).unzip();
+    cable.link(End::B, &["down"]);
+    let error = receivers[0].receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| ());
+    assert_eq!(errno(&error.expect_err("down")), Some(Errno::NETDOWN));
+    cable.link(End::B, &["up"]);
+    // The first comes back beside the second, which has not noticed.
+    drop((senders.remove(0), receivers.remove(0)));
+    let (new_sender, new_receiver) = member();
+    senders.push(new_sender);
+    receivers.push(new_receiver);
+    let (sender, _own) = open(&cable, End::A);
+    let to = senders[0].own();
+    let _ = receivers[0].receive(Some(Duration::ZERO), false, &mut |_, _| ());
+    send_of_each_link(&sender, &to);
+    let counts = receive_of_each_link(&mut receivers, 1);
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }

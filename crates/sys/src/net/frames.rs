@@ -27,7 +27,7 @@ pub const ETHERNET_HEADER_BYTES: usize = 14;
 /// The most frames in one send call.
 pub const FRAMES_MAX: usize = 64;
 
-const SOL_PACKET: c_int = 263;
+pub(super) const SOL_PACKET: c_int = 263;
 const TPACKET_V2: c_int = 1;
 /// Where the sender's `sockaddr_ll` lies in a slot, by the kernel's TPACKET_ALIGN.
 const SENDER_AT: usize = size_of::<tpacket2_hdr>().next_multiple_of(16);

@@ -1,19 +1,22 @@
 //! Sockets that move many packets with one system call, which the standard library cannot do.
 //!
 //! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse),
-//! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same, bypassing the kernel's
+//! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`FrameGroup`] (several sockets share frames),
+//! [`open_xdp`] (the same, bypassing the kernel's
 //! network layer), [`Interface`] (what the kernel knows of one).
 //!
 //! Invariant: nothing here allocates after construction, and no call waits. Not here: what the
 //! bytes mean, which lengths are right, who waits for what.
 
 mod datagrams;
+mod fanout;
 mod frames;
 mod interface;
 mod name;
 mod xdp;
 
 pub use datagrams::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
+pub use fanout::FrameGroup;
 pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket, split_frame};
 pub use interface::Interface;
 pub use xdp::{XdpInbox, XdpOutbox, XdpSocket, open_xdp};

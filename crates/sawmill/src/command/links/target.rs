@@ -43,8 +43,8 @@ use sawmill_console::units::{exact_size, human_size, parse_size, parse_size_u32}
 
 /// The smallest size of a device; every size is a multiple of it.
 const BLOCK_BYTES: u64 = 512;
-/// Only many small requests on many connections need more than one.
-const RECEIVERS_DEFAULT: u32 = 1;
+/// The most receivers of an address, unless somebody asks for more: each has buffers of 8 MiB.
+const RECEIVERS_DEFAULT_MAX: usize = 8;
 /// Interval of checks for missed signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -95,10 +95,9 @@ pub(in crate::command) struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     connections: u32,
 
-    /// Receiving threads per UDP address.
-    #[arg(long, value_name = "N", default_value_t = RECEIVERS_DEFAULT,
-          value_parser = clap::value_parser!(u32).range(1..=64))]
-    receivers: u32,
+    /// Receiving threads per UDP or Ethernet address. Default: the number of cores, at most 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    receivers: Option<u32>,
 
     #[command(flatten)]
     busy_poll: BusyPollOption,
@@ -200,7 +199,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let mut devices = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
     let target = target(arguments, &name, trust, &mut devices)?;
-    let listening = Listener::new(target, &addresses, arguments.receivers as usize);
+    let listening = Listener::new(target, &addresses, receivers(arguments));
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let report_source = report_source(&name, listener.target());
     serving.set_link_report(Arc::clone(&report_source));
@@ -230,6 +229,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let outcome = close(context.console(), &serving, &sender, &receiver);
     drop(admin);
     outcome
+}
+
+fn receivers(arguments: &Arguments) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.receivers.map_or_else(|| cores().min(RECEIVERS_DEFAULT_MAX), |count| count as usize)
 }
 
 fn refuse_hand_off(request: HandOffRequest) -> bool {
@@ -459,6 +463,7 @@ fn target(
         places_max: arguments.places_max,
         place_bytes_max: arguments.place_bytes_max,
         connections_max: arguments.connections as usize,
+        spin_time_max: arguments.busy_poll.spin_time_max(),
         ..TargetOptions::default()
     };
     let boot = sawmill_sys::boot_id()
@@ -466,7 +471,6 @@ fn target(
     let clock = Arc::new(SteadyClock);
     let target = match trust {
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
-        spin_time_max: arguments.busy_poll.spin_time_max(),
         // A file without machines was refused.
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
             .ok_or_else(|| Failure::usage("--machines lists no machine; add a line"))?,
