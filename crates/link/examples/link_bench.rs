@@ -185,8 +185,10 @@ fn load(options: &Options) -> Result<()> {
         Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
     let attached = InitiatorThreads::new(initiator, &addresses)?;
     let initiator = attached.initiator();
-    let answer = initiator.request_open(EXPORT, OpenMode::default()).wait(ANSWER_TIME_MAX)?;
-    let device = initiator.opened(EXPORT, OpenMode::default(), &answer)?;
+    // Several loads may run at once.
+    let mode = OpenMode { shared: true, ..OpenMode::default() };
+    let answer = initiator.request_open(EXPORT, mode).wait(ANSWER_TIME_MAX)?;
+    let device = initiator.opened(EXPORT, mode, &answer)?;
     let all_open = Instant::now() + ANSWER_TIME_MAX;
     while initiator.status().links.iter().any(|link| !link.open) {
         if Instant::now() > all_open {

@@ -180,7 +180,7 @@ impl Receiver for EthernetReceiver {
             }
         });
         self.is_busy = handed > 0;
-        self.spin.received(handed, woken.waker);
+        self.spin.received(&woken);
         self.pace.took(&burst);
         if let Some((began_at_ns, ended_at_ns)) = slept {
             self.pace.napped(began_at_ns, ended_at_ns, &burst);

@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use super::WakeReasons;
 use super::wait::Waker;
 use crate::clock::{Clock, MS, SteadyClock};
 
@@ -19,11 +20,16 @@ use crate::clock::{Clock, MS, SteadyClock};
 pub const SPIN_TIME_MAX: Duration = Duration::from_micros(50);
 /// After more packets at once than this, a receiver sleeps.
 const PACKETS_MAX: usize = 4;
-/// A longer step to another thread and back means that somebody needs the core.
-const STEP_NS_MAX: u64 = 20_000;
-/// How long a receiver only sleeps after that, the first time and at most.
+/// A longer step to another thread and back means that somebody needs the core. (An interrupt, or a
+/// thread that does a little, takes less.)
+const STEP_NS_MAX: u64 = 100_000;
+/// How long a receiver only sleeps after that, the first time and at most, and how many times as
+/// long each time. What it finds out costs it a turn of the other thread: some milliseconds.
 const REST_NS_MIN: u64 = MS;
-const REST_NS_MAX: u64 = 512 * MS;
+const REST_NS_MAX: u64 = 1000 * MS;
+const REST_GROWTH: u64 = 4;
+/// After this many looks in a row that gave way to nobody for long, the next rest is a first one.
+const CALM_LOOKS: u32 = 32;
 /// How many times the limit a wait counts for at most, and the weight of the newest one.
 const LONG_WAIT_LIMITS: u64 = 16;
 const NEWEST_SHARE: u64 = 4;
@@ -41,6 +47,8 @@ pub(super) struct Spin {
     packets: usize,
     rest_ns: u64,
     rests_until_ns: u64,
+    /// Looks since the last rest that gave way to nobody for long.
+    calm_looks: u32,
     /// The start of the wait under way.
     began_at_ns: Option<u64>,
 }
@@ -71,8 +79,9 @@ impl Spin {
             limit_ns: 0,
             wait_ns: u64::MAX / NEWEST_SHARE,
             packets: 0,
-            rest_ns: REST_NS_MIN,
+            rest_ns: REST_NS_MIN / REST_GROWTH,
             rests_until_ns: 0,
+            calm_looks: 0,
             began_at_ns: None,
         }
     }
@@ -113,35 +122,43 @@ impl Spin {
         }
         let wait_ns = wait.map_or(u64::MAX, |wait| wait.as_nanos().try_into().unwrap_or(u64::MAX));
         let end_ns = began_at_ns.saturating_add(self.limit_ns.min(wait_ns));
-        let mut now = began_at_ns;
+        let (mut now, mut is_found) = (began_at_ns, false);
         while now < end_ns && !is_over() {
-            if is_there() {
-                self.rest_ns = (self.rest_ns - self.rest_ns / 64).max(REST_NS_MIN);
-                return true;
+            is_found = is_there();
+            if is_found {
+                break;
             }
             stepper.step();
             let after = stepper.now_ns();
             if after.saturating_sub(now) > STEP_NS_MAX {
-                self.rests_until_ns = after.saturating_add(self.rest_ns);
-                self.rest_ns = (self.rest_ns * 2).min(REST_NS_MAX);
+                self.rest_from(after);
                 return is_there();
             }
             now = after;
         }
-        false
+        // What is there at once says nothing about the core.
+        self.calm_looks = self.calm_looks.saturating_add(u32::from(now > began_at_ns));
+        is_found
     }
 
-    /// The wait has ended with this many packets; `is_called`: because of the waker.
-    pub(super) fn received(&mut self, packets: usize, is_called: bool) {
+    fn rest_from(&mut self, now: u64) {
+        let longer_ns = (self.rest_ns * REST_GROWTH).min(REST_NS_MAX);
+        self.rest_ns = if self.calm_looks < CALM_LOOKS { longer_ns } else { REST_NS_MIN };
+        self.rests_until_ns = now.saturating_add(self.rest_ns);
+        self.calm_looks = 0;
+    }
+
+    /// The wait has ended.
+    pub(super) fn received(&mut self, reasons: &WakeReasons) {
         if self.limit_ns > 0 {
-            self.received_at(SteadyClock.now_ns(), packets, is_called);
+            self.received_at(SteadyClock.now_ns(), reasons);
         }
     }
 
-    fn received_at(&mut self, now: u64, packets: usize, is_called: bool) {
+    fn received_at(&mut self, now: u64, &WakeReasons { packets, waker, .. }: &WakeReasons) {
         self.packets = packets;
         let Some(began_at_ns) = self.began_at_ns.take() else { return };
-        if packets == 0 && is_called {
+        if packets == 0 && waker {
             return;
         }
         let longest_ns = self.limit_ns * LONG_WAIT_LIMITS;
@@ -202,7 +219,8 @@ mod tests {
             };
             self.spin.look_by(&mut self.steps, None, is_there, &mut || false);
             self.steps.now_ns = self.steps.now_ns.max(began_at_ns + after_ns);
-            self.spin.received_at(self.steps.now_ns, packets, false);
+            let reasons = WakeReasons { packets, ..WakeReasons::default() };
+            self.spin.received_at(self.steps.now_ns, &reasons);
             self.steps.steps - before
         }
 
@@ -248,21 +266,26 @@ mod tests {
     #[test]
     fn who_finds_its_core_wanted_sleeps_longer_and_longer() {
         let mut scene = Scene::new(SPIN_TIME_MAX);
-        scene.short_waits(50);
+        scene.short_waits(20);
         scene.steps.step_ns = 3 * MS;
         let mut looks = 0;
         let began_at_ns = scene.steps.now_ns;
-        while scene.steps.now_ns < began_at_ns + 10_000 * MS {
+        while scene.steps.now_ns < began_at_ns + 4000 * MS {
             let steps = scene.wait(1, 10 * US);
             assert!(steps <= 1, "one step is enough to notice");
             looks += steps;
             // The mean stays short: only the core keeps it from looking.
             scene.spin.wait_ns = 10 * US;
+            // What is there at once says nothing about the core.
+            assert_eq!((0..2).map(|_| scene.wait(1, 0)).sum::<u64>(), 0);
+            scene.spin.wait_ns = 10 * US;
         }
-        assert!((10..=40).contains(&looks), "{looks} looks in ten seconds");
+        assert!((6..=12).contains(&looks), "{looks} looks in four seconds");
         scene.steps.step_ns = US;
         scene.steps.now_ns += REST_NS_MAX;
         assert!(scene.short_waits(50) > 0, "a core that is free again is used again");
+        scene.spin.rest_from(scene.steps.now_ns);
+        assert_eq!(scene.spin.rest_ns, REST_NS_MIN, "and one turn of another costs little");
     }
 
     #[test]
@@ -272,7 +295,7 @@ mod tests {
         off.set_limit(Duration::ZERO);
         for _ in 0..100 {
             assert!(!off.look(&waker, None, || panic!("it looks")));
-            off.received(1, false);
+            off.received(&WakeReasons { packets: 1, ..WakeReasons::default() });
         }
         let mut endless = Scene::new(Duration::MAX);
         endless.short_waits(20);

@@ -357,7 +357,7 @@ impl Receiver for StreamReceiver {
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
         if !ready.readable && !ready.failed {
-            self.spin.received(0, reasons.waker);
+            self.spin.received(&reasons);
             return Ok(reasons);
         }
         match self.read() {
@@ -376,7 +376,7 @@ impl Receiver for StreamReceiver {
         if !self.hand_on(&mut reasons, each) {
             self.end();
         }
-        self.spin.received(reasons.packets, reasons.waker);
+        self.spin.received(&reasons);
         Ok(reasons)
     }
 

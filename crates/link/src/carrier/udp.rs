@@ -195,7 +195,7 @@ impl Receiver for UdpReceiver {
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         if !ready.readable {
-            self.spin.received(0, woken.waker);
+            self.spin.received(&woken);
             return Ok(woken);
         }
         let messages = socket.receive(&mut self.inbox, &mut |from, glued_bytes, bytes| {
@@ -213,7 +213,7 @@ impl Receiver for UdpReceiver {
             }
         })?;
         self.is_busy = messages > 1;
-        self.spin.received(woken.packets, woken.waker);
+        self.spin.received(&woken);
         Ok(woken)
     }
 

@@ -141,7 +141,7 @@ impl Receiver for XdpReceiver {
             }
             None => woken.malformed += 1,
         });
-        self.spin.received(handed, woken.waker);
+        self.spin.received(&woken);
         if handed == 0 && !woken.waker {
             // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;
