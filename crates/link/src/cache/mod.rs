@@ -1,9 +1,9 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read
 //! below, and only dirty bytes travel.
 //!
-//! Modules: `buffers` (the bytes of pages, and copies without the lock), `byte_set` (some bytes of a
-//! page), `page`, `table` (the existing pages), `state` (everything under the lock, with a module
-//! for each operation on it), `options`, `counters`.
+//! Modules: `buffers` (the bytes of pages), `task` (copies without the lock), `byte_set` (some bytes
+//! of a page), `page`, `table` (the existing pages), `state` (everything under the lock, with a
+//! module for each operation on it), `options`, `counters`.
 //!
 //! Invariants:
 //!
@@ -11,7 +11,8 @@
 //!   inside `submit`). Both become work, which one thread at a time does in order: an answer from
 //!   below that makes new work does not deepen the stack.
 //! - Payload is copied without the lock: from a request before it takes effect, to a request after
-//!   what it reads was fixed. Under the lock, only short requests are copied, at most half a page at each end of a longer write, and what was known of a page whose rest arrives.
+//!   what it reads was fixed. Under the lock, only short requests are copied, at most half a page
+//!   at each end of a longer write, and what was known of a page whose rest arrives.
 //! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A
 //!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and
 //!   the writes that wait for room. The bytes stay dirty, reads see them, and the next flush, tick
@@ -33,6 +34,7 @@ mod options;
 mod page;
 mod state;
 mod table;
+mod task;
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -43,9 +45,9 @@ use sawmill_device::{BlockDevice, Geometry, Reply, Request, Result};
 pub use self::counters::CacheCounters;
 pub use self::options::{Options, Policy};
 
-use self::buffers::Task;
 use self::options::CacheSetup;
 use self::state::{CacheState, Work};
+use self::task::Task;
 use crate::packed_device::PackedDevice;
 
 /// The unit of caching.
@@ -121,8 +123,7 @@ impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
         if let Err(error) = request.check(&self.0.geometry) {
             return request.fail(error);
         }
-        let is_cached = self.0.policy != Policy::WriteAround;
-        let task = Task::new(request, is_cached);
+        let task = Task::new(request, self.0.policy);
         let mut state = self.0.state.lock();
         let completed_task = state.start(task);
         self.0.act(state);

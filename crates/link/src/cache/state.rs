@@ -22,10 +22,11 @@ use self::push::Push;
 use self::read::PageRead;
 use self::write_back::PackedPages;
 use super::OutcomeListener;
-use super::buffers::{PageBytes, Task};
+use super::buffers::PageBytes;
 use super::counters::CacheCounters;
 use super::options::{CacheSetup, Policy};
 use super::table::PageTable;
+use super::task::Task;
 
 mod change;
 mod push;

@@ -1,6 +1,7 @@
 //! Copies run without the cache's lock: what happens meanwhile neither waits for them nor shows in
 //! them. A gate stops a request in the middle of its copy, or in its answer, while others go on.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -283,81 +284,104 @@ fn a_write_that_waits_for_room_keeps_the_bytes_it_was_submitted_with() {
     assert_eq!(cache.read_at(100, 9000).unwrap(), expected);
 }
 
-/// Writers fill one range, unaligned over four pages, with one value each time, or a part of it;
-/// readers find the whole range of one write, and the part of one write.
+/// The range in which writers meet, unaligned over four pages; a part of it, and one that is short
+/// enough to be copied under the lock.
+const FIRST: u64 = 1000;
+const LENGTH: usize = 11_000;
+const PART: Range<usize> = 2500..6000;
+const FEW: Range<usize> = 7000..7100;
+
+/// Checks that bytes from `at` on are of one write, and those of each part of one too.
+fn check_untorn(bytes: &[u8], at: usize, seed: u64) {
+    let (mut whole, mut part, mut few) = (None, None, None);
+    for (offset, byte) in bytes.iter().enumerate() {
+        let seen = match at + offset {
+            at if PART.contains(&at) => &mut part,
+            at if FEW.contains(&at) => &mut few,
+            _ => &mut whole,
+        };
+        assert_eq!(*seen.get_or_insert(*byte), *byte, "seed {seed}: torn at {offset}");
+    }
+}
+
+/// What the threads of a meeting share.
+struct Meeting {
+    cache: TestCache,
+    is_evicted: bool,
+    seed: u64,
+    writers: AtomicU64,
+    value: AtomicU64,
+}
+
+impl Meeting {
+    fn is_over(&self) -> bool {
+        self.writers.load(SeqCst) == 0
+    }
+
+    fn write(&self, range: &Range<usize>) {
+        let evictions = &self.cache.counters().evictions;
+        let wants_more =
+            |writes: u64| writes < 1500 || (self.is_evicted && evictions.load(SeqCst) < 100);
+        for _ in (0..).take_while(|writes| wants_more(*writes)) {
+            let byte = self.value.fetch_add(1, SeqCst) as u8;
+            self.cache.write_at(FIRST + range.start as u64, &vec![byte; range.len()]).unwrap();
+        }
+        self.writers.fetch_sub(1, SeqCst);
+    }
+
+    fn read(&self, number: u64) {
+        let mut random = Dice::new(self.seed * 10 + number);
+        while !self.is_over() {
+            // Pages that are fetched may be of different moments.
+            let page = random.below(3) as usize * PAGE as usize;
+            let range = match self.is_evicted {
+                false => 0..LENGTH,
+                true => {
+                    let end = (page + PAGE as usize - FIRST as usize).min(LENGTH);
+                    page.saturating_sub(FIRST as usize)..end
+                }
+            };
+            let bytes = self.cache.read_at(FIRST + range.start as u64, range.len()).unwrap();
+            check_untorn(&bytes, range.start, self.seed);
+        }
+    }
+
+    /// Uses other pages, flushes and writes back.
+    fn disturb(&self) {
+        let mut random = Dice::new(self.seed);
+        while !self.is_over() {
+            let page = 8 + random.below(200);
+            self.cache.read_at(page * PAGE, PAGE as usize).unwrap();
+            let later = Instant::now() + Duration::from_secs(random.below(1 << 20));
+            match random.below(8) {
+                0 => self.cache.flush().unwrap(),
+                1 => self.cache.tick(later),
+                2 => self.cache.write_at(page * PAGE + 5, &[9; 3000]).unwrap(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Writers fill one range with one value each time, or a part of it; readers find the whole range
+/// of one write, and each part of one write.
 fn meet_in_one_range(options: Options, is_evicted: bool, seed: u64) {
-    const FIRST: u64 = 1000;
-    const LENGTH: usize = 11_000;
-    const PART: std::ops::Range<usize> = 2500..6000;
-    /// Short enough to be copied under the lock.
-    const FEW: std::ops::Range<usize> = 7000..7100;
     let (below, cache) = cache_with(options, Mode::Late);
     cache.write_at(FIRST, &[0; LENGTH]).unwrap();
-    let (remaining, value) = (AtomicU64::new(4), AtomicU64::new(0));
-    let check = |bytes: &[u8], address: usize| {
-        let (mut whole, mut part, mut few) = (None, None, None);
-        for (offset, byte) in bytes.iter().enumerate() {
-            let seen = match address + offset {
-                at if PART.contains(&at) => &mut part,
-                at if FEW.contains(&at) => &mut few,
-                _ => &mut whole,
-            };
-            assert_eq!(*seen.get_or_insert(*byte), *byte, "seed {seed}: torn at {offset}");
-        }
-    };
+    let (writers, value) = (AtomicU64::new(4), AtomicU64::new(0));
+    let meeting = Meeting { cache, is_evicted, seed, writers, value };
     thread::scope(|scope| {
-        for number in 0..4 {
-            let (cache, remaining, value) = (&cache, &remaining, &value);
-            scope.spawn(move || {
-                let evictions = &cache.counters().evictions;
-                for _ in (0..1500).chain(
-                    (0..1_000_000).take_while(|_| is_evicted && evictions.load(SeqCst) < 100),
-                ) {
-                    let byte = value.fetch_add(1, SeqCst) as u8;
-                    let range = [0..LENGTH, 0..LENGTH, PART, FEW][number].clone();
-                    cache.write_at(FIRST + range.start as u64, &vec![byte; range.len()]).unwrap();
-                }
-                remaining.fetch_sub(1, SeqCst);
-            });
+        let meeting = &meeting;
+        for range in [0..LENGTH, 0..LENGTH, PART, FEW] {
+            scope.spawn(move || meeting.write(&range));
         }
-        for number in 0..2 {
-            let (cache, remaining, check) = (&cache, &remaining, &check);
-            scope.spawn(move || {
-                let mut random = Dice::new(seed * 10 + number);
-                while remaining.load(SeqCst) > 0 {
-                    // Pages that are fetched may be of different moments.
-                    let page = random.below(3) as usize;
-                    let range = match is_evicted {
-                        false => 0..LENGTH,
-                        true if page == 0 => 0..PAGE as usize - FIRST as usize,
-                        true => {
-                            let start = page * PAGE as usize - FIRST as usize;
-                            start..(start + PAGE as usize).min(LENGTH)
-                        }
-                    };
-                    let bytes = cache.read_at(FIRST + range.start as u64, range.len()).unwrap();
-                    check(&bytes, range.start);
-                }
-            });
-        }
-        let (cache, remaining) = (&cache, &remaining);
-        scope.spawn(move || {
-            let mut random = Dice::new(seed);
-            while remaining.load(SeqCst) > 0 {
-                let page = 8 + random.below(200);
-                cache.read_at(page * PAGE, PAGE as usize).unwrap();
-                match random.below(8) {
-                    0 => cache.flush().unwrap(),
-                    1 => cache.tick(Instant::now() + Duration::from_secs(random.below(1 << 20))),
-                    2 => cache.write_at(page * PAGE + 5, &[9; 3000]).unwrap(),
-                    _ => {}
-                }
-            }
-        });
+        (0..2).for_each(|number| drop(scope.spawn(move || meeting.read(number))));
+        scope.spawn(|| meeting.disturb());
     });
+    let cache = &meeting.cache;
     cache.flush().unwrap();
     let bytes = cache.read_at(FIRST, LENGTH).unwrap();
-    check(&bytes, 0);
+    check_untorn(&bytes, 0, seed);
     assert!(below.memory().read_at(FIRST, LENGTH).unwrap() == bytes);
     assert_eq!(cache.counters().dirty_bytes.load(SeqCst), 0);
     assert_eq!(is_evicted, cache.counters().evictions.load(SeqCst) > 0);

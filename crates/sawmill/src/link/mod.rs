@@ -18,6 +18,24 @@ use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
+/// The most receivers of an address, unless somebody asks for more: each has buffers of 8 MiB.
+const RECEIVERS_DEFAULT_MAX: usize = 8;
+
+/// How many threads of a target receive at an address.
+#[derive(Args)]
+pub(crate) struct ReceiversOption {
+    /// Receiving threads per UDP or Ethernet address. Default: the number of cores, at most 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    receivers: Option<u32>,
+}
+
+impl ReceiversOption {
+    pub(crate) fn count(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.receivers.map_or_else(|| cores().min(RECEIVERS_DEFAULT_MAX), |count| count as usize)
+    }
+}
+
 /// How the receivers of a link wait.
 #[derive(Args)]
 pub(crate) struct BusyPollOption {

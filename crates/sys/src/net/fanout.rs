@@ -38,6 +38,7 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 /// Sockets that share the frames of an interface.
 #[derive(Default)]
 pub struct FrameGroup {
+    /// Bounded by the receivers of an address.
     members: Mutex<Vec<Weak<FrameSocket>>>,
 }
 
@@ -93,8 +94,8 @@ fn choose_by(socket: &FrameSocket, payload_bytes: &[u32]) -> io::Result<()> {
     let program = sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     let length = size_of::<sock_fprog>() as libc::socklen_t;
     let (descriptor, from) = (socket.as_fd().as_raw_fd(), (&raw const program).cast());
-    // SAFETY: the kernel reads one `struct sock_fprog`, and the steps behind its pointer, which live
-    // until the end of this function, and keeps neither.
+    // SAFETY: the kernel reads one `struct sock_fprog`, and the steps behind its pointer, which
+    // live until the end of this function, and keeps neither.
     counted(unsafe { libc::setsockopt(descriptor, SOL_PACKET, PACKET_FANOUT_DATA, from, length) })
         .map(|_| ())
 }

@@ -15,9 +15,9 @@ use std::ops::Range;
 use sawmill_device::{Error, Exchange, Operation, Request};
 
 use super::{CacheState, Work};
-use crate::cache::buffers::Task;
 use crate::cache::options::Policy;
 use crate::cache::table::{overlap, page_slice, pages_of};
+use crate::cache::task::Task;
 
 /// The pages of one change.
 pub(super) struct PageLock {

@@ -15,8 +15,8 @@ use std::ops::Range;
 use sawmill_device::{Error, Reply};
 
 use super::{CacheState, Work};
-use crate::cache::buffers::Task;
 use crate::cache::table::pages_of;
+use crate::cache::task::Task;
 
 /// A request that waits until all writes to some pages, up to its own number, are below.
 pub(super) struct Push {

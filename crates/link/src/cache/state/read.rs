@@ -1,10 +1,10 @@
 //! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
 //!
 //! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page
-//! just waits. Fetched bytes never replace known ones. What a read wants of each page is fixed under
-//! the lock, by a reference to bytes that were known when or after the read was submitted (D3).
-//! A read that waits keeps such references; what they hold beyond the cache is no more than what
-//! the doors admit.
+//! just waits. Fetched bytes never replace known ones. What a read wants of each page is fixed
+//! under the lock, by a reference to bytes that were known when or after the read was submitted
+//! (D3). A read that waits keeps such references; what they hold beyond the cache is no more than
+//! what the doors admit.
 //!
 //! Not here: which page is evicted for a new one (`table`), waiting for a change (`change`).
 
@@ -15,8 +15,9 @@ use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result}
 
 use super::{CacheState, Work};
 use crate::cache::PAGE_BYTES;
-use crate::cache::buffers::{self, PageBytes, Task};
+use crate::cache::buffers::{self, PageBytes};
 use crate::cache::table::{page_slice, page_slices};
+use crate::cache::task::{Task, filled};
 
 /// A read that waits for pages.
 pub(super) struct PageRead {
@@ -81,7 +82,7 @@ impl CacheState {
             let me = self.me.clone();
             let on_outcome = move |outcome: Result<Reply>, bytes: Vec<u8>| {
                 let Some(me) = me.upgrade() else { return };
-                let mut pages = buffers::filled(address, length, |offset, into| {
+                let mut pages = filled(address, length, |offset, into| {
                     let start = offset as usize;
                     into.copy_from_slice(&bytes[start..start + into.len()]);
                 });

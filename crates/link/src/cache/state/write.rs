@@ -1,8 +1,8 @@
 //! A write into the cache: it never reads below (BASS §3.3). Without room, it waits, with a copy of
 //! its bytes: no more than the doors admit.
 //!
-//! Invariants: all bytes of a write appear at once. Writes that wait for room start in order, and wait only while a write-back is in
-//! flight or about to start: its outcome starts or fails them.
+//! Invariants: all bytes of a write appear at once. Writes that wait for room start in order, and
+//! wait only while a write-back is in flight or about to start: its outcome starts or fails them.
 //!
 //! Not here: write-around (`change`), when a FUA or write-through write is answered (`push`), the
 //! writing below (`write_back`).
@@ -13,10 +13,10 @@ use sawmill_device::{Error, Request};
 
 use super::push::NextStep;
 use super::{CacheState, Work};
-use crate::cache::buffers::Task;
 use crate::cache::options::Policy;
 use crate::cache::page::NEVER;
 use crate::cache::table::{page_slices, pages_of};
+use crate::cache::task::Task;
 
 impl CacheState {
     /// Returns the write if it is done.

@@ -33,7 +33,7 @@ use crate::link::end_report::{ConnectionReport, EndReport, ReportSource, StatusL
 use crate::link::location::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
-use crate::link::{BusyPollOption, KeyOptions, key_failed};
+use crate::link::{BusyPollOption, KeyOptions, ReceiversOption, key_failed};
 use crate::listening::AdminOption;
 use crate::plan::{CachePlan, ServePlan};
 use crate::serving::ServeProcess;
@@ -43,8 +43,6 @@ use sawmill_console::units::{exact_size, human_size, parse_size, parse_size_u32}
 
 /// The smallest size of a device; every size is a multiple of it.
 const BLOCK_BYTES: u64 = 512;
-/// The most receivers of an address, unless somebody asks for more: each has buffers of 8 MiB.
-const RECEIVERS_DEFAULT_MAX: usize = 8;
 /// Interval of checks for missed signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -95,9 +93,8 @@ pub(in crate::command) struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     connections: u32,
 
-    /// Receiving threads per UDP or Ethernet address. Default: the number of cores, at most 8.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    receivers: Option<u32>,
+    #[command(flatten)]
+    receivers: ReceiversOption,
 
     #[command(flatten)]
     busy_poll: BusyPollOption,
@@ -199,7 +196,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let mut devices = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
     let target = target(arguments, &name, trust, &mut devices)?;
-    let listening = Listener::new(target, &addresses, receivers(arguments));
+    let listening = Listener::new(target, &addresses, arguments.receivers.count());
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let report_source = report_source(&name, listener.target());
     serving.set_link_report(Arc::clone(&report_source));
@@ -229,11 +226,6 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let outcome = close(context.console(), &serving, &sender, &receiver);
     drop(admin);
     outcome
-}
-
-fn receivers(arguments: &Arguments) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    arguments.receivers.map_or_else(|| cores().min(RECEIVERS_DEFAULT_MAX), |count| count as usize)
 }
 
 fn refuse_hand_off(request: HandOffRequest) -> bool {
