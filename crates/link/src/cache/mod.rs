@@ -1,9 +1,9 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read
 //! below, and only dirty bytes travel.
 //!
-//! Modules: `buffers` (the bytes of pages), `task` (copies without the lock), `byte_set` (some bytes
-//! of a page), `page`, `table` (the existing pages), `state` (everything under the lock, with a
-//! module for each operation on it), `options`, `counters`.
+//! Modules: `buffers` (the bytes of pages), `task` (copies without the lock), `byte_set` (some
+//! bytes of a page), `page`, `table` (the existing pages), `state` (everything under the lock, with
+//! a module for each operation on it), `options`, `counters`.
 //!
 //! Invariants:
 //!
