@@ -33,6 +33,8 @@ pub const BROADCAST: Peer = Peer::Ethernet([0xFF; 6]);
 /// About 900 jumbo frames: two thirds of a millisecond at 100 Gb/s, seven milliseconds at 10.
 const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
+/// More frames than a ring holds: a slot takes 128 bytes at least.
+const RING_FRAMES_MAX: usize = RING_BYTES / 128;
 /// After this many frames the receiver returns, so that others get their turn.
 const BURST_FRAMES_MAX: usize = 256;
 /// Ethernet frames often come in bursts. So after a frame, the ring is polled for about 2 us (the
@@ -99,8 +101,10 @@ pub fn open_ethernet_in(
     group: &FrameGroup,
     interface: &str,
 ) -> io::Result<(EthernetSender, EthernetReceiver)> {
-    let (sender, receiver) = open_ethernet(interface)?;
+    let (sender, mut receiver) = open_ethernet(interface)?;
     group.add(&sender.shared.socket, &LINK_BYTES)?;
+    // What came before it joined came to the others, too.
+    receiver.ring.receive(RING_FRAMES_MAX, &mut |_| ());
     Ok((sender, receiver))
 }
 

@@ -224,12 +224,12 @@ const CONNECTIONS: u8 = 16;
 const LINKS: u8 = 4;
 
 /// Sends a packet of each link of each connection.
-fn send_of_each_link(sender: &EthernetSender, to: &Peer) {
+pub(crate) fn send_of_each_link(sender: &EthernetSender, to: &Peer) {
     for connection in 0..CONNECTIONS {
         let mut burst = Burst::new(LINKS.into(), usize::from(LINKS) * 60);
         for link in 0..LINKS {
             let mut packet = [0; 60];
-            (packet[4], packet[8], packet[23]) = (60, connection * 37, link);
+            (packet[4], packet[8], packet[23]) = (60, connection.wrapping_mul(37), link);
             assert!(burst.push(&packet));
         }
         assert_eq!(sender.send(to, &burst, 0).expect("sent"), usize::from(LINKS));
@@ -238,7 +238,10 @@ fn send_of_each_link(sender: &EthernetSender, to: &Peer) {
 
 /// Receives at all of a group what `rounds` rounds sent. Returns the packets of each, and checks
 /// that none came twice and that each link stayed with one.
-fn receive_of_each_link(receivers: &mut [EthernetReceiver], rounds: usize) -> Vec<usize> {
+pub(crate) fn receive_of_each_link(
+    receivers: &mut [EthernetReceiver],
+    rounds: usize,
+) -> Vec<usize> {
     let mut receiver_of_link = HashMap::new();
     let mut counts = vec![0; receivers.len()];
     let sent = rounds * usize::from(CONNECTIONS) * usize::from(LINKS);

@@ -3,6 +3,7 @@
 
 mod cable;
 mod ethernet;
+mod groups;
 mod packets;
 mod quiet;
 mod tcp;

@@ -5,8 +5,8 @@
 //! socket. So a small program chooses, by the sender and by some bytes of the payload.
 //!
 //! Invariants: a frame goes to one socket; frames from one sender that are equal in those bytes go
-//! to the same one, as long as the group has the same sockets. A group is this process's own. Not
-//! here: the sockets (`frames`).
+//! to the same one, as long as the group has the same sockets. A group is this process's own. A
+//! socket leaves it when its ring is dropped. Not here: the sockets (`frames`).
 
 use std::ffi::c_int;
 use std::io;
@@ -45,18 +45,25 @@ pub struct FrameGroup {
 impl FrameGroup {
     /// Adds a bound socket. The group deals frames out by the sender and these bytes of a payload.
     ///
-    /// Errors: those of the kernel; then the socket receives all frames.
+    /// Errors: those of the kernel; EOPNOTSUPP if it is too old (before Linux 4.12); EAGAIN if the
+    /// group ended just now. Then the socket receives all frames.
     pub fn add(&self, socket: &Arc<FrameSocket>, payload_bytes: &[u32]) -> io::Result<()> {
         let mut members = self.members.lock();
-        members.retain(|member| member.strong_count() > 0);
-        // A socket that is held here keeps the number of its group from others. It may belong to
-        // an interface that was removed since: then the kernel refuses.
-        let joined = members.iter().rev().filter_map(Weak::upgrade).any(|member| {
-            number_of(&member).and_then(|number| join(socket, number, BY_PROGRAM)).is_ok()
+        members.retain(|member| member.upgrade().is_some_and(|socket| number_of(&socket).is_ok()));
+        // A member may belong to an interface that was removed since: then the kernel refuses.
+        let joined = members.iter().rev().filter_map(Weak::upgrade).find(|member| {
+            number_of(member).and_then(|number| join(socket, number, BY_PROGRAM)).is_ok()
         });
-        if !joined {
-            join(socket, 0, BY_PROGRAM | NEW_NUMBER)?;
-            choose_by(socket, payload_bytes)?;
+        match joined {
+            // Who was a member before and after the join kept the group's number from others.
+            Some(member) if number_of(&member).is_err() => {
+                return Err(rustix::io::Errno::AGAIN.into());
+            }
+            Some(_) => {}
+            None => {
+                join(socket, 0, BY_PROGRAM | NEW_NUMBER).map_err(of_old_kernel)?;
+                choose_by(socket, payload_bytes)?;
+            }
         }
         members.push(Arc::downgrade(socket));
         Ok(())
@@ -65,6 +72,14 @@ impl FrameGroup {
 
 fn join(socket: &FrameSocket, number: c_int, how: c_int) -> io::Result<()> {
     set_number(socket, SOL_PACKET, PACKET_FANOUT, number | how << 16)
+}
+
+/// A kernel that does not know how to find a number takes that for an invalid one.
+fn of_old_kernel(error: io::Error) -> io::Error {
+    match rustix::io::Errno::from_io_error(&error) {
+        Some(rustix::io::Errno::INVAL) => rustix::io::Errno::OPNOTSUPP.into(),
+        _ => error,
+    }
 }
 
 /// The number of a socket's group.

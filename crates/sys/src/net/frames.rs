@@ -6,7 +6,8 @@
 //!
 //! Invariants: a slot is ours from the moment the kernel sets USER until we set KERNEL; slots are
 //! used in cyclic order; never promiscuous; frames that we sent, that are for others, or whose
-//! sender is a group address are not passed on. Not here: what the payload is.
+//! sender is a group address are not passed on; nothing arrives at a socket whose ring was dropped,
+//! and it can still send. Not here: what the payload is.
 
 use std::ffi::c_int;
 use std::io;
@@ -69,6 +70,9 @@ pub struct Frame<'a> {
 /// Where frames arrive.
 pub struct FrameRing {
     socket: Arc<FrameSocket>,
+    /// What takes the socket's place when the ring is dropped. It is opened early, because a drop
+    /// cannot fail.
+    sending_socket: OwnedFd,
     mapping: Mapping,
     slot_bytes: usize,
     slots_per_block: usize,
@@ -96,8 +100,10 @@ impl FrameSocket {
             return Err(rustix::io::Errno::NETDOWN.into());
         }
         // Without a protocol, nothing arrives before the ring exists.
-        let descriptor =
-            socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let descriptor = open_silent()?;
+        let sending_socket = open_silent()?;
+        grow_buffers(&sending_socket, send_buffer_bytes)?;
+        bind_to_type(&sending_socket, interface.index, 0)?;
         set_number(&descriptor, SOL_PACKET, libc::PACKET_VERSION, TPACKET_V2)?;
         set_number(&descriptor, SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         grow_buffers(&descriptor, send_buffer_bytes)?;
@@ -114,6 +120,7 @@ impl FrameSocket {
         let socket = Arc::new(FrameSocket { descriptor, interface });
         let ring = FrameRing {
             socket: socket.clone(),
+            sending_socket,
             mapping,
             slot_bytes,
             slots_per_block,
@@ -239,6 +246,18 @@ impl AsFd for FrameRing {
     }
 }
 
+impl Drop for FrameRing {
+    /// Others may send by the socket for a long time. If it could receive, it would take frames
+    /// that nobody reads from the group it belongs to.
+    fn drop(&mut self) {
+        let (from, to) = (self.sending_socket.as_raw_fd(), self.socket.descriptor.as_raw_fd());
+        // SAFETY: `self` owns the one descriptor and shares the other, so both are open, and the
+        // second stays so: only what it stands for changes. The receiving socket goes away with its
+        // mapping, right after this. The call cannot fail: it needs no new number.
+        let _ = unsafe { libc::dup3(from, to, libc::O_CLOEXEC) };
+    }
+}
+
 struct GiveBack<'a>(&'a AtomicU32);
 
 impl Drop for GiveBack<'_> {
@@ -247,6 +266,12 @@ impl Drop for GiveBack<'_> {
     }
 }
 
+/// A socket that receives nothing until it is bound to a type.
+fn open_silent() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Type 0: nothing arrives.
 fn bind_to_type(descriptor: &OwnedFd, index: u32, ethertype: u16) -> io::Result<()> {
     let address = sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,

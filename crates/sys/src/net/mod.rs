@@ -2,8 +2,8 @@
 //!
 //! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse),
 //! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`FrameGroup`] (several sockets share frames),
-//! [`open_xdp`] (the same, bypassing the kernel's
-//! network layer), [`Interface`] (what the kernel knows of one).
+//! [`open_xdp`] (the same, bypassing the kernel's network layer), [`Interface`] (what the kernel
+//! knows of one).
 //!
 //! Invariant: nothing here allocates after construction, and no call waits. Not here: what the
 //! bytes mean, which lengths are right, who waits for what.
