@@ -3,7 +3,8 @@
 //!
 //! A thread receives a burst of packets, sends what they led to in full packets, and then checks
 //! the timers. A carrier that fails is reopened, with growing pauses, for as long as its initiator
-//! lives.
+//! lives. Of several threads at one address, the first follows all timers, and another those of
+//! connections whose packets it has just taken.
 //!
 //! Invariants: threads end when their owner is dropped, and are waited for. (A thread whose own
 //! answer drops the owner ends after that answer.) A thread never sleeps longer than a second, and
@@ -261,11 +262,13 @@ impl Listener {
             match shared_address.listen()? {
                 TargetListener::Packets(carriers) => {
                     reachable_addresses.push(address.to_string());
-                    for carrier in carriers {
+                    for (index, carrier) in carriers.into_iter().enumerate() {
                         let (target, shared) = (Arc::clone(&target), Arc::clone(&shared_address));
                         let address = address.clone();
+                        let timers = if index == 0 { Timers::All } else { Timers::OfItsPackets };
                         threads.spawn(format!("link-{address}"), move |stop| {
-                            keep_listening(&target, carrier, &address, &shared, &stop);
+                            let receiving = Receiving { target: &target, stop: &stop, timers };
+                            receiving.keep_listening(carrier, &address, &shared);
                         })?;
                     }
                 }
@@ -332,12 +335,14 @@ fn accept(
                 // immediately.
                 drop(evicted_stream);
                 let is_known = Arc::new(AtomicBool::new(false));
-                let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
+                let mut carrier =
+                    Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
                 let target = Arc::clone(target);
                 let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
                 let thread_is_known = Arc::clone(&is_known);
                 let spawned = threads.spawn(format!("link-{from}"), move |stop| {
-                    let error = receive_for_target(&target, carrier, &stop, Some(&thread_is_known));
+                    let receiving = Receiving { target: &target, stop: &stop, timers: Timers::All };
+                    let error = receiving.receive(&mut carrier, Some(&thread_is_known));
                     tracing::debug!("link: stream from {from}: {error}");
                 });
                 match spawned {
@@ -359,87 +364,191 @@ fn accept(
     }
 }
 
-/// Receives, and reopens the carrier when it fails: an interface that was down may come back.
-fn keep_listening(
-    target: &Arc<Target>,
-    carrier: Carrier,
-    address: &LinkAddress,
-    shared: &SharedAddress,
-    stop: &Stop,
-) {
-    let (mut carrier, mut pause) = (Some(carrier), REOPEN_PAUSE_MIN);
-    while !stop.is_set() {
-        let error = match carrier.take() {
-            Some(carrier) => {
-                pause = REOPEN_PAUSE_MIN;
-                receive_for_target(target, carrier, stop, None)
-            }
-            None => match shared.listen_again() {
-                Ok(Some(again)) => {
-                    carrier = Some(again);
-                    continue;
+/// Which timers end the waits of a thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Timers {
+    All,
+    /// Those of all connections too, but only while packets of one arrive here: another thread
+    /// keeps the rest.
+    OfItsPackets,
+}
+
+/// A receiving thread of a target.
+struct Receiving<'a> {
+    target: &'a Arc<Target>,
+    stop: &'a Stop,
+    timers: Timers,
+}
+
+impl Receiving<'_> {
+    /// Receives, and reopens the carrier when it fails: an interface that was down may come back.
+    fn keep_listening(&self, carrier: Carrier, address: &LinkAddress, shared: &SharedAddress) {
+        let (mut carrier, mut pause) = (Some(carrier), REOPEN_PAUSE_MIN);
+        while !self.stop.is_set() {
+            let error = match &mut carrier {
+                Some(open) => {
+                    pause = REOPEN_PAUSE_MIN;
+                    let error = self.receive(open, None);
+                    if shared.reopens() {
+                        carrier = None;
+                    }
+                    error
                 }
-                Ok(None) => return,
-                Err(error) => error,
-            },
-        };
-        if stop.is_set() {
-            return;
+                None => match shared.listen_again() {
+                    Ok(Some(again)) => {
+                        tracing::info!("link {address}: reopened");
+                        carrier = Some(again);
+                        continue;
+                    }
+                    Ok(None) => return,
+                    Err(error) => error,
+                },
+            };
+            if self.stop.is_set() {
+                return;
+            }
+            let message = error.to_string();
+            if shared.is_news(&message) {
+                tracing::warn!("link {address}: {message}; trying again");
+            }
+            self.stop.pause(pause);
+            pause = (pause * 2).min(REOPEN_PAUSE_MAX);
         }
-        tracing::warn!("link {address}: {error}; reopening it");
-        stop.pause(pause);
-        pause = (pause * 2).min(REOPEN_PAUSE_MAX);
+    }
+
+    fn wait(&self, is_lively: bool) -> Duration {
+        match self.timers {
+            Timers::OfItsPackets if !is_lively => Duration::from_nanos(WAIT_NS_MAX),
+            _ => wait_of(self.target.deadline_ns(), is_lively),
+        }
+    }
+
+    /// Receives until the carrier fails or it is time to stop. A stranger's stream has limited
+    /// time; `is_known` is set when it is no longer a stranger's.
+    fn receive(&self, carrier: &mut Carrier, is_known: Option<&AtomicBool>) -> io::Error {
+        let Receiving { target, stop, .. } = *self;
+        let began_at_ns = SteadyClock.now_ns();
+        let waker = carrier.receiver.waker();
+        stop.listen(&waker);
+        let sender = Arc::clone(&carrier.sender);
+        let mut touched: Vec<u64> = Vec::with_capacity(TOUCHED_MAX);
+        let (mut lively_until_ns, mut next_tick_at_ns) = (0, 0);
+        while !stop.is_set() {
+            let is_lively = SteadyClock.now_ns() < lively_until_ns;
+            carrier.receiver.set_spin_time_max(spin_time(target.spin_time_max(), is_lively));
+            let blocked = target.is_blocked(&sender);
+            let mut is_taken = false;
+            let on_packet = &mut |peer: &Peer, packet: &mut [u8]| {
+                if let Some(connection) = Target::connection_of(packet)
+                    && !touched.contains(&connection)
+                    && touched.len() < TOUCHED_MAX
+                    && target.begin_burst(connection)
+                {
+                    touched.push(connection);
+                }
+                let from = Arrival { sender: &sender, waker: Some(&waker), peer };
+                is_taken |= target.receive(from, packet);
+            };
+            let woken = carrier.receiver.receive(Some(self.wait(is_lively)), blocked, on_packet);
+            let now = SteadyClock.now_ns();
+            let is_stranger = !is_taken && lively_until_ns == 0;
+            if is_stranger && is_known.is_some() && now - began_at_ns > STRANGER_NS_MAX {
+                touched.drain(..).for_each(|connection| target.end_burst(connection));
+                return io::Error::other("it carried no packet of any connection");
+            }
+            // Anyone can repeat a packet, so only one that was taken says whose thread this is.
+            if is_taken {
+                is_known.iter().for_each(|is_known| is_known.store(true, Ordering::Relaxed));
+                lively_until_ns = now + SECOND;
+            }
+            touched.drain(..).for_each(|connection| target.end_burst(connection));
+            // However busy one connection is, the timers of the others must run.
+            if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_at_ns {
+                next_tick_at_ns = now + LIVELY_WAIT_NS_MAX;
+                target.tick();
+            }
+            if let Err(error) = woken {
+                return error;
+            }
+        }
+        io::Error::other("stopped on request")
     }
 }
 
-/// Receives until the carrier fails or it is time to stop. A stranger's stream has limited time;
-/// `is_known` is set when it is no longer a stranger's.
-fn receive_for_target(
-    target: &Arc<Target>,
-    mut carrier: Carrier,
-    stop: &Stop,
-    is_known: Option<&AtomicBool>,
-) -> io::Error {
-    let began_at_ns = SteadyClock.now_ns();
-    let waker = carrier.receiver.waker();
-    stop.listen(&waker);
-    let sender = Arc::clone(&carrier.sender);
-    let mut touched: Vec<u64> = Vec::with_capacity(TOUCHED_MAX);
-    let (mut lively_until_ns, mut next_tick_at_ns) = (0, 0);
-    while !stop.is_set() {
-        let now = SteadyClock.now_ns();
-        let is_lively = now < lively_until_ns;
-        let wait = wait_of(target.deadline_ns(), is_lively);
-        carrier.receiver.set_spin_time_max(spin_time(target.spin_time_max(), is_lively));
-        let blocked = target.is_blocked(&sender);
-        let woken = carrier.receiver.receive(Some(wait), blocked, &mut |peer, packet| {
-            if let Some(connection) = Target::connection_of(packet)
-                && !touched.contains(&connection)
-                && touched.len() < TOUCHED_MAX
-                && target.begin_burst(connection)
-            {
-                touched.push(connection);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::carrier::{Burst, Receiver, Sender, StreamListener, WakeReasons};
+    use crate::session::{Security, unguessable};
+    use crate::target::TargetOptions;
+
+    /// Fails once, and then ends its thread.
+    struct FailingReceiver {
+        calls: Arc<Mutex<u32>>,
+        stop: Arc<Stop>,
+        waker: Arc<Waker>,
+    }
+
+    impl Receiver for FailingReceiver {
+        fn receive(
+            &mut self,
+            _: Option<Duration>,
+            _: bool,
+            _: &mut dyn FnMut(&Peer, &mut [u8]),
+        ) -> io::Result<WakeReasons> {
+            let mut calls = self.calls.lock();
+            *calls += 1;
+            if *calls == 1 {
+                return Err(io::ErrorKind::ConnectionAborted.into());
             }
-            target.receive(Arrival { sender: &sender, waker: Some(&waker), peer }, packet);
-        });
-        let now = SteadyClock.now_ns();
-        let is_stranger = touched.is_empty() && lively_until_ns == 0;
-        if is_stranger && is_known.is_some() && now - began_at_ns > STRANGER_NS_MAX {
-            return io::Error::other("it carried no packet of any connection");
+            self.stop.set();
+            Ok(WakeReasons::default())
         }
-        if !touched.is_empty() {
-            is_known.iter().for_each(|is_known| is_known.store(true, Ordering::Relaxed));
-            lively_until_ns = now + SECOND;
-            touched.drain(..).for_each(|connection| target.end_burst(connection));
-        }
-        // However busy one connection is, the timers of the others must run.
-        if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_at_ns {
-            next_tick_at_ns = now + LIVELY_WAIT_NS_MAX;
-            target.tick();
-        }
-        if let Err(error) = woken {
-            return error;
+
+        fn set_spin_time_max(&mut self, _: Duration) {}
+
+        fn waker(&self) -> Arc<Waker> {
+            Arc::clone(&self.waker)
         }
     }
-    io::Error::other("stopped on request")
+
+    struct SilentSender;
+
+    impl Sender for SilentSender {
+        fn packet_bytes_max(&self, _: &Peer) -> usize {
+            1500
+        }
+
+        fn send(&self, _: &Peer, burst: &Burst, from: usize) -> io::Result<usize> {
+            Ok(burst.len() - from)
+        }
+    }
+
+    fn target() -> Arc<Target> {
+        let options = TargetOptions::default();
+        Target::new(options, Security::Insecure, Arc::new(SteadyClock), unguessable())
+    }
+
+    fn waker() -> Arc<Waker> {
+        let any = ([127, 0, 0, 1], 0).into();
+        StreamListener::open(any, None).expect("a listener").waker()
+    }
+
+    #[test]
+    fn a_udp_socket_whose_receiver_failed_is_used_on_since_links_may_send_by_it() {
+        // Nobody can open it.
+        let address: LinkAddress = "udp:192.0.2.1:9".parse().expect("an address");
+        let shared = SharedAddress::new(address.clone(), 2);
+        let (stop, calls) = (Arc::<Stop>::default(), Arc::<Mutex<u32>>::default());
+        let receiver = FailingReceiver { calls: calls.clone(), stop: stop.clone(), waker: waker() };
+        let carrier = Carrier { sender: Arc::new(SilentSender), receiver: Box::new(receiver) };
+        let receiving = Receiving { target: &target(), stop: &stop, timers: Timers::All };
+        let late_stop = Arc::clone(&stop);
+        thread::spawn(move || {
+            thread::sleep(Duration::from_secs(20));
+            late_stop.set();
+        });
+        receiving.keep_listening(carrier, &address, &shared);
+        assert_eq!(*calls.lock(), 2);
+    }
 }

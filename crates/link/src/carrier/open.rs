@@ -1,13 +1,16 @@
 //! Opens carriers for the addresses that users write: an initiator connects, a target listens.
 //!
-//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links
-//! at a time.
+//! Invariants: an error says which address, what is wrong, and what to do. Receivers share an
+//! address with others of the same target alone. Not here: several links at a time.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind};
 use sawmill_sys::net::FrameGroup;
@@ -90,13 +93,44 @@ pub struct SharedAddress {
     receivers: usize,
     /// The receivers of an Ethernet interface.
     group: FrameGroup,
+    /// Keeps a UDP address from the receivers of other targets, which could join ours otherwise.
+    claim: Mutex<Option<UnixDatagram>>,
+    /// What was said about carriers that are to be opened again.
+    said: Mutex<Vec<String>>,
 }
+
+/// The most messages that are remembered because they were said.
+const SAID_MAX: usize = 16;
 
 impl SharedAddress {
     /// `receivers` carriers share a UDP or Ethernet address; AF_XDP has one, TCP one per stream.
     #[must_use]
     pub fn new(address: LinkAddress, receivers: usize) -> Self {
-        SharedAddress { address, receivers: receivers.max(1), group: FrameGroup::default() }
+        SharedAddress {
+            address,
+            receivers: receivers.max(1),
+            group: FrameGroup::default(),
+            claim: Mutex::default(),
+            said: Mutex::default(),
+        }
+    }
+
+    /// Whether a carrier that reported an error is to be dropped and opened again. A UDP socket
+    /// is not at its end then, and another one could not take its place while links send by it.
+    #[must_use]
+    pub fn reopens(&self) -> bool {
+        !matches!(self.address, LinkAddress::Udp(_))
+    }
+
+    /// Whether none of the receivers has said this since one of them was opened again.
+    #[must_use]
+    pub fn is_news(&self, message: &str) -> bool {
+        let mut said = self.said.lock();
+        let is_news = said.len() < SAID_MAX && said.iter().all(|other| other != message);
+        if is_news {
+            said.push(message.to_owned());
+        }
+        is_news
     }
 
     /// Listens.
@@ -114,7 +148,9 @@ impl SharedAddress {
             LinkAddress::Tcp(_) => return Ok(None),
             _ => self.carrier(),
         };
-        carrier.map(Some).map_err(|error| explained(&self.address, error))
+        let carrier = carrier.map_err(|error| explained(&self.address, error))?;
+        self.said.lock().clear();
+        Ok(Some(carrier))
     }
 
     fn try_listen(&self) -> io::Result<TargetListener> {
@@ -126,9 +162,11 @@ impl SharedAddress {
             }
             LinkAddress::Udp(host_port) => {
                 // Sockets that share a port would let those of another target join them, which
-                // would get a part of our packets: so first one that shares it with nobody.
+                // would get a part of our packets. So there is a claim, and for programs that know
+                // nothing of it, first a socket that shares the port with nobody.
                 if self.receivers > 1 {
                     let alone = udp_options(host_port.resolve()?, host_port);
+                    *self.claim.lock() = Some(claim(&alone)?);
                     drop(Carrier::udp(&alone)?);
                 }
                 self.receivers
@@ -158,6 +196,14 @@ impl SharedAddress {
     }
 }
 
+/// Claims a UDP address by a name that the kernel gives away once in a network namespace, until
+/// the process ends. (Any local user can take the name, as any can take the port.)
+fn claim(options: &UdpOptions) -> io::Result<UnixDatagram> {
+    let interface = options.interface.as_deref().unwrap_or_default();
+    let name = format!("sawmill udp {} {interface}", options.local);
+    UnixDatagram::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(name)?)
+}
+
 fn udp_options(local: SocketAddr, host_port: &HostPort) -> UdpOptions {
     UdpOptions { interface: host_port.interface.clone(), ..UdpOptions::on(local) }
 }
@@ -180,6 +226,9 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
         Some(Errno::OPNOTSUPP | Errno::RANGE) if is_xdp => {
             "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller \
              MTU at both ends, or use eth:"
+        }
+        Some(Errno::OPNOTSUPP) if matches!(address, LinkAddress::Ethernet(_)) => {
+            "; the kernel cannot share an interface among receivers: use one receiver"
         }
         Some(Errno::PERM | Errno::ACCESS) => {
             "; it needs CAP_NET_RAW: run it as root, or grant it this capability"
@@ -261,6 +310,38 @@ mod tests {
         let _alone = listen(&address, 1).expect("listens");
         let error = listen(&address, 1).err().expect("taken").to_string();
         assert!(error.contains(&address.to_string()) && error.contains("another port"), "{error}");
+    }
+
+    #[test]
+    fn of_two_targets_that_start_at_once_one_gets_all_receivers_of_an_address() {
+        for _ in 0..20 {
+            let address: LinkAddress =
+                format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
+            let targets = [0; 4].map(|_| SharedAddress::new(address.clone(), 2));
+            let start = std::sync::Barrier::new(targets.len());
+            let listening = std::thread::scope(|scope| {
+                let started = targets.each_ref().map(|target| {
+                    scope.spawn(|| {
+                        start.wait();
+                        target.listen()
+                    })
+                });
+                started.map(|thread| thread.join().expect("no panic"))
+            });
+            let count = listening.iter().filter(|outcome| outcome.is_ok()).count();
+            assert_eq!(count, 1, "targets that share {address}");
+        }
+    }
+
+    #[test]
+    fn receivers_say_once_that_their_interface_is_down_and_again_after_it_was_up() {
+        let free_address = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
+        let address = SharedAddress::new(free_address, 2);
+        assert!(address.is_news("down") && !address.is_news("down") && address.is_news("gone"));
+        address.listen_again().expect("opened");
+        assert!(address.is_news("down"));
+        let long = (0..1000).filter(|number| address.is_news(&number.to_string())).count();
+        assert!(long < SAID_MAX, "{long} are remembered");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use sawmill_format::link::statement::{Note, NoteKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
-use crate::carrier::{Burst, Peer, SPIN_TIME_MAX, Sender, Waker};
+use crate::carrier::{Burst, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::{Security, instance};
@@ -71,7 +71,7 @@ impl Default for TargetOptions {
             place_bytes_max: 256 << 10,
             connections_max: 64,
             silence_max_s: 120,
-            spin_time_max: SPIN_TIME_MAX,
+            spin_time_max: Duration::ZERO,
         }
     }
 }
@@ -230,13 +230,13 @@ impl Target {
         self.connections.read().get(&connection).cloned()
     }
 
-    /// Handles a packet.
-    pub fn receive(&self, from: Arrival<'_>, packet: &mut [u8]) {
+    /// Handles a packet. Returns whether it is a connection's, and no repetition.
+    pub fn receive(&self, from: Arrival<'_>, packet: &mut [u8]) -> bool {
         let now = self.clock.now_ns();
-        let Ok(header) = Packet::decode(packet) else { return };
+        let Ok(header) = Packet::decode(packet) else { return false };
         let packet = &mut packet[..header.length as usize];
         match header.kind {
-            PacketKind::Sealed => self.sealed(from, &header, packet, now),
+            PacketKind::Sealed => return self.sealed(from, &header, packet, now),
             PacketKind::Hello => self.greeted(from, &header, &packet[HEADER_BYTES..], None, now),
             PacketKind::Retry => {
                 if let Some((cookie, message)) = packet[HEADER_BYTES..].split_first_chunk() {
@@ -250,6 +250,7 @@ impl Target {
             | PacketKind::Found
             | PacketKind::Cookie => {}
         }
+        false
     }
 
     /// The connection that a packet claims, if it exists, so that its threads can collect what they
@@ -280,12 +281,16 @@ impl Target {
         }
     }
 
-    fn sealed(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8], now: u64) {
+    /// Returns whether the packet was taken.
+    fn sealed(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8], now: u64) -> bool {
         let Arrival { sender, waker, peer } = from;
         let served = match self.look_up(from, header, packet) {
             ConnectionLookup::Served(served) => served,
-            ConnectionLookup::Later => return,
-            ConnectionLookup::Nobody => return self.send_unknown(sender, peer, header),
+            ConnectionLookup::Later => return false,
+            ConnectionLookup::Nobody => {
+                self.send_unknown(sender, peer, header);
+                return false;
+            }
         };
         let (mut notes, mut is_closed) = ([None; 4], false);
         let outcome =
@@ -301,9 +306,10 @@ impl Target {
             Err(violation) => {
                 tracing::warn!("link: disconnecting {}: {violation}", served.name);
                 served.connection.send_close(1, &violation.to_string());
-                return self.drop_connection(&served);
+                self.drop_connection(&served);
+                return false;
             }
-            Ok(PacketOutcome::Dropped) => return,
+            Ok(PacketOutcome::Dropped) => return false,
             Ok(PacketOutcome::Taken) => {}
         }
         for note in notes.iter().flatten() {
@@ -321,6 +327,7 @@ impl Target {
         if is_closed {
             self.drop_connection(&served);
         }
+        true
     }
 
     fn note<E: crate::connection::ConnectionEnd>(

@@ -12,10 +12,11 @@ use sawmill_format::link::greeting::Hello;
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
 use sawmill_link::carrier::{Burst, LinkAddress, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
-use sawmill_link::initiator::{InitiatorOptions, OpenMode};
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Arrival, Target, TargetOptions};
 
+use crate::ending::Cable;
 use crate::pair::{ANSWER_TIME_MAX, attach, free_addresses, key, listen, open};
 
 #[test]
@@ -126,6 +127,37 @@ fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
     }
     assert_eq!(target.unfinished(), 8);
     assert!(target.status().is_empty());
+}
+
+#[test]
+fn forged_and_repeated_packets_are_not_taken_and_those_of_a_connection_are() {
+    let (forward, backward) = (Arc::<Cable>::default(), Arc::<Cable>::default());
+    let clock = Arc::new(SteadyClock);
+    let target = Target::new(TargetOptions::default(), key(), clock.clone(), unguessable());
+    let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, clock, unguessable());
+    let answers: Arc<dyn Sender> = backward.clone();
+    let receive = |mut packet: Vec<u8>| {
+        let peer = &Peer::Stream;
+        target.receive(Arrival { sender: &answers, waker: None, peer }, &mut packet)
+    };
+    initiator.add_route(0, forward.clone(), Peer::Stream, None);
+    let answer = initiator.request_open("disk", OpenMode::default());
+    let mut taken_count = 0;
+    while answer.poll().is_none() {
+        initiator.tick();
+        while let Some(packet) = forward.next() {
+            let mut forged = packet.clone();
+            *forged.last_mut().expect("it has bytes") ^= 1;
+            assert!(!receive(forged), "it is not the initiator's");
+            taken_count += u32::from(receive(packet.clone()));
+            assert!(!receive(packet), "it is a repetition");
+        }
+        target.tick();
+        while let Some(mut packet) = backward.next() {
+            initiator.receive(&Peer::Stream, &mut packet);
+        }
+    }
+    assert!(taken_count > 0);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::pair::{ANSWER_TIME_MAX, attach, free_addresses, key, listen, open};
 
 /// One direction of a cable.
 #[derive(Default)]
-struct Cable(Mutex<VecDeque<Vec<u8>>>);
+pub(crate) struct Cable(Mutex<VecDeque<Vec<u8>>>);
 
 impl Sender for Cable {
     fn packet_bytes_max(&self, _to: &Peer) -> usize {
@@ -33,7 +33,7 @@ impl Sender for Cable {
 }
 
 impl Cable {
-    fn next(&self) -> Option<Vec<u8>> {
+    pub(crate) fn next(&self) -> Option<Vec<u8>> {
         self.0.lock().expect("no thread panics with it").pop_front()
     }
 }
