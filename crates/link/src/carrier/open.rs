@@ -313,24 +313,15 @@ mod tests {
     }
 
     #[test]
-    fn of_two_targets_that_start_at_once_one_gets_all_receivers_of_an_address() {
-        for _ in 0..20 {
-            let address: LinkAddress =
-                format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
-            let targets = [0; 4].map(|_| SharedAddress::new(address.clone(), 2));
-            let start = std::sync::Barrier::new(targets.len());
-            let listening = std::thread::scope(|scope| {
-                let started = targets.each_ref().map(|target| {
-                    scope.spawn(|| {
-                        start.wait();
-                        target.listen()
-                    })
-                });
-                started.map(|thread| thread.join().expect("no panic"))
-            });
-            let count = listening.iter().filter(|outcome| outcome.is_ok()).count();
-            assert_eq!(count, 1, "targets that share {address}");
-        }
+    fn an_address_that_another_target_is_about_to_share_is_refused() {
+        let address: LinkAddress = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
+        let LinkAddress::Udp(host_port) = &address else { panic!("UDP") };
+        let rival = claim(&udp_options(host_port.resolve().expect("resolved"), host_port));
+        let rival = rival.expect("the first claim");
+        let error = listen(&address, 2).err().expect("claimed").to_string();
+        assert!(error.contains("another port"), "{error}");
+        drop(rival);
+        let _listening = listen(&address, 2).expect("the claim ended");
     }
 
     #[test]
