@@ -24,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sawmill_device::{
     BlockDevice, Exchange, Flags, MemoryDevice, NullDevice, Operation, Outcome, Request,
 };
-use sawmill_link::carrier::{LinkAddress, SPIN_TIME_MAX};
+use sawmill_link::carrier::LinkAddress;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
@@ -61,7 +61,7 @@ impl Options {
     fn spin_time_max(&self) -> Result<Duration> {
         match self.0.get("--spin-us") {
             Some(text) => Ok(Duration::from_micros(text.parse()?)),
-            None => Ok(SPIN_TIME_MAX),
+            None => Ok(Duration::ZERO),
         }
     }
 

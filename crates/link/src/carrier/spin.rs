@@ -16,7 +16,7 @@ use super::WakeReasons;
 use super::wait::Waker;
 use crate::clock::{Clock, MS, SteadyClock};
 
-/// The longest look, unless somebody says otherwise: what a sleep costs here and at the other end.
+/// The longest look that is worthwhile: what a sleep costs here and at the other end.
 pub const SPIN_TIME_MAX: Duration = Duration::from_micros(50);
 /// After more packets at once than this, a receiver sleeps.
 const PACKETS_MAX: usize = 4;

@@ -30,7 +30,7 @@ use sawmill_format::link::{HEADER_BYTES, LINKS_MAX, Packet, PacketKind};
 
 pub use device::{Answer, OpenMode, RemoteDevice};
 
-use crate::carrier::{Peer, SPIN_TIME_MAX, Sender, Waker};
+use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Connection, ControlStatement, PacketOutcome, Route};
 use crate::session::proof::Proofs;
@@ -68,7 +68,7 @@ impl Default for InitiatorOptions {
             place_bytes: 256 << 10,
             timeout_s: 0,
             rekey_bytes: 1 << 40,
-            spin_time_max: SPIN_TIME_MAX,
+            spin_time_max: Duration::ZERO,
         }
     }
 }

@@ -18,21 +18,22 @@ use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The most receivers of an address, unless somebody asks for more: each has buffers of 8 MiB.
-const RECEIVERS_DEFAULT_MAX: usize = 8;
+/// Only many small requests on many connections need more than one.
+const RECEIVERS_DEFAULT: u32 = 1;
 
 /// How many threads of a target receive at an address.
 #[derive(Args)]
 pub(crate) struct ReceiversOption {
-    /// Receiving threads per UDP or Ethernet address. Default: the number of cores, at most 8.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    receivers: Option<u32>,
+    /// Receiving threads per UDP or Ethernet address. Each takes memory: 8 MiB for Ethernet, a few
+    /// MiB under load for UDP.
+    #[arg(long, value_name = "N", default_value_t = RECEIVERS_DEFAULT,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    receivers: u32,
 }
 
 impl ReceiversOption {
     pub(crate) fn count(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.receivers.map_or_else(|| cores().min(RECEIVERS_DEFAULT_MAX), |count| count as usize)
+        self.receivers as usize
     }
 }
 
@@ -40,8 +41,9 @@ impl ReceiversOption {
 #[derive(Args)]
 pub(crate) struct BusyPollOption {
     /// Whether receivers look for the next packet before they sleep: auto (while packets come one
-    /// by one at short intervals and no other thread wants the core) or never.
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Auto)]
+    /// by one at short intervals, no other thread wants the core, and no limit on processor time
+    /// applies) or never.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Never)]
     busy_poll: BusyPoll,
 }
 
@@ -55,10 +57,26 @@ enum BusyPoll {
 impl BusyPollOption {
     pub(crate) fn spin_time_max(&self) -> Duration {
         match self.busy_poll {
-            BusyPoll::Auto => SPIN_TIME_MAX,
-            BusyPoll::Never => Duration::ZERO,
+            BusyPoll::Auto if !has_quota(allowed_cores(), cores_of_quota()) => SPIN_TIME_MAX,
+            BusyPoll::Auto | BusyPoll::Never => Duration::ZERO,
         }
     }
+}
+
+/// Whether a control group limits the processor time. A receiver that looks would use it up: the
+/// kernel then stops all threads of the group for a while, and no look notices that in time.
+fn has_quota(allowed_cores: usize, cores_of_quota: usize) -> bool {
+    cores_of_quota < allowed_cores
+}
+
+/// The cores that this process may run on.
+fn allowed_cores() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count() as usize)
+}
+
+/// The same, or less where a quota allows less.
+fn cores_of_quota() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// How both ends authenticate each other.
@@ -101,4 +119,25 @@ pub(crate) fn key_failed(error: KeyError) -> Failure {
         KeyError::Random => Exit::Unavailable,
     };
     Failure::new(exit, error.to_string()).caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spin_time_max(busy_poll: BusyPoll) -> Duration {
+        BusyPollOption { busy_poll }.spin_time_max()
+    }
+
+    #[test]
+    fn receivers_look_only_on_request_and_never_under_a_limit_on_processor_time() {
+        assert_eq!(spin_time_max(BusyPoll::Never), Duration::ZERO);
+        for (allowed_cores, cores_of_quota, expected) in
+            [(1, 1, false), (8, 8, false), (2, 1, true), (64, 2, true)]
+        {
+            assert_eq!(has_quota(allowed_cores, cores_of_quota), expected);
+        }
+        let is_off = has_quota(allowed_cores(), cores_of_quota());
+        assert_eq!(spin_time_max(BusyPoll::Auto).is_zero(), is_off);
+    }
 }
