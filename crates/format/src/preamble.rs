@@ -53,6 +53,8 @@ pub enum Kind {
     Role = 11,
     /// [`crate::name_record`]
     NameRecord = 12,
+    /// [`crate::boot_set`]
+    BootSet = 13,
     /// [`crate::transfer`]
     TransferProgress = 16,
     /// [`crate::export_state`]
@@ -63,7 +65,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -74,6 +76,7 @@ impl Kind {
         Kind::Pin,
         Kind::Role,
         Kind::NameRecord,
+        Kind::BootSet,
         Kind::TransferProgress,
         Kind::ExportState,
         Kind::NewestState,
@@ -92,6 +95,7 @@ impl Kind {
             Kind::Pin => "pin",
             Kind::Role => "role",
             Kind::NameRecord => "name record",
+            Kind::BootSet => "boot set",
             Kind::TransferProgress => "transfer progress",
             Kind::ExportState => "export state",
             Kind::NewestState => "newest state",
@@ -109,6 +113,7 @@ impl Kind {
             | Kind::Pin
             | Kind::Role
             | Kind::NameRecord
+            | Kind::BootSet
             | Kind::TransferProgress
             | Kind::ExportState
             | Kind::NewestState => VERSION_FIRST,

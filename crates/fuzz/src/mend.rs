@@ -6,8 +6,8 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION_FIRST, at};
 use sawmill_format::{
-    cache_index, checkpoint, export_state, kept_block, map_part, name_record, newest_state, role,
-    segment, transfer, volume_record,
+    boot_set, cache_index, checkpoint, export_state, kept_block, map_part, name_record,
+    newest_state, role, segment, transfer, volume_record,
 };
 
 const CRC_BYTES: usize = 4;
@@ -81,6 +81,7 @@ fn fixed_bytes(kind: Kind) -> usize {
         Kind::NewestState => newest_state::at::SIZE,
         Kind::NameRecord => name_record::at::SIZE,
         Kind::Role => role::at::SIZE,
+        Kind::BootSet => boot_set::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
         Kind::Pin => kept_block::pin_at::SIZE - CRC_BYTES,
     }
@@ -134,6 +135,12 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::Role => {
             let source_bytes = bytes.len() - fixed - CRC_BYTES;
             put(&mut bytes, role::at::SOURCE_BYTES, &(source_bytes as u16).to_le_bytes());
+        }
+        Kind::BootSet => {
+            let ranges = (bytes.len() - fixed - CRC_BYTES) / boot_set::range_at::SIZE;
+            put_count(&mut bytes, boot_set::at::RANGE_COUNT, ranges);
+            bytes.truncate(fixed + ranges * boot_set::range_at::SIZE + CRC_BYTES);
+            put(&mut bytes, boot_set::at::RESERVED, &[0; 4]);
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
         Kind::NewestState => bytes.truncate(newest_state::at::SIZE + CRC_BYTES),

@@ -200,6 +200,7 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::Pin => pin(bytes),
             Kind::NameRecord => name_record(bytes),
             Kind::Role => role(bytes),
+            Kind::BootSet => boot_set(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
@@ -227,6 +228,19 @@ fn role(bytes: &[u8]) {
     assert_eq!(value.encode().as_deref(), Ok(bytes));
     assert!(role::Role::decode(bytes, volume_id, number ^ 1).is_err());
     assert!(role::Role::decode(bytes, other(volume_id), number).is_err());
+}
+
+fn boot_set(bytes: &[u8]) {
+    use sawmill_format::boot_set::{BootSet, RANGES_MAX, at};
+    let volume_id = volume_at(bytes, at::VOLUME_ID);
+    let number = u64_at(bytes, at::NUMBER).unwrap_or(0);
+    let Ok(value) = BootSet::decode(bytes, volume_id, number) else { return };
+    assert_eq!(value.encode().as_deref(), Ok(bytes));
+    assert!(value.ranges.len() <= RANGES_MAX);
+    bounded(&value.ranges, bytes);
+    assert!(value.ranges.iter().all(|(address, length)| address.checked_add(*length).is_some()));
+    assert!(BootSet::decode(bytes, volume_id, number ^ 1).is_err());
+    assert!(BootSet::decode(bytes, other(volume_id), number).is_err());
 }
 
 /// Corrects the checksums of a record's head.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use bytes::Bytes;
+use sawmill_format::boot_set::{self, boot_set_key};
 use sawmill_format::checkpoint::{self, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept_block::{pin_at, pin_key};
@@ -135,6 +136,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
         Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::PIN_NUMBER)?)),
         Kind::NameRecord => Some(name_key(NAME, u64_at(object, name_record::at::NUMBER)?)),
         Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
+        Kind::BootSet => Some(boot_set_key(volume_id, u64_at(object, boot_set::at::NUMBER)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
         Kind::TransferProgress | Kind::ExportState | Kind::NewestState => None,
     }

@@ -2,6 +2,8 @@
 //! properties, and a second reader in another language; and the headers of foreign images.
 
 #[cfg(test)]
+mod boot;
+#[cfg(test)]
 mod encoders;
 #[cfg(test)]
 mod images;

@@ -6,16 +6,16 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, export_state, journal, kept_block, link, map_part, name_record,
-    newest_state, packed_write, preamble, role, segment, staging, transfer, volume_record,
-    write_log,
+    boot_set, cache_index, checkpoint, export_state, journal, kept_block, link, map_part,
+    name_record, newest_state, packed_write, preamble, role, segment, staging, transfer,
+    volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 17] = [
+const PAGES: [(&str, &[Table]); 18] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -47,6 +47,7 @@ const PAGES: [(&str, &[Table]); 17] = [
     ("map_part.md", &[map_part::at::TABLE]),
     ("name_record.md", &[name_record::at::TABLE]),
     ("role.md", &[role::at::TABLE]),
+    ("boot_set.md", &[boot_set::at::TABLE, boot_set::range_at::TABLE]),
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
     ("staging.md", &[staging::at::TABLE, staging::numbers_at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),

@@ -4,6 +4,7 @@
 use proptest::array::uniform16;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use sawmill_format::boot_set::BootSet;
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::crc::{Crc32c, crc32c, payload_check};
@@ -232,6 +233,15 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn boot_sets()(
+        (volume_id, put_id) in ids(), number in 1..u64::MAX, wall_unix_ms: u64,
+        ranges in vec((0..1u64 << 40, 1..1u64 << 20), 0..40),
+    ) -> BootSet {
+        BootSet { volume_id, put_id, number, wall_unix_ms, ranges }
+    }
+}
+
+prop_compose! {
     fn pins()(
         name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(),
         numbers in any::<[u64; 3]>(),
@@ -372,6 +382,12 @@ proptest! {
     }
 
     #[test]
+    fn boot_sets_round_trip(value in boot_sets()) {
+        let bytes = value.encode().unwrap();
+        prop_assert_eq!(BootSet::decode(&bytes, value.volume_id, value.number), Ok(value));
+    }
+
+    #[test]
     fn roles_round_trip(value in roles()) {
         let bytes = value.encode().unwrap();
         prop_assert_eq!(Role::decode(&bytes, value.volume_id, value.number), Ok(value));
@@ -482,6 +498,9 @@ pub(crate) fn decode_all(bytes: &[u8]) {
         assert_eq!(value.encode().unwrap()[..], bytes[..4096]);
     }
     if let Ok(value) = ExportState::decode(bytes, "/srv/images/disk.img") {
+        assert_eq!(value.encode().unwrap(), bytes);
+    }
+    if let Ok(value) = BootSet::decode(bytes, VOLUME, 2) {
         assert_eq!(value.encode().unwrap(), bytes);
     }
     if let Ok(value) = NewestState::decode(bytes, VOLUME) {

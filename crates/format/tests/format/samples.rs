@@ -75,6 +75,7 @@ pub(crate) fn all() -> Vec<Case> {
         crate::packed::packed_case(),
     ]);
     cases.push(crate::newest::newest_case());
+    cases.push(crate::boot::boot_case());
     cases.extend(records());
     cases.extend(crate::link::cases());
     cases.extend(crate::names::cases());

@@ -190,6 +190,7 @@ fn vectors() {
         ("export_state", "small_objects"),
         ("name_record", "small_objects"),
         ("newest_state", "small_objects"),
+        ("boot_set", "small_objects"),
         ("pin", "small_objects"),
         ("role", "small_objects"),
         ("transfer_progress", "small_objects"),

@@ -28,13 +28,14 @@ const SIZE: u64 = 64 * MIB;
 /// The archive that this version makes: of the day on which a format last changed.
 const NEWEST: &str = "2026-11-29";
 /// Kinds whose newest version the newest archive does not have, and why.
-const NOT_ARCHIVED: [(Kind, &str); 9] = [
+const NOT_ARCHIVED: [(Kind, &str); 10] = [
     (Kind::VolumeRecord, "since names have records of their own, it is a part of those"),
     (Kind::JournalSuperblock, "version 3 exists only while a part of the ring is rewritten"),
     (Kind::Staging, "memory does not survive its machine"),
     (Kind::CacheIndex, "a cache is no part of a volume"),
     (Kind::Pin, "the archive has no clone and no deleted volume"),
     (Kind::Role, "the archive has no replica"),
+    (Kind::BootSet, "a hint, which no volume needs"),
     (Kind::TransferProgress, "an import or export is no part of a volume"),
     (Kind::ExportState, "the state of a link is no part of a volume"),
     (Kind::NewestState, "what a machine has seen is no part of a volume"),
