@@ -20,6 +20,7 @@ use crate::options::OpenOptions;
 use crate::read::ReadContext;
 use crate::read::ahead::Streams;
 use crate::read::fetch::Fetcher;
+use crate::read::reads_seen::ReadsSeen;
 use crate::recovery::stored::StoredVolume;
 use crate::state::VolumeState;
 use crate::stored_data::{StoredData, VolumeCache};
@@ -93,6 +94,7 @@ impl Contexts {
             stored,
             fetcher: Fetcher::new(options.prefetch_bytes, options.ahead_memory.clone()),
             streams: Streams::new(options.prefetch_bytes),
+            reads_seen: ReadsSeen::default(),
             pool: Pool::new("reader", reader_threads, Priority::Usual),
             jobs: Arc::<DeferredJobs>::default(),
             mailbox,

@@ -34,6 +34,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod attachment;
+pub mod boot_set;
 pub mod cache;
 pub mod check;
 mod contexts;
@@ -88,6 +89,8 @@ pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};
 pub use past::Undo;
 pub use read::ahead_memory::AheadMemory;
+pub use read::reads_seen::SeenReads;
+pub use read::warm::WarmStep;
 pub use recovery::{RecoveryReport, RecoveryStep, RecoveryStepReport};
 pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept_block::CutKind;

@@ -170,6 +170,12 @@ pub const MAP_PART_BYTES_MAX: u64 = u32::MAX as u64;
 const _: () = assert!(20 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
 /// A segment: its data, one record more, and its header.
 pub const SEGMENT_OBJECT_BYTES_MAX: u64 = 2 * SEGMENT_BYTES_MAX as u64;
+/// Frames on their way while a volume's read cache is warmed: 16 MiB.
+pub const WARM_FRAMES_MAX: usize = 256;
+/// Ranges of a boot set, and their bytes: what a start reads, not a whole disk.
+pub const BOOT_SET_RANGES_MAX: usize = sawmill_format::boot_set::RANGES_MAX;
+/// See [`BOOT_SET_RANGES_MAX`].
+pub const BOOT_SET_BYTES_MAX: u64 = 4 << 30;
 /// Records of names and volumes, pins, roles, and all else that is small.
 pub const RECORD_OBJECT_BYTES_MAX: u64 = MIB;
 

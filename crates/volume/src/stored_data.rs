@@ -96,6 +96,11 @@ impl StoredData {
         FillRoom::take(&self.cache.as_ref()?.cache, bytes)
     }
 
+    /// The read cache.
+    pub(crate) fn cache(&self) -> Option<Arc<ReadCache>> {
+        self.cache.as_ref().map(|entered| entered.cache.clone())
+    }
+
     /// The read cache, and the name of a frame in it. Clones share what their ancestors own.
     pub(crate) fn cached(&self, name: FrameName) -> Option<(&Arc<ReadCache>, FrameKey)> {
         let VolumeCache { cache, own, ancestors } = self.cache.as_ref()?;

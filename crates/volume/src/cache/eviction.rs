@@ -13,6 +13,8 @@ use super::index::{Index, place};
 const NIL: u32 = u32::MAX;
 /// Cells given another round before one is taken regardless: bounds the time of one eviction.
 const ROUNDS_MAX: u32 = 128;
+/// The same for a frame that nobody has read yet: it can wait, and must not take what was hit.
+const SPARE_ROUNDS_MAX: u32 = 1 << 16;
 
 /// The list that a cell is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,65 @@ impl Eviction {
             }
             return Some((cell, true));
         }
+    }
+
+    /// As [`take`](Self::take), for a frame that nobody has read yet: no frame that was hit since
+    /// eviction last looked gives up its cell, and main keeps half of all cells.
+    pub(super) fn take_spare(
+        &mut self,
+        index: &Index,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<(u32, bool)> {
+        if let Some(cell) = self.pop(Tier::Free) {
+            return Some((cell, false));
+        }
+        for _ in 0..self.filled().min(SPARE_ROUNDS_MAX) {
+            let tier = if self.len(Tier::Probation) > self.probation_cells {
+                Tier::Probation
+            } else if self.len(Tier::Main) > self.main_cells_min() {
+                Tier::Main
+            } else {
+                return None;
+            };
+            let cell = self.pop(tier)?;
+            // It stays visited: many of these calls follow each other.
+            if index.is_visited(cell) {
+                self.push(Tier::Main, cell);
+                continue;
+            }
+            if tier == Tier::Probation {
+                let hash = hash_of(cell);
+                self.ghosts[place(hash, self.ghosts.len())] = fingerprint(hash);
+            }
+            return Some((cell, true));
+        }
+        None
+    }
+
+    /// Puts a cell from `take_spare`, now filled, into main: somebody will come for its frame, and
+    /// what passes through probation meanwhile is not to push it out.
+    pub(super) fn admit_spare(&mut self, cell: u32) {
+        self.push(Tier::Main, cell);
+    }
+
+    /// How many cells `take_spare` gives before it comes to those that it has given.
+    pub(super) fn spare(&self, index: &Index) -> u32 {
+        let (mut probation, mut main) = (0, 0);
+        for (cell, tier) in (0..).zip(&self.tiers) {
+            match tier {
+                Tier::Probation if !index.is_visited(cell) => probation += 1,
+                Tier::Main if !index.is_visited(cell) => main += 1,
+                _ => {}
+            }
+        }
+        let of_main = self.len(Tier::Main).saturating_sub(self.main_cells_min());
+        self.len(Tier::Free)
+            + u32::saturating_sub(probation, self.probation_cells)
+            + of_main.min(main)
+    }
+
+    fn main_cells_min(&self) -> u32 {
+        self.tiers.len() as u32 / 2
     }
 
     /// Puts a cell that was just filled into the queue where its frame belongs.

@@ -193,6 +193,11 @@ impl Index {
         visited.load(Relaxed) && visited.swap(false, Relaxed)
     }
 
+    /// As `take_visited`, and leaves it so.
+    pub(super) fn is_visited(&self, cell: u32) -> bool {
+        self.visited[cell as usize].load(Relaxed)
+    }
+
     /// Fills a free cell.
     pub(super) fn publish(
         &self,

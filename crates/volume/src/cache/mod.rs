@@ -99,6 +99,19 @@ pub enum CacheRead {
     Miss,
 }
 
+/// What became of a frame that nobody has read yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpareInsert {
+    /// It is in the cache now.
+    Kept,
+    /// It was there.
+    Present,
+    /// All other cells hold what was read lately, or are not for it.
+    NoRoom,
+    /// The disk takes nothing.
+    Off,
+}
+
 /// How loading the saved index at open ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexState {
@@ -230,6 +243,15 @@ pub struct ReadCache {
 thread_local! {
     /// Whole blocks around a range that does not begin and end with blocks.
     static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Which cells a frame may take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CellChoice {
+    /// The next one to be given up.
+    Any,
+    /// One that costs no frame that was read lately.
+    Spare,
 }
 
 /// Why the bytes of a found frame are not there.
@@ -406,11 +428,30 @@ impl ReadCache {
     /// Inserts a frame's data, unless it is there, empty, or longer than a cell. May wait for the
     /// disk. See [`contains`](Self::contains) for whether it is there now.
     pub fn insert(&self, key: FrameKey, data: &[u8]) {
+        self.insert_for(CellChoice::Any, key, data);
+    }
+
+    /// As [`insert`](Self::insert), for a frame that nobody has read yet: no frame that was read
+    /// lately makes room for it, and half of the cache stays as it is.
+    pub fn insert_spare(&self, key: FrameKey, data: &[u8]) -> SpareInsert {
+        self.insert_for(CellChoice::Spare, key, data)
+    }
+
+    /// Frames for which [`insert_spare`](Self::insert_spare) has room at present: with more, the
+    /// later ones take the place of the earlier.
+    pub fn spare_frames(&self) -> u32 {
+        self.state.lock().eviction.spare(&self.index)
+    }
+
+    fn insert_for(&self, choice: CellChoice, key: FrameKey, data: &[u8]) -> SpareInsert {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
-            return;
+            return SpareInsert::Off;
         }
-        let Some(disk) = self.place.enter() else { return };
-        let Some(cell) = self.take_cell(&key) else { return };
+        let Some(disk) = self.place.enter() else { return SpareInsert::Off };
+        let cell = match self.take_cell(choice, &key) {
+            Ok(cell) => cell,
+            Err(why) => return why,
+        };
         let mut facts = FrameFacts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
         for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize))
         {
@@ -421,37 +462,47 @@ impl ReadCache {
         let mut state = self.state.lock();
         if let Err(error) = written {
             state.eviction.free(cell);
-            return state.pause.after_failure(&error);
+            state.pause.after_failure(&error);
+            return SpareInsert::Off;
         }
         state.pause.after_success();
         if self.contains(key) {
             // Another thread has inserted it already.
-            return state.eviction.free(cell);
+            state.eviction.free(cell);
+            return SpareInsert::Present;
         }
         let state = &mut *state;
         self.index.publish(&mut state.turn, cell, &key, &facts);
-        state.eviction.admit(cell, index::hash(&key));
+        match choice {
+            CellChoice::Any => state.eviction.admit(cell, index::hash(&key)),
+            CellChoice::Spare => state.eviction.admit_spare(cell),
+        }
         state.bytes += data.len() as u64;
         state.frame_number_max = state.frame_number_max.max(key.frame);
         self.counters.inserted.fetch_add(1, Relaxed);
+        SpareInsert::Kept
     }
 
-    /// A cell to fill with `key`, for this thread alone; `None` when the frame is not to be
-    /// inserted.
-    fn take_cell(&self, key: &FrameKey) -> Option<u32> {
+    /// A cell to fill with `key`, for this thread alone, or why the frame is not to be inserted.
+    fn take_cell(&self, choice: CellChoice, key: &FrameKey) -> Result<u32, SpareInsert> {
         if self.contains(*key) {
-            return None;
+            return Err(SpareInsert::Present);
         }
         let mut state = self.state.lock();
         if state.pause.skips() {
-            return None;
+            return Err(SpareInsert::Off);
         }
-        let (cell, filled) = state.eviction.take(&self.index, |cell| self.index.hash_of(cell))?;
+        let hash_of = |cell| self.index.hash_of(cell);
+        let taken = match choice {
+            CellChoice::Any => state.eviction.take(&self.index, hash_of),
+            CellChoice::Spare => state.eviction.take_spare(&self.index, hash_of),
+        };
+        let (cell, filled) = taken.ok_or(SpareInsert::NoRoom)?;
         if filled {
             self.remove(&mut state, cell);
             self.counters.evicted.fetch_add(1, Relaxed);
         }
-        Some(cell)
+        Ok(cell)
     }
 
     /// Forgets all frames of a segment, of any epoch: it was deleted from the store.

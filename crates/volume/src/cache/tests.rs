@@ -244,6 +244,68 @@ fn a_forgotten_segment_is_gone_in_all_epochs_and_nothing_else_is() {
     assert_eq!(cache.stats().evicted, 1, "forgotten cells were used again");
 }
 
+/// Inserts so many frames that nobody has read, as many as there is room for.
+fn insert_spare(cache: &ReadCache, frames: Range<u32>) -> Vec<FrameKey> {
+    let mut keys: Vec<_> = frames.map(|number| frame(cache, number)).collect();
+    keys.truncate(cache.spare_frames() as usize);
+    for key in &keys {
+        assert_eq!(cache.insert_spare(*key, &data(key, FRAME)), SpareInsert::Kept);
+    }
+    keys
+}
+
+#[test]
+fn what_nobody_has_read_yet_takes_no_room_of_what_was_read_lately() {
+    let (_disk, cache) = cache(100);
+    assert_eq!(cache.spare_frames(), 100);
+    scan(&cache, 0..60);
+    let hot = (0..40).map(|number| frame(&cache, number)).collect::<Vec<_>>();
+    hot.iter().for_each(|key| assert_eq!(get(&cache, *key), Some(())));
+    // The free cells, and what was read once beyond a tenth of all.
+    let came = insert_spare(&cache, 1000..2000);
+    assert_eq!(came.len(), 40 + 10);
+    assert!(hot.iter().chain(&came).all(|key| cache.contains(*key)));
+    assert_eq!(cache.insert_spare(came[0], &data(&came[0], FRAME)), SpareInsert::Present);
+    // Half stays as it is; the rest of what nobody reads makes room for what comes next.
+    hot.iter().for_each(|key| cache.visit(*key));
+    assert!(hot.iter().all(|key| cache.contains(*key)));
+    let next = insert_spare(&cache, 3000..4000);
+    assert!((1..=50).contains(&next.len()), "{}", next.len());
+    assert!(hot.iter().chain(&next).all(|key| cache.contains(*key)));
+    // A scan does not push it out, and is read as before.
+    scan(&cache, 5000..5100);
+    assert_eq!(get(&cache, frame(&cache, 5099)), Some(()));
+    let left = next.iter().filter(|key| cache.contains(**key)).count();
+    assert!(left + 2 >= next.len(), "{left} of {}", next.len());
+}
+
+#[test]
+fn a_cache_of_which_all_was_read_lately_has_no_room() {
+    let (_disk, cache) = cache(40);
+    let all = (0..40).map(|number| frame(&cache, number)).collect::<Vec<_>>();
+    all.iter().for_each(|key| insert(&cache, *key));
+    // Those that came in last count as one visit.
+    insert(&cache, frame(&cache, 100));
+    insert(&cache, frame(&cache, 101));
+    all.iter().for_each(|key| cache.visit(*key));
+    assert_eq!(all.iter().filter(|key| cache.contains(**key)).count(), 38);
+    let before = cache.stats().frames;
+    assert_eq!(cache.spare_frames(), 0);
+    let key = frame(&cache, 1000);
+    assert_eq!(cache.insert_spare(key, &data(&key, FRAME)), SpareInsert::NoRoom);
+    assert_eq!(cache.stats().frames, before);
+    assert_eq!(all.iter().filter(|key| cache.contains(**key)).count(), 38);
+}
+
+#[test]
+fn a_disk_that_takes_nothing_is_told_from_one_that_is_full() {
+    let (disk, cache) = cache(8);
+    disk.fail_writes.store(true, Relaxed);
+    let key = frame(&cache, 1);
+    assert_eq!(cache.insert_spare(key, &data(&key, FRAME)), SpareInsert::Off);
+    assert!(!cache.contains(key));
+}
+
 #[test]
 fn a_hot_set_survives_a_scan_of_four_times_the_cache() {
     let (_disk, cache) = cache(200);

@@ -17,10 +17,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sawmill_store::Class;
 
 use super::ReadContext;
-use super::fetch::{self, AheadRoom, Waiter};
+use super::fetch::{self, AheadRoom, Purpose, Waiter};
 use super::{ReadSource, resolve};
 use crate::counters::add;
 use crate::limits;
@@ -379,7 +378,7 @@ fn fetch_ahead(context: &Arc<ReadContext>, wanted: HashSet<FrameName>, mut room:
     room.grow_to(frames.len() as u64 * frame_bytes, ahead_bytes);
     frames.truncate((room.bytes / frame_bytes) as usize);
     add(&context.attachment.counters.prefetched_frames, frames.len() as u64);
-    fetch::fetch(context, frames, Class::Background);
+    fetch::fetch(context, frames, Purpose::Ahead);
 }
 
 /// Whether a frame need not be fetched, or is being fetched already.

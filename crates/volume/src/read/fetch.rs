@@ -6,10 +6,11 @@
 //! only a definite "not there", damage that the store reports, or a bad frame fetched twice fails a
 //! read.
 //!
-//! A get that nobody waits for goes behind all others. A reader that joins it raises it to the
-//! reads. What was fetched ahead waits for its readers in memory (`landed`).
+//! A get that no reader waits for goes behind all others. A reader that joins it raises it to the
+//! reads. What was fetched ahead waits for its readers in memory (`landed`); what warms the cache
+//! does not, and takes no room from it.
 //!
-//! Not here: which frames are wanted (`read`, `ahead`), retries of one request (`sawmill_store`),
+//! Not here: which frames are wanted (`read`, `ahead`, `warm`), retries of one request (`sawmill_store`),
 //! and the move of a reader to a newer cut (`follow`).
 
 use std::borrow::Cow;
@@ -42,7 +43,6 @@ const NEIGHBORS_MAX: u32 = 3;
 const CLUSTER_FRAMES: u32 = 2 * (NEIGHBORS_MAX + 1);
 /// Frames in memory that no reader came for are forgotten after this long, or up to twice as long.
 const LANDED_TIME_MAX: Duration = Duration::from_secs(10);
-
 /// How long readers that waited for much count as such, or up to twice as long.
 const AWAITED_PERIOD: Duration = Duration::from_secs(1);
 
@@ -53,6 +53,26 @@ pub(crate) enum FetchResult {
     /// The segment is gone because the attachment moved to a newer cut: resolve again.
     Gone,
     Failed(Error),
+}
+
+/// Who wants frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Readers wait for them.
+    Read,
+    /// A reader may come for them soon.
+    Ahead,
+    /// They go into the read cache. Who waits for them puts them there.
+    Warm,
+}
+
+impl Purpose {
+    fn class(self) -> Class {
+        match self {
+            Purpose::Read => Class::Read,
+            Purpose::Ahead | Purpose::Warm => Class::Background,
+        }
+    }
 }
 
 /// Waits for one frame. Must not block.
@@ -210,8 +230,10 @@ struct Carried {
 }
 
 impl Carried {
-    fn new(in_flight: &Arc<InFlight>, bytes: u64, class: Class) -> Self {
-        let ahead_bytes = if class == Class::Background { bytes } else { 0 };
+    fn new(in_flight: &Arc<InFlight>, bytes: u64, purpose: Purpose) -> Self {
+        let ahead_bytes = if purpose == Purpose::Ahead { bytes } else { 0 };
+        // What goes behind all others takes nothing of the way from what is fetched ahead.
+        let bytes = if purpose == Purpose::Warm { 0 } else { bytes };
         let mut carried = in_flight.carried.lock();
         carried.all_bytes += bytes;
         carried.ahead_bytes += ahead_bytes;
@@ -234,7 +256,7 @@ struct FrameRun {
     count: u32,
     /// Frames that readers wait for, at the beginning. The others are fetched ahead of them.
     wanted: u32,
-    class: Class,
+    purpose: Purpose,
     /// Whether damage has been met once already.
     again: bool,
 }
@@ -250,7 +272,7 @@ impl FrameRun {
 pub(crate) fn fetch(
     context: &Arc<ReadContext>,
     frames: Vec<(FrameName, Option<Waiter>)>,
-    class: Class,
+    purpose: Purpose,
 ) {
     let run_frames_max = run_frames_max(context);
     let mut runs: Vec<FrameRun> = Vec::new();
@@ -260,7 +282,7 @@ pub(crate) fn fetch(
         let mut waiting = context.fetcher.waiting.lock();
         for (name, waiter) in frames {
             if let Some(awaited) = waiting.get_mut(&name) {
-                if let (Some(raise), Some(_)) = (&awaited.raise, &waiter) {
+                if let (Some(raise), Some(_), Purpose::Read) = (&awaited.raise, &waiter, purpose) {
                     raise.raise();
                 }
                 awaited.waiters.extend(waiter);
@@ -278,12 +300,12 @@ pub(crate) fn fetch(
                         && run.count < run_frames_max =>
                 {
                     run.count += 1;
-                    run.wanted += u32::from(class == Class::Read);
+                    run.wanted += u32::from(purpose == Purpose::Read);
                 }
                 _ => {
-                    raise = (class == Class::Background).then(Raise::default);
-                    let wanted = u32::from(class == Class::Read);
-                    runs.push(FrameRun { first: name, count: 1, wanted, class, again: false });
+                    raise = (purpose != Purpose::Read).then(Raise::default);
+                    let wanted = u32::from(purpose == Purpose::Read);
+                    runs.push(FrameRun { first: name, count: 1, wanted, purpose, again: false });
                 }
             }
             let waiters = waiter.into_iter().collect();
@@ -291,7 +313,7 @@ pub(crate) fn fetch(
         }
     }
     for mut run in runs {
-        if class == Class::Read && context.fetcher.misses_cluster(run.first) {
+        if purpose == Purpose::Read && context.fetcher.misses_cluster(run.first) {
             take_neighbors(context, &mut run);
         }
         get(context, run);
@@ -344,8 +366,8 @@ fn get(context: &Arc<ReadContext>, run: FrameRun) {
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     let (callback_context, fetcher) = (context.clone(), &context.fetcher);
     let raise = fetcher.waiting.lock().get(&run.first).and_then(|awaited| awaited.raise.clone());
-    let get = Get { raise, ..want(key, Some(start..end), run.class) };
-    let carried = Carried::new(&fetcher.in_flight, end - start, run.class);
+    let get = Get { raise, ..want(key, Some(start..end), run.purpose.class()) };
+    let carried = Carried::new(&fetcher.in_flight, end - start, run.purpose);
     let departure = fetcher.pipe.departs(context.attachment.world.now());
     let callback = move |outcome: sawmill_store::Result<Bytes>| {
         drop(carried);
@@ -400,8 +422,9 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
     let retry_context = context.clone();
-    // Somebody waits for it now, whoever asked for it.
-    let run = FrameRun { class: Class::Read, ..run };
+    // A reader may wait for it now, whoever asked for it.
+    let is_warm = run.purpose == Purpose::Warm;
+    let run = FrameRun { purpose: if is_warm { Purpose::Warm } else { Purpose::Read }, ..run };
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
@@ -448,12 +471,13 @@ fn open_frames(context: &Arc<ReadContext>, run: FrameRun, info: &SegmentInfo, by
             *data = Bytes::copy_from_slice(data);
         }
     }
-    hand_over(context, arrived);
+    hand_over(context, arrived, run.purpose);
 }
 
 /// Hands frames on. Each is with whether a reader waited for it when it was asked for.
-fn hand_over(context: &Arc<ReadContext>, arrived: Vec<(FrameName, Bytes, bool)>) {
-    for (name, data, _) in &arrived {
+fn hand_over(context: &Arc<ReadContext>, arrived: Vec<(FrameName, Bytes, bool)>, purpose: Purpose) {
+    let is_warm = purpose == Purpose::Warm;
+    for (name, data, _) in arrived.iter().filter(|_| !is_warm) {
         if let Some((cache, key)) = context.stored.cached(*name) {
             // A copy: what waits for the cache's disk must not hold whole answers.
             let (cache, cached_data) = (cache.clone(), Bytes::copy_from_slice(data));
@@ -469,7 +493,7 @@ fn hand_over(context: &Arc<ReadContext>, arrived: Vec<(FrameName, Bytes, bool)>)
             let awaited = waiting.remove(&name).unwrap_or_default();
             waiters.extend(awaited.waiters.into_iter().map(|waiter| (waiter, data.clone())));
             // Also if a reader came before it: that one may want a part of it.
-            if !is_wanted {
+            if !is_wanted && !is_warm {
                 ahead.push((name, data));
             }
         }

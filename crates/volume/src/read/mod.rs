@@ -39,9 +39,12 @@ pub(crate) mod fetch;
 mod follow;
 mod landed;
 mod pipe;
+pub(crate) mod reads_seen;
+pub(crate) mod warm;
 
 use ahead::{ReadSpan, Streams};
-use fetch::{AwaitedBytes, FetchResult, Fetcher};
+use fetch::{AwaitedBytes, FetchResult, Fetcher, Purpose};
+use reads_seen::ReadsSeen;
 
 /// What a read needs.
 pub(crate) struct ReadContext {
@@ -54,6 +57,8 @@ pub(crate) struct ReadContext {
     pub(crate) fetcher: Fetcher,
     /// Sequential readers, for fetching ahead.
     pub(crate) streams: Streams,
+    /// Which ranges are read, while somebody records that.
+    pub(crate) reads_seen: ReadsSeen,
     pub(crate) pool: Arc<Pool>,
     pub(crate) jobs: Arc<DeferredJobs>,
     pub(crate) mailbox: Arc<Mailbox>,
@@ -161,6 +166,7 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
         pending.fetch(absent);
     }
     if streams {
+        context.reads_seen.note(start, length, || context.attachment.world.now());
         ahead::note(context, ReadSpan { address: start, length, waits });
     }
 }
@@ -454,7 +460,7 @@ impl PendingRead {
         }
         if !wanted.is_empty() {
             self.came_from(FarthestSource::Store);
-            fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
+            fetch::fetch(&self.context, wanted, Purpose::Read);
         }
     }
 

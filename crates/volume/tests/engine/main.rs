@@ -2,6 +2,7 @@
 //!
 //! Not here: worlds by seed (`crates/sim`); the real binary (`tests/`).
 
+mod boot_sets;
 mod bounded;
 mod checking;
 mod clones;

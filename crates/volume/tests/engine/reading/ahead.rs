@@ -20,21 +20,21 @@ use sawmill_volume::{CreateOptions, Volume, open_cache};
 use crate::faulty::until;
 use crate::rig::{Dice, MIB, Rig, pattern};
 
-const FRAME: u64 = 64 << 10;
+pub(super) const FRAME: u64 = 64 << 10;
 const BLOCK: u64 = 128 << 10;
-const SIZE: u64 = 16 * MIB;
+pub(super) const SIZE: u64 = 16 * MIB;
 
 /// A store that keeps background gets until they are released, and remembers all gets.
-struct PatientStore {
+pub(super) struct PatientStore {
     inner: Arc<dyn ObjectStore>,
-    holds: AtomicBool,
+    pub(super) holds: AtomicBool,
     held: Mutex<Vec<(Get, Completion<Bytes>)>>,
-    gets: Mutex<Vec<Get>>,
+    pub(super) gets: Mutex<Vec<Get>>,
     lists: AtomicUsize,
 }
 
 impl PatientStore {
-    fn release(&self) {
+    pub(super) fn release(&self) {
         self.holds.store(false, Ordering::SeqCst);
         for (get, done) in std::mem::take(&mut *self.held.lock()) {
             self.inner.get(get, done);
@@ -49,12 +49,12 @@ impl PatientStore {
         }
     }
 
-    fn held_bytes(&self) -> u64 {
+    pub(super) fn held_bytes(&self) -> u64 {
         let length = |get: &Get| get.range.as_ref().map_or(0, |range| range.end - range.start);
         self.held.lock().iter().map(|(get, _)| length(get)).sum()
     }
 
-    fn is_any_raised(&self) -> bool {
+    pub(super) fn is_any_raised(&self) -> bool {
         let is_raised = |get: &Get| get.raise.as_ref().is_some_and(|raise| raise.is_raised());
         self.held.lock().iter().any(|(get, _)| is_raised(get))
     }
@@ -81,7 +81,7 @@ impl ObjectStore for PatientStore {
 }
 
 /// A volume of which every block is stored and none is cached or in the journal.
-fn written(prefetch_bytes: u64) -> (Rig, Arc<PatientStore>) {
+pub(super) fn written(prefetch_bytes: u64) -> (Rig, Arc<PatientStore>) {
     let inner: Arc<dyn ObjectStore> =
         sawmill_store::open("memory:", StoreOptions::default()).unwrap();
     let options = CreateOptions { segment_bytes: 4 << 20, ..CreateOptions::new(SIZE) };
@@ -102,7 +102,7 @@ fn written(prefetch_bytes: u64) -> (Rig, Arc<PatientStore>) {
     (rig, store)
 }
 
-fn read(volume: &Volume, address: u64, length: u64) {
+pub(super) fn read(volume: &Volume, address: u64, length: u64) {
     let found = volume.read_at(address, length as usize).unwrap();
     assert!(found == pattern(address, 1, length as usize), "wrong bytes at {address}");
 }

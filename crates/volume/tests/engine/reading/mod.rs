@@ -1,4 +1,5 @@
-//! Reads of stored data, what is fetched ahead of them, and what stays local.
+//! Reads of stored data, what is fetched ahead of them, what warms the cache, and what stays local.
 
 mod ahead;
 mod staying_local;
+mod warming;
