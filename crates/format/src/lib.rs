@@ -3,9 +3,9 @@
 //!
 //! Modules: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share;
 //! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept_block`],
-//! [`map_part`], [`role`], [`boot_set`] are objects in a store; [`journal`], [`staging`], [`cache_index`],
-//! [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD; [`link`] and
-//! [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page
+//! [`map_part`], [`role`], [`boot_set`] are objects in a store; [`journal`], [`staging`],
+//! [`cache_index`], [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD;
+//! [`link`] and [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page
 //! per structure, and a test compares the two. [`disk_image`] looks at the headers of foreign
 //! files, and has no page.
 //!

@@ -35,6 +35,8 @@ pub(crate) struct ServePlan {
     pub(crate) cache: CachePlan,
     /// As the user requested; `None`: determined by the disk.
     pub(crate) cache_bytes: Option<u64>,
+    /// Whether volumes fetch their boot sets when they are open.
+    pub(crate) fetches_boot_sets: bool,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
     pub(crate) admin: Option<std::net::SocketAddr>,

@@ -6,6 +6,7 @@
 //! (`wiring`), and what the numbers mean (`admin`).
 
 mod served;
+mod warming;
 
 use std::path::PathBuf;
 use std::process;
@@ -55,6 +56,8 @@ pub(crate) struct ServeProcess {
     gc_start: f64,
     started: Instant,
     hand_off: HandOffNotifier,
+    /// Held for a step of warming the cache.
+    warm_turn: Mutex<()>,
     /// A hand-off is in progress.
     is_handing_off: AtomicBool,
     /// Reports the status of links, if the volumes are exported over some.
@@ -81,6 +84,7 @@ impl ServeProcess {
             gc_start,
             started,
             hand_off,
+            warm_turn: Mutex::default(),
             is_handing_off,
             link,
         }
@@ -257,6 +261,17 @@ impl ServeProcess {
                 serde_json::json!(RemoveDoorReply { removed: address })
             }
             ControlRequest::HandOff(hand_off) => self.begin_hand_off(hand_off)?,
+            ControlRequest::WarmRoom => serde_json::json!(Self::warm_room(&*served.volume()?)?),
+            ControlRequest::Warm(step) => {
+                serde_json::json!(self.warm_now(&*served.volume()?, &step)?)
+            }
+            ControlRequest::BeginRecording { time_max } => {
+                served.volume()?.begin_recording(time_max)?;
+                serde_json::Value::Null
+            }
+            ControlRequest::EndRecording => {
+                serde_json::json!(Self::end_recording(&*served.volume()?)?)
+            }
         })
     }
 

@@ -81,6 +81,9 @@ pub(crate) fn serve(
     let serving = Arc::new(serving);
     // Last, because its sockets tell commands that the volumes are served.
     let admin = start_admin(&serving, plan.admin.map(ListenAddress::Loopback))?;
+    if plan.fetches_boot_sets {
+        serving.fetch_boot_sets();
+    }
     Ok((serving, admin))
 }
 

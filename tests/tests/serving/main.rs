@@ -24,3 +24,4 @@ mod real_clients;
 mod replicate;
 mod resize_rename;
 mod simulate;
+mod warming;

@@ -43,6 +43,10 @@ fn callbacks() -> Callbacks {
             Asked::AddDoor(_) | Asked::RemoveDoor { .. } | Asked::HandOff(_) => {
                 Err(Failure::usage(format!("{name}: there is nothing but this")))
             }
+            Asked::WarmRoom
+            | Asked::Warm(_)
+            | Asked::BeginRecording { .. }
+            | Asked::EndRecording => Err(Failure::usage(format!("{name}: nor is there a cache"))),
             Asked::CollectGarbage { threshold: 2.0 } => panic!("a bug, on purpose"),
             Asked::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),

@@ -15,6 +15,7 @@ mod documented;
 mod doors;
 mod drivers;
 mod effect;
+mod groups;
 mod links;
 mod opening;
 mod past;
@@ -30,10 +31,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Paths, STORE_VARIABLE};
 use config_file::ConfigFile;
-use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
+use disks::{boot_set, create, delete, gc, info, list, rename, resize, serve, wait, warm};
 use doors::{device, door, handoff};
 use drivers::{conform, driver, run};
 use effect::{Effect, as_far_as_read};
+use groups::GROUPS;
 use links::{attach, link, target};
 use past::{
     clone, copy, export, flatten, import, log, promote, replicate, rollback, set, snapshot,
@@ -84,45 +86,6 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 }
-
-/// The commands grouped by task, as in the help and the README.
-const GROUPS: [(&str, &[&str]); 6] = [
-    ("Disks", &["create", "serve", "list", "info", "wait", "resize", "rename", "gc", "delete"]),
-    ("Doors", &["door", "device", "handoff"]),
-    (
-        "Past and copies",
-        &[
-            "snapshot",
-            "set",
-            "log",
-            "rollback",
-            "clone",
-            "flatten",
-            "import",
-            "export",
-            "copy",
-            "replicate",
-            "promote",
-        ],
-    ),
-    ("Drivers", &["run", "driver", "conform"]),
-    ("Link", &["target", "attach", "link"]),
-    (
-        "Health and tools",
-        &[
-            "doctor",
-            "check",
-            "inspect",
-            "verify-crash",
-            "simulate",
-            "bench",
-            "explain",
-            "help",
-            "man",
-            "completions",
-        ],
-    ),
-];
 
 /// The command line, with the commands grouped in its help.
 pub(crate) fn command_line() -> clap::Command {
@@ -186,6 +149,8 @@ enum Command {
     Clone(clone::Arguments),
     Flatten(flatten::Arguments),
     Wait(wait::Arguments),
+    Warm(warm::Arguments),
+    BootSet(boot_set::Arguments),
     Import(import::Arguments),
     Export(export::Arguments),
     Copy(copy::Arguments),
@@ -322,6 +287,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Clone(arguments) => clone::run(&context, &arguments),
         Command::Flatten(arguments) => flatten::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
+        Command::Warm(arguments) => warm::run(&context, &arguments),
+        Command::BootSet(arguments) => boot_set::run(&context, &arguments),
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),
         Command::Copy(arguments) => copy::run(&context, &arguments),

@@ -110,6 +110,10 @@ pub(super) struct Tuning {
           default_value = exact_size(limits::PREFETCH_BYTES_DEFAULT))]
     prefetch: u64,
 
+    /// Do not fetch boot sets into the read cache when the volumes are open.
+    #[arg(long)]
+    no_boot_set: bool,
+
     /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
     #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
     gc_start: f64,
@@ -220,6 +224,7 @@ impl OpenArguments {
             volumes,
             cache,
             cache_bytes: self.cache_bytes,
+            fetches_boot_sets: !tuning.no_boot_set,
             admin: None,
         })
     }

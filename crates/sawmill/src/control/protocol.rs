@@ -36,6 +36,28 @@ pub(crate) enum ControlRequest {
     RemoveDoor { address: String },
     /// Answered with [`HandOffResult`](crate::handoff::HandOffResult).
     HandOff(HandOff),
+    /// What the read cache has room for; answered with [`WarmRoomReply`].
+    WarmRoom,
+    /// A step of warming the read cache; answered with [`WarmReply`]. Whoever asks for no next one
+    /// has stopped it.
+    Warm(WarmStepRequest),
+    /// Notes what is read from now on; answered with `null`.
+    BeginRecording { time_max: Duration },
+    /// Makes a boot set of what was read since; answered with [`RecordingReply`].
+    EndRecording,
+}
+
+/// The most ranges of one step: the request stays below [`REQUEST_BYTES_MAX`].
+pub(crate) const WARM_RANGES_MAX: usize = 1000;
+
+/// See [`ControlRequest::Warm`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WarmStepRequest {
+    /// Addresses and lengths.
+    pub(crate) ranges: Vec<(u64, u64)>,
+    /// Frames to fetch at most.
+    pub(crate) frames_max: u64,
 }
 
 /// A change of a volume's past.
@@ -96,6 +118,39 @@ pub(crate) struct ResizeReply {
     pub(crate) size_bytes: u64,
 }
 
+/// The room for data that nobody has read yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WarmRoomReply {
+    pub(crate) frames: u64,
+    pub(crate) frame_bytes: u64,
+    /// Of the disk.
+    pub(crate) size_bytes: u64,
+}
+
+/// What a step of warming did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WarmReply {
+    pub(crate) fetched_frames: u64,
+    pub(crate) fetched_bytes: u64,
+    /// The cache had them.
+    pub(crate) present_bytes: u64,
+    /// There was no room for them.
+    pub(crate) left_bytes: u64,
+    /// So much of the ranges, in their order, is done.
+    pub(crate) done_bytes: u64,
+}
+
+/// A boot set that was recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecordingReply {
+    /// The id of the volume that has it; none: nothing was read from the store or the cache.
+    pub(crate) kept_with: Option<String>,
+    pub(crate) ranges: u64,
+    pub(crate) bytes: u64,
+    /// More was read than a boot set holds.
+    pub(crate) is_cut: bool,
+}
+
 /// A door that was opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AddDoorReply {
@@ -131,6 +186,13 @@ mod tests {
                 ControlRequest::CollectGarbage { threshold: 0.25 },
                 ControlRequest::Resize { size_bytes: u64::MAX },
                 ControlRequest::RemoveDoor { address: "/dev/ublkb0".into() },
+                ControlRequest::WarmRoom,
+                ControlRequest::Warm(WarmStepRequest {
+                    ranges: vec![(u64::MAX, u64::MAX); WARM_RANGES_MAX],
+                    frames_max: u64::MAX,
+                }),
+                ControlRequest::BeginRecording { time_max: timeout },
+                ControlRequest::EndRecording,
                 ControlRequest::HandOff(HandOff {
                     binary: Some("/a b".into()),
                     timeout,
@@ -139,6 +201,7 @@ mod tests {
             ]);
         for request in requests {
             let text = serde_json::to_string(&request).unwrap();
+            assert!(text.len() <= REQUEST_BYTES_MAX, "{} bytes", text.len());
             assert_eq!(serde_json::from_str::<ControlRequest>(&text).unwrap(), request, "{text}");
         }
     }

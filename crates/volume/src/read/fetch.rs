@@ -10,8 +10,8 @@
 //! reads. What was fetched ahead waits for its readers in memory (`landed`); what warms the cache
 //! does not, and takes no room from it.
 //!
-//! Not here: which frames are wanted (`read`, `ahead`, `warm`), retries of one request (`sawmill_store`),
-//! and the move of a reader to a newer cut (`follow`).
+//! Not here: which frames are wanted (`read`, `ahead`, `warm`), retries of a request
+//! (`sawmill_store`), and the move of a reader to a newer cut (`follow`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;

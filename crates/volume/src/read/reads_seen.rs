@@ -1,8 +1,8 @@
 //! Which ranges of stored data are read, in the order of their first read: what a boot set is made
 //! of.
 //!
-//! Invariants: while nobody records, a read costs one load. A recording has a bound in ranges and in
-//! bytes, and ends by itself: one that was forgotten takes no more memory.
+//! Invariants: while nobody records, a read costs one load. A recording has a bound in ranges and
+//! in bytes, and ends by itself: one that was forgotten takes no more memory.
 //!
 //! Not here: the object that a recording becomes (`boot_set`).
 

@@ -2,7 +2,6 @@
 //!
 //! Not here: worlds by seed (`crates/sim`); the real binary (`tests/`).
 
-mod boot_sets;
 mod bounded;
 mod checking;
 mod clones;

@@ -1,6 +1,7 @@
 //! Commands for a disk itself: made, served, listed, changed, deleted.
 //! Not here: what several commands share (`super`).
 
+pub(super) mod boot_set;
 pub(super) mod create;
 pub(super) mod delete;
 pub(super) mod gc;
@@ -10,3 +11,4 @@ pub(super) mod rename;
 pub(super) mod resize;
 pub(super) mod serve;
 pub(super) mod wait;
+pub(super) mod warm;

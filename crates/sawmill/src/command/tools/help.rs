@@ -52,6 +52,7 @@ pages!(
     "ublk",
     "verify-crash",
     "vhost-user",
+    "warm",
 );
 
 /// Topics that are a section of a page: name, page, heading.
