@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Reads of a cold cache and opens without any local state, from a store whose answers take long.
+"""Reads of a cold cache, opens without any local state, and starts of new clones, from a store
+whose answers take long.
 
-    bench/cold.py                             both parts
+    bench/cold.py                             all parts
     bench/cold.py --only read --rounds 3      sequential, backward, strided and random reads
     bench/cold.py --only open                 from the start of `serve` to its door
+    bench/cold.py --only boot                 a start of a new clone, without and with a boot set
     bench/cold.py --before OLDER/sawmill      two builds in one run
 
 The store is a folder behind a small S3 server that answers each request after --delay-ms; all
@@ -20,10 +22,12 @@ Not here: TLS and the time that a connection takes to open, which the store does
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 from harness import (
-    EXAMPLES, KIB, MIB, Process, Rounds, Sawmill, cli, fio, in_parts, page, run, log, turns)
+    EXAMPLES, KIB, MIB, Process, Rounds, Sawmill, cli, fio, in_parts, page, run, log, turns,
+    wait_until)
 
 STRIDE = "read:384k"
 # fio's mode, block and depth.
@@ -203,7 +207,67 @@ def opened(place, flags):
         delay=flags.delay_ms, opens=flags.opens, table=table)
 
 
-PARTS = {"read": read, "open": opened}
+BOOT = """\
+## Starts of a clone
+
+A start is {reads} reads of 16 KiB one after the other, at places that are the same each time, \
+spread over the {size} MiB of the base. Each reads a clone on a machine that has nothing of it. \
+Answers take {delay} ms. *Fetched first*: the boot set was fetched (`sawmill warm --boot-set`) \
+before the start began; *at once*: the start began when the door was open.
+
+{table}"""
+BOOTS = {"no boot set": ["--no-boot-set"], "boot set, at once": [], "boot set, fetched first": []}
+
+
+def start_of(volume, flags):
+    """One start: seconds, and what waited for the store."""
+    job = fio.words(volume.target, "randread", "16k", 1, volume.size_bytes, "--randrepeat=1",
+                    "--randseed=7", f"--number_ios={flags.boot_reads}")
+    before = volume.counters()
+    found = fio.call(job, volume.folder)["read"]
+    after = volume.counters()
+    return {"s": found["runtime"] / 1000, "reads": found["total_ios"],
+            "waited": after["reads_store"] - before["reads_store"]}
+
+
+def booted(place, flags):
+    store, volumes = prepared(place, flags)
+    clone = volumes["now"]
+    clone.sawmill("clone", "disk", "probe", "clone")
+    clone.volumes, clone.options = ["probe"], ["--no-boot-set"]
+    with clone.running():
+        recording = Process(flags.binary, "boot-set", "record", "probe", "--for", "1h", "--log",
+                            "info", "--json", env=clone.environment(),
+                            log=clone.folder / "recording")
+        wait_until("it is recorded",
+                   lambda: "recording" in (clone.folder / "recording").read_text())
+        start_of(clone, flags)
+        recording.end()
+    clone.volumes = ["clone"]
+    found = Rounds()
+    for number, way, name in turns(flags.rounds, BOOTS, ["now"]):
+        clone.chill()
+        clone.options = BOOTS[way]
+        with clone.running():
+            before = time.monotonic()
+            if way == "boot set, fetched first":
+                clone.sawmill("warm", "clone", "--boot-set")
+            warm_s = time.monotonic() - before
+            row = {"warm_s": warm_s, **start_of(clone, flags)}
+        found.keep(number, way, name, row)
+        log(f"{way}: {row}")
+    store.end()
+    rows = [[way, f"{found.median('now', way, 'warm_s'):.1f}",
+             f"{found.median('now', way, 's'):.2f}",
+             f"{min(found.found('now', way, 's')):.2f} to {max(found.found('now', way, 's')):.2f}",
+             f"{found.median('now', way, 'waited'):.0f}"] for way in BOOTS]
+    table = page.table(["start", "fetched for, s", "took, s", "range", "reads that waited"], rows,
+                       (1, 2, 3, 4))
+    return {"rounds": found.rows("boot")}, BOOT.format(
+        reads=flags.boot_reads, size=flags.size, delay=flags.delay_ms, table=table)
+
+
+PARTS = {"read": read, "open": opened, "boot": booted}
 
 
 @cli.script
@@ -213,7 +277,8 @@ def main():
         ("--delay-ms", 20, "how long each answer of the store takes"),
         ("--link", 0, "what the link to the store carries, MB/s; 0: no limit"),
         ("--opens", 5, "how often it is opened"),
+        ("--boot-reads", 400, "reads of a start"),
         ("--before", Path, "another build, measured in the same rounds"),
         rounds=3, seconds=6, only={"parts": PARTS}, binary=cli.SAWMILL, work=cli.TARGET)
     found, sections = in_parts(flags, PARTS, flags.size * MIB)
-    page.write(flags.page, "# Cold reads and opens\n\n" + "\n".join(sections), found)
+    page.write(flags.page, "# Cold reads, opens and starts\n\n" + "\n".join(sections), found)
