@@ -5,9 +5,9 @@
 //! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept_block`],
 //! [`map_part`], [`role`], [`boot_set`] are objects in a store; [`journal`], [`staging`],
 //! [`cache_index`], [`transfer`], [`export_state`], [`newest_state`] are files on the local SSD;
-//! [`link`] and [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/` has one page
-//! per structure, and a test compares the two. [`disk_image`] looks at the headers of foreign
-//! files, and has no page.
+//! [`link`] and [`packed_write`] cross a link; [`write_log`] is a foreign format. `docs/format/`
+//! has one page per structure, and a test compares the two. [`disk_image`] looks at the headers of
+//! foreign files, and has no page.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,

@@ -3,8 +3,8 @@
 //!
 //! Invariants: which frames are fetched follows from the map at that moment, so an outdated list of
 //! ranges costs time and never shows old data. A frame takes no room of one that was read lately,
-//! and at most half of a full cache (`cache`). At most [`limits::WARM_FRAMES_MAX`] are on their way.
-//! What the journal has is here already, and does not count.
+//! and at most half of a full cache (`cache`). At most [`limits::WARM_FRAMES_MAX`] frames are on
+//! their way. What the journal has is here already, and does not count.
 //!
 //! Not here: ranges recorded before (`boot_set`), and hints of clients (`ahead`).
 
