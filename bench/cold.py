@@ -235,6 +235,7 @@ def booted(place, flags):
     clone = volumes["now"]
     clone.sawmill("clone", "disk", "probe", "clone")
     clone.volumes, clone.options = ["probe"], ["--no-boot-set"]
+    clone.chill()
     with clone.running():
         recording = Process(flags.binary, "boot-set", "record", "probe", "--for", "1h", "--log",
                             "info", "--json", env=clone.environment(),
