@@ -107,6 +107,10 @@ impl ReadCache {
         }
         let facts = FrameFacts { data_bytes: entry.data_bytes, crcs: entry.crcs };
         self.index.restore(&mut state.turn, entry.cell, &key, &facts);
+        if tier == Tier::Main {
+            // It was hit before: what nobody has read yet must not take its cell.
+            self.index.visit(entry.cell);
+        }
         state.eviction.restore(entry.cell, tier);
         state.bytes += u64::from(entry.data_bytes);
         state.frame_number_max = state.frame_number_max.max(entry.frame);
@@ -136,14 +140,18 @@ impl ReadCache {
         fs::rename(&new, path)
     }
 
-    /// The entries, oldest first, so that restoring them in order restores the queues.
+    /// The entries, oldest first, so that restoring them in order restores the queues. A frame that
+    /// was hit in probation is saved as one of main, where it would go next.
     fn picture(&self, cache_tag: u64) -> CacheIndex {
         let state = self.state.lock();
         let mut owners = self.owners.lock().clone();
         let mut entries = Vec::with_capacity(state.eviction.filled() as usize);
-        for tier in QUEUES {
+        for tier in QUEUES.into_iter().rev() {
             let cells = state.eviction.oldest_first(tier);
-            entries.extend(cells.map(|cell| self.entry(&state.turn, cell, tier)));
+            entries.extend(cells.map(|cell| {
+                let tier = if self.index.is_visited(cell) { Tier::Main } else { tier };
+                self.entry(&state.turn, cell, tier)
+            }));
         }
         drop(state);
         // A key may carry the owner of another cache by mistake; it is no reason to lose the rest.

@@ -40,6 +40,34 @@ fn a_restart_keeps_the_frames_and_their_owners() {
 }
 
 #[test]
+fn what_nobody_has_read_yet_takes_no_room_of_what_was_hit_before_a_restart() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_cells(100);
+    let before = open(&disk, Some(path.clone()));
+    // Frames that are hit while all cells are full move to main; the others were hit just now.
+    scan(&before, 0..100);
+    (0..40).for_each(|number| assert_eq!(get(&before, frame(&before, number)), Some(())));
+    scan(&before, 100..130);
+    let hit: Vec<u32> =
+        (0..130).filter(|number| before.contains(frame(&before, *number))).collect();
+    (60..80).filter(|number| hit.contains(number)).for_each(|number| {
+        assert_eq!(get(&before, frame(&before, number)), Some(()));
+    });
+    let hot: Vec<u32> = hit.into_iter().filter(|number| (0..40).contains(number)).collect();
+    assert!(hot.len() >= 35, "{} are hot", hot.len());
+    before.save_index().unwrap();
+    let after = open(&disk, Some(path));
+    let room = after.spare_frames();
+    for number in 1000..1000 + 2 * 100 {
+        let key = frame(&after, number);
+        let _ = after.insert_spare(key, &data(&key, FRAME));
+    }
+    let left = hot.iter().filter(|number| after.contains(frame(&after, **number))).count();
+    assert_eq!(left, hot.len(), "with room for {room}");
+}
+
+#[test]
 fn a_stale_index_gives_misses_and_no_wrong_bytes() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache.index");
