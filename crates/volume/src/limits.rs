@@ -172,6 +172,11 @@ const _: () = assert!(20 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
 pub const SEGMENT_OBJECT_BYTES_MAX: u64 = 2 * SEGMENT_BYTES_MAX as u64;
 /// Frames on their way while a volume's read cache is warmed: 16 MiB.
 pub const WARM_FRAMES_MAX: usize = 256;
+/// Addresses looked at in one step of warming.
+pub const WARM_LOOK_BYTES_MAX: u64 = GIB;
+/// Of a boot set, fetched when a volume was opened if its user chooses nothing: whoever may write
+/// below the base can have each of its clones fetch so much.
+pub const BOOT_SET_FETCH_BYTES_DEFAULT: u64 = 512 << 20;
 /// Ranges of a boot set, and their bytes: what a start reads, not a whole disk.
 pub const BOOT_SET_RANGES_MAX: usize = sawmill_format::boot_set::RANGES_MAX;
 /// See [`BOOT_SET_RANGES_MAX`].

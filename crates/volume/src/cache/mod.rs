@@ -108,6 +108,8 @@ pub enum SpareInsert {
     Present,
     /// All other cells hold what was read lately, or are not for it.
     NoRoom,
+    /// It is empty, or longer than a cell.
+    Unfit,
     /// The disk takes nothing.
     Off,
 }
@@ -445,7 +447,7 @@ impl ReadCache {
 
     fn insert_for(&self, choice: CellChoice, key: FrameKey, data: &[u8]) -> SpareInsert {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
-            return SpareInsert::Off;
+            return SpareInsert::Unfit;
         }
         let Some(disk) = self.place.enter() else { return SpareInsert::Off };
         let cell = match self.take_cell(choice, &key) {

@@ -300,8 +300,12 @@ fn a_cache_of_which_all_was_read_lately_has_no_room() {
 #[test]
 fn a_disk_that_takes_nothing_is_told_from_one_that_is_full() {
     let (disk, cache) = cache(8);
-    disk.fail_writes.store(true, Relaxed);
     let key = frame(&cache, 1);
+    // What fits no cell says nothing of the disk.
+    for bytes in [&[][..], &vec![1; FRAME as usize + 1]] {
+        assert_eq!(cache.insert_spare(key, bytes), SpareInsert::Unfit);
+    }
+    disk.fail_writes.store(true, Relaxed);
     assert_eq!(cache.insert_spare(key, &data(&key, FRAME)), SpareInsert::Off);
     assert!(!cache.contains(key));
 }

@@ -52,6 +52,8 @@ pub(crate) enum FetchResult {
     Frame(Bytes),
     /// The segment is gone because the attachment moved to a newer cut: resolve again.
     Gone,
+    /// The store is unavailable, and no reader has asked it for this frame: a reader does so now.
+    Away(Error),
     Failed(Error),
 }
 
@@ -421,10 +423,13 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
     if context.attachment.state.refusal().is_some() {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
+    if run.purpose == Purpose::Warm {
+        // Whoever warms gives up rather than to wait for an outage's end.
+        return answer_all(context, run, || FetchResult::Away(error.clone()));
+    }
     let retry_context = context.clone();
     // A reader may wait for it now, whoever asked for it.
-    let is_warm = run.purpose == Purpose::Warm;
-    let run = FrameRun { purpose: if is_warm { Purpose::Warm } else { Purpose::Read }, ..run };
+    let run = FrameRun { purpose: Purpose::Read, ..run };
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
@@ -536,9 +541,20 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
     awaited.map(|awaited| awaited.waiters).unwrap_or_default()
 }
 
+fn answer_all(context: &ReadContext, run: FrameRun, result: impl Fn() -> FetchResult) {
+    for waiter in run.frames().flat_map(|name| take_waiters(context, name)) {
+        waiter(result());
+    }
+}
+
 /// The store has definitely no such object. For a reader beside a writer, that means that the
 /// writer has moved on.
 fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
+    if run.purpose == Purpose::Warm {
+        // Nothing kept it from being deleted since the map named it. A reader that has joined is
+        // counted (`readers`), so what it finds missing by itself is lost.
+        return answer_all(context, run, || FetchResult::Gone);
+    }
     if let Some(cut) = &context.stored.fixed_cut {
         let text = format!("{error}; {cut} is no longer kept: open another one");
         let not_found = Error::new(ErrorKind::NotFound, text).with_source(error);
@@ -561,13 +577,7 @@ fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
         Ok(true) if is_needed(&follow_context) => {
             fail(&follow_context, run, ErrorKind::Corrupt, &error)
         }
-        Ok(_) => {
-            for name in run.frames() {
-                for waiter in take_waiters(&follow_context, name) {
-                    waiter(FetchResult::Gone);
-                }
-            }
-        }
+        Ok(_) => answer_all(&follow_context, run, || FetchResult::Gone),
         Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Denied) => {
             wait_for_store(&follow_context, run, &error);
         }

@@ -136,10 +136,12 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
     add(&context.attachment.counters.read_bytes, length);
     let mut source = FarthestSource::default();
     let (mut slow, mut absent) = (Vec::new(), Vec::new());
+    let mut is_stored = false;
     let mut pieces = resolve(context, start, length);
     while let Some(piece) = pieces.pop() {
         let at = (piece.address - start) as usize;
         let into = &mut request.buffer()[at..at + piece.length as usize];
+        is_stored |= matches!(piece.source, ReadSource::Record { stored: Some(_), .. });
         match serve(context, &piece, into, Reach::PageCache, &mut source) {
             Ok(LocalResult::Done) => {}
             Ok(LocalResult::Slow) => slow.push(piece),
@@ -165,8 +167,11 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
         pending.serve_all(slow);
         pending.fetch(absent);
     }
-    if streams {
+    if streams || is_stored {
+        // Also what the journal still has: a clone has no such journal.
         context.reads_seen.note(start, length, || context.attachment.world.now());
+    }
+    if streams {
         ahead::note(context, ReadSpan { address: start, length, waits });
     }
 }
@@ -453,7 +458,7 @@ impl PendingRead {
             let pending = self.clone();
             let waiter = Box::new(move |fetched| match fetched {
                 FetchResult::Frame(data) => pending.arrived_in(&piece, name, offset, &data),
-                FetchResult::Gone => pending.resolve_again(&piece),
+                FetchResult::Gone | FetchResult::Away(_) => pending.resolve_again(&piece),
                 FetchResult::Failed(error) => pending.end_piece(Some(error)),
             });
             wanted.push((name, Some(waiter)));

@@ -4,7 +4,8 @@
 //! Invariants: which frames are fetched follows from the map at that moment, so an outdated list of
 //! ranges costs time and never shows old data. A frame takes no room of one that was read lately,
 //! and at most half of a full cache (`cache`). At most [`limits::WARM_FRAMES_MAX`] frames are on
-//! their way. What the journal has is here already, and does not count.
+//! their way. What the journal has is here already, and does not count. A step ends: after so many
+//! frames, so many addresses, or so long without a frame. Damage of one frame keeps no other out.
 //!
 //! Not here: ranges recorded before (`boot_set`), and hints of clients (`ahead`).
 
@@ -21,8 +22,11 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// Addresses looked at together.
 const LOOK_BYTES: u64 = 4 << 20;
-/// Addresses looked at in one step at most: a map may have an extent for each byte.
-const STEP_LOOK_BYTES: u64 = 16 << 30;
+/// Addresses looked at in one step at most, however they are cut into ranges: a map may have an
+/// extent for each byte, and a step remembers the frames that it has seen.
+const STEP_LOOK_BYTES: u64 = limits::WARM_LOOK_BYTES_MAX;
+/// A step that got no frame for so long gives up: its caller may ask again.
+const QUIET_TIME_MAX: Duration = Duration::from_secs(30);
 /// A step ends when so many frames were fetched.
 const STEP_FRAMES: u64 = 512;
 /// Frames asked for together: what a start reads early comes early.
@@ -39,7 +43,7 @@ pub struct WarmStep {
     pub fetched_bytes: u64,
     /// Bytes that the cache had.
     pub present_bytes: u64,
-    /// Bytes for which there is no room.
+    /// Bytes that are left out: there is no room for them, or they are damaged.
     pub left_bytes: u64,
     /// Bytes of the ranges, in their order, that this step is done with.
     pub done_bytes: u64,
@@ -58,12 +62,17 @@ struct WarmRun<'a> {
     wanted: Vec<FrameName>,
     /// Ranges may share frames.
     seen: HashSet<FrameName>,
+    /// Addresses looked at.
+    looked_bytes: u64,
+    /// When the last frame arrived, or the step began.
+    last_arrival: Duration,
     step: WarmStep,
 }
 
 /// Fetches what `ranges` hold into the cache, `frames_max` frames at most. Returns after a while,
-/// with how much of the ranges is done, or when `is_wanted` says no. Blocks; never call it on a
-/// thread of the store.
+/// with how much of the ranges is done, or when `is_wanted` says no. An error if the store is
+/// unavailable or sends nothing for long: what was fetched by then stays. Blocks; never call it on
+/// a thread of the store.
 pub(crate) fn step(
     context: &Arc<ReadContext>,
     ranges: &[(u64, u64)],
@@ -81,6 +90,8 @@ pub(crate) fn step(
         on_their_way: 0,
         wanted: Vec::new(),
         seen: HashSet::new(),
+        looked_bytes: 0,
+        last_arrival: context.attachment.world.now(),
         step: WarmStep::default(),
     };
     let size_bytes = context.attachment.geometry.now().size_bytes;
@@ -91,14 +102,14 @@ pub(crate) fn step(
         let mut at = inside.start;
         while at < inside.end {
             if run.is_enough() || !is_wanted() {
-                run.step.done_bytes += at - address;
+                run.step.done_bytes = run.step.done_bytes.saturating_add(at - address);
                 break 'ranges;
             }
             let bytes = LOOK_BYTES.min(inside.end - at);
             run.look(at, bytes, is_wanted)?;
             at += bytes;
         }
-        run.step.done_bytes += length;
+        run.step.done_bytes = run.step.done_bytes.saturating_add(*length);
     }
     run.ask(is_wanted)?;
     while run.on_their_way > 0 && is_wanted() {
@@ -116,7 +127,7 @@ impl WarmRun<'_> {
     fn is_enough(&self) -> bool {
         let asked = self.on_their_way + self.wanted.len();
         self.step.fetched_frames + asked as u64 >= STEP_FRAMES
-            || self.step.done_bytes >= STEP_LOOK_BYTES
+            || self.looked_bytes >= STEP_LOOK_BYTES
     }
 
     /// Asks for what a range holds, and puts into the cache what arrives meanwhile.
@@ -124,6 +135,7 @@ impl WarmRun<'_> {
         if let Some(error) = self.context.attachment.state.refusal() {
             return Err(error);
         }
+        self.looked_bytes += length;
         for piece in resolve(self.context, address, length) {
             let ReadSource::Frame { name, .. } = piece.source else { continue };
             if self.seen.insert(name) {
@@ -188,21 +200,38 @@ impl WarmRun<'_> {
         })
     }
 
+    /// No frame came for a while. An error if that is no longer to be waited for.
+    fn check_quiet(&self) -> Result<()> {
+        // A volume that ends has failed its waiters once: those that came later see it here.
+        if let Some(error) = self.context.attachment.state.refusal() {
+            return Err(error);
+        }
+        if self.context.attachment.world.now().saturating_sub(self.last_arrival) < QUIET_TIME_MAX {
+            return Ok(());
+        }
+        let seconds = QUIET_TIME_MAX.as_secs();
+        let text = format!("the store is away or busy: it has sent nothing for {seconds} s");
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
     /// Waits a while for a frame, and puts it into the cache.
     fn take_one(&mut self) -> Result<()> {
         let (name, result) = match self.receiver.recv_timeout(WANTED_EVERY) {
             Ok(found) => found,
-            // A volume that ends has failed its waiters once: those that came later see it here.
-            Err(RecvTimeoutError::Timeout) => {
-                return self.context.attachment.state.refusal().map_or(Ok(()), Err);
-            }
+            Err(RecvTimeoutError::Timeout) => return self.check_quiet(),
             // Not while this end holds a sender.
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
         self.on_their_way -= 1;
+        self.last_arrival = self.context.attachment.world.now();
         let data = match result {
             FetchResult::Frame(data) => data,
-            FetchResult::Failed(error) => return Err(error),
+            // One frame is no reason to go without the others. The log has it.
+            FetchResult::Failed(error) if error.kind() == ErrorKind::Corrupt => {
+                self.step.left_bytes += self.frame_bytes(name);
+                return Ok(());
+            }
+            FetchResult::Failed(error) | FetchResult::Away(error) => return Err(error),
             // The map has moved on: what it has now, the next read fetches.
             FetchResult::Gone => return Ok(()),
         };
@@ -218,6 +247,7 @@ impl WarmRun<'_> {
                 self.step.left_bytes += bytes;
                 self.frames_left = 0;
             }
+            SpareInsert::Unfit => self.step.left_bytes += bytes,
             SpareInsert::Off => {
                 let text = "the disk of the read cache cannot be written at present; see the log";
                 return Err(Error::new(ErrorKind::Unavailable, text));

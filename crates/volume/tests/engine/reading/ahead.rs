@@ -30,7 +30,7 @@ pub(super) struct PatientStore {
     pub(super) holds: AtomicBool,
     held: Mutex<Vec<(Get, Completion<Bytes>)>>,
     pub(super) gets: Mutex<Vec<Get>>,
-    lists: AtomicUsize,
+    pub(super) lists: AtomicUsize,
 }
 
 impl PatientStore {
@@ -42,10 +42,14 @@ impl PatientStore {
     }
 
     /// Answers what is held as if the objects had been deleted.
-    fn lose(&self) {
+    pub(super) fn lose(&self) {
+        self.fail(StoreErrorKind::NotFound);
+    }
+
+    pub(super) fn fail(&self, kind: StoreErrorKind) {
         self.holds.store(false, Ordering::SeqCst);
         for (_, done) in std::mem::take(&mut *self.held.lock()) {
-            done(Err(StoreError::new(StoreErrorKind::NotFound, "deleted")));
+            done(Err(StoreError::new(kind, "so it is")));
         }
     }
 

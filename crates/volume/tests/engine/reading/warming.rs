@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sawmill_device::{BlockDeviceExt, ErrorKind};
-use sawmill_store::Class;
-use sawmill_volume::{ReadCache, Volume, WarmStep};
+use sawmill_store::{Class, StoreErrorKind};
+use sawmill_volume::{ReadCache, Volume, WarmStep, limits, open_cache};
 
 use super::ahead::{FRAME, PatientStore, SIZE, read, written};
-use crate::faulty::until;
+use crate::faulty::{Machine, SEGMENT, stored, tile_version, until, write_tile};
 use crate::rig::{MIB, pattern};
 
 /// All steps of warming `ranges`.
@@ -136,4 +136,99 @@ fn a_volume_without_a_cache_has_nothing_to_warm() {
     let error = volume.warm(&[(0, MIB)], 100, &|| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(volume.spare_frames().unwrap_err().to_string().contains("without a read cache"));
+}
+
+#[test]
+fn a_step_looks_at_a_bounded_part_of_the_longest_range() {
+    let (rig, _store) = written(8 * MIB);
+    let volume = rig.open();
+    let long = 3 * limits::WARM_LOOK_BYTES_MAX;
+    volume.resize(long).unwrap();
+    let all = warm(&volume, &[(0, SIZE)], 1000);
+    assert_eq!(all.fetched_bytes, SIZE);
+    // All of it is there already, and with no room for any of it.
+    for frames_max in [1000, 0] {
+        let step = volume.warm(&[(0, long)], frames_max, &|| true).unwrap();
+        assert_eq!(step.done_bytes, limits::WARM_LOOK_BYTES_MAX);
+        assert_eq!((step.fetched_frames, step.present_bytes), (0, SIZE));
+    }
+    let halves = vec![(0, limits::WARM_LOOK_BYTES_MAX / 2); 6];
+    assert_eq!(volume.warm(&halves, 0, &|| true).unwrap().done_bytes, limits::WARM_LOOK_BYTES_MAX);
+    assert_eq!(warm(&volume, &[(0, long)], 0).present_bytes, SIZE);
+}
+
+/// Warms 1 MiB; a reader joins a frame of it, and then the store answers so.
+fn joined(
+    volume: &Volume,
+    store: &PatientStore,
+    kind: StoreErrorKind,
+) -> sawmill_volume::Result<WarmStep> {
+    store.holds.store(true, Ordering::SeqCst);
+    std::thread::scope(|threads| {
+        let warming = threads.spawn(|| volume.warm(&[(0, MIB)], 100, &|| true));
+        until("the frames are asked for", || store.held_bytes() >= MIB);
+        let reader = threads.spawn(|| read(volume, FRAME, FRAME));
+        until("the reader waits for one", || store.is_any_raised());
+        store.fail(kind);
+        reader.join().unwrap();
+        warming.join().unwrap()
+    })
+}
+
+#[test]
+fn a_store_that_is_away_ends_a_step_and_fails_no_reader() {
+    let (rig, store) = written(0);
+    let volume = rig.open();
+    let error = joined(&volume, &store, StoreErrorKind::Unavailable).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // Nothing goes on asking, and the next step fetches the rest.
+    assert_eq!(warm(&volume, &[(0, MIB)], 100).fetched_bytes, MIB - FRAME);
+}
+
+#[test]
+fn an_object_that_was_collected_meanwhile_is_no_damage() {
+    let (rig, store) = written(0);
+    let volume = rig.open();
+    let step = joined(&volume, &store, StoreErrorKind::NotFound).unwrap();
+    assert_eq!((step.fetched_frames, step.done_bytes), (0, MIB));
+    assert_eq!(warm(&volume, &[(0, MIB)], 100).fetched_bytes, MIB - FRAME);
+}
+
+#[test]
+fn what_only_warming_misses_moves_no_reader_to_a_newer_state() {
+    let (mut rig, store) = written(0);
+    rig.options.read_only = true;
+    let volume = rig.open();
+    store.holds.store(true, Ordering::SeqCst);
+    std::thread::scope(|threads| {
+        let warming = threads.spawn(|| volume.warm(&[(0, MIB)], 100, &|| true));
+        until("the frames are asked for", || store.held_bytes() >= MIB);
+        let lists = store.lists.load(Ordering::SeqCst);
+        store.lose();
+        assert_eq!(warming.join().unwrap().unwrap().fetched_frames, 0);
+        assert_eq!(store.lists.load(Ordering::SeqCst), lists, "no state was looked for");
+    });
+    read(&volume, 0, MIB);
+}
+
+#[test]
+fn one_damaged_frame_is_left_out_and_all_others_are_fetched() {
+    let mut machine = Machine::new();
+    let volume = machine.open();
+    (0..4).for_each(|tile| write_tile(&volume, tile, 1));
+    stored(&volume);
+    volume.close().unwrap();
+    std::fs::remove_file(machine.journal()).unwrap();
+    let key = machine.keys("/seg/").remove(1);
+    machine.tamper(&key, |bytes| {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+    });
+    let path = machine.folder.path().join("cache");
+    machine.rig.options.cache = Some(open_cache(&path, 32 * MIB).unwrap());
+    let volume = machine.open();
+    let all = 4 * SEGMENT as u64;
+    let sum = warm(&volume, &[(0, all)], 1000);
+    assert_eq!((sum.fetched_bytes, sum.left_bytes), (all - FRAME, FRAME));
+    assert_eq!(tile_version(&volume, 3, 1), 1);
 }
