@@ -216,7 +216,7 @@ Answers take {delay} ms. *Fetched first*: the boot set was fetched (`sawmill war
 before the start began; *at once*: the start began when the door was open.
 
 {table}"""
-BOOTS = {"no boot set": ["--no-boot-set"], "boot set, at once": [], "boot set, fetched first": []}
+BOOTS = {"no boot set": ["--boot-set-bytes", "0"], "boot set, at once": [], "boot set, fetched first": []}
 
 
 def start_of(volume, flags):
@@ -234,7 +234,7 @@ def booted(place, flags):
     store, volumes = prepared(place, flags)
     clone = volumes["now"]
     clone.sawmill("clone", "disk", "probe", "clone")
-    clone.volumes, clone.options = ["probe"], ["--no-boot-set"]
+    clone.volumes, clone.options = ["probe"], ["--boot-set-bytes", "0"]
     clone.chill()
     with clone.running():
         recording = Process(flags.binary, "boot-set", "record", "probe", "--for", "1h", "--log",

@@ -35,8 +35,8 @@ pub(crate) struct ServePlan {
     pub(crate) cache: CachePlan,
     /// As the user requested; `None`: determined by the disk.
     pub(crate) cache_bytes: Option<u64>,
-    /// Whether volumes fetch their boot sets when they are open.
-    pub(crate) fetches_boot_sets: bool,
+    /// How much of its boot set a volume fetches when it is open; 0: nothing.
+    pub(crate) boot_set_bytes: u64,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
     pub(crate) admin: Option<std::net::SocketAddr>,

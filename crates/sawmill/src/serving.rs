@@ -8,6 +8,7 @@
 mod served;
 mod warming;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,8 @@ use crate::admin::status::{
     VolumeStatus, VolumeThreadsStatus, milliseconds,
 };
 use crate::control::protocol::{
-    AddDoorReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply, ResizeReply,
+    AddDoorReply, BegunReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply,
+    ResizeReply,
 };
 use crate::doors::Doors;
 use crate::doors::added::AddedDoors;
@@ -56,8 +58,8 @@ pub(crate) struct ServeProcess {
     gc_start: f64,
     started: Instant,
     hand_off: HandOffNotifier,
-    /// Held for a step of warming the cache.
-    warm_turn: Mutex<()>,
+    /// Held for a step of warming the cache, by the URL of the store that it asks.
+    warm_turns: HashMap<String, Mutex<()>>,
     /// A hand-off is in progress.
     is_handing_off: AtomicBool,
     /// Reports the status of links, if the volumes are exported over some.
@@ -75,6 +77,8 @@ impl ServeProcess {
     ) -> Self {
         let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
         let (loop_threads, gc_start) = (plan.options.loop_threads.clone(), plan.options.gc.start);
+        let urls = volumes.iter().map(|served| served.address.store_url.clone());
+        let warm_turns = urls.map(|url| (url, Mutex::default())).collect();
         let (is_handing_off, link) = (AtomicBool::new(false), OnceLock::new());
         ServeProcess {
             doors,
@@ -84,7 +88,7 @@ impl ServeProcess {
             gc_start,
             started,
             hand_off,
-            warm_turn: Mutex::default(),
+            warm_turns,
             is_handing_off,
             link,
         }
@@ -236,6 +240,7 @@ impl ServeProcess {
         &self,
         name: &str,
         request: ControlRequest,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<serde_json::Value> {
         let served = self.served(name)?;
         Ok(match request {
@@ -263,14 +268,14 @@ impl ServeProcess {
             ControlRequest::HandOff(hand_off) => self.begin_hand_off(hand_off)?,
             ControlRequest::WarmRoom => serde_json::json!(Self::warm_room(&*served.volume()?)?),
             ControlRequest::Warm(step) => {
-                serde_json::json!(self.warm_now(&*served.volume()?, &step)?)
+                serde_json::json!(self.warm_now(served, &step, is_wanted)?)
             }
             ControlRequest::BeginRecording { time_max } => {
-                served.volume()?.begin_recording(time_max)?;
-                serde_json::Value::Null
+                let recording = served.volume()?.begin_recording(time_max)?;
+                serde_json::json!(BegunReply { recording })
             }
-            ControlRequest::EndRecording => {
-                serde_json::json!(Self::end_recording(&*served.volume()?)?)
+            ControlRequest::EndRecording { recording } => {
+                serde_json::json!(Self::end_recording(&*served.volume()?, recording)?)
             }
         })
     }

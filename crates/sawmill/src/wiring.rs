@@ -81,8 +81,8 @@ pub(crate) fn serve(
     let serving = Arc::new(serving);
     // Last, because its sockets tell commands that the volumes are served.
     let admin = start_admin(&serving, plan.admin.map(ListenAddress::Loopback))?;
-    if plan.fetches_boot_sets {
-        serving.fetch_boot_sets();
+    if plan.boot_set_bytes > 0 {
+        serving.fetch_boot_sets(plan.boot_set_bytes);
     }
     Ok((serving, admin))
 }
@@ -321,8 +321,8 @@ pub(crate) fn start_admin(
             Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),
         }),
-        carry_out: Box::new(move |name, request| match order_serving.upgrade() {
-            Some(serving) => serving.carry_out(name, request),
+        carry_out: Box::new(move |name, request, is_wanted| match order_serving.upgrade() {
+            Some(serving) => serving.carry_out(name, request, is_wanted),
             None => Err(ending()),
         }),
     };

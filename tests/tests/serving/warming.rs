@@ -125,7 +125,7 @@ fn a_warmed_volume_is_read_without_its_store(store: &StoreUnderTest) {
     let small = other.sawmill(&["warm", "disk", "4M+4M", "--bytes-max", "1M", "--json"]).json();
     assert_eq!((number(&small, "fetched_bytes"), number(&small, "left_bytes")), (MIB, 3 * MIB));
     let text = other.sawmill(&["warm", "disk"]).ok();
-    assert_eq!(text, "disk: 5.50 MiB fetched, 2.50 MiB were there, 0 B do not fit\n");
+    assert_eq!(text, "disk: 5.50 MiB fetched, 2.50 MiB were there, 0 B left out\n");
     for at in 0..8 {
         read(&server, at * MIB, MIB);
     }
@@ -159,7 +159,7 @@ fn a_clone_fetches_what_the_start_of_another_read(store: &StoreUnderTest) {
     let servers = [one.serve("first").with(&ADMIN), two.serve("second").with(&ADMIN)];
     let servers = servers.map(|server| server.start());
     for server in &servers {
-        assert!(fetched_line(server).contains("320 KiB fetched, 0 B were there, 0 B do not fit"));
+        assert!(fetched_line(server).contains("320 KiB fetched, 0 B were there, 0 B left out"));
         assert_eq!(cached_bytes(server), 320 << 10);
         read(server, 3 * MIB, 256 << 10);
         read(server, MIB, 64 << 10);
@@ -188,7 +188,11 @@ fn a_clone_fetches_what_the_start_of_another_read(store: &StoreUnderTest) {
 
     // Nothing is fetched where nobody wants it.
     let third = bed.neighbor();
-    let quiet = third.serve("second").with(&ADMIN).with(&["--no-boot-set"]).start();
+    let frugal = third.serve("second").with(&ADMIN).with(&["--boot-set-bytes", "64K"]).start();
+    assert!(fetched_line(&frugal).contains("64 KiB fetched"), "{}", frugal.stderr());
+    assert_eq!(cached_bytes(&frugal), 64 << 10);
+    let _ = frugal.stop().ok();
+    let quiet = third.serve("second").with(&ADMIN).with(&["--boot-set-bytes", "0"]).start();
     read(&quiet, 7 * MIB, 4096);
     assert!(!quiet.stderr().contains("boot set"), "{}", quiet.stderr());
     let _ = quiet.stop().ok();
@@ -323,14 +327,15 @@ fn a_store_that_refuses_boot_sets_serves_all_else() {
     clone(&bed, "disk");
     proxy.rule(Rule::every(Verb::List, "boot", Fault::Status(403)));
     proxy.rule(Rule::every(Verb::Put, "/boot/", Fault::Status(403)));
-    let server = bed.serve("disk").start();
-    wait_for("the log says so", || {
-        server.stderr().contains("a boot set was not fetched, which does no harm").then_some(())
-    });
+    clone(&bed, "other");
+    let server = bed.serve("disk").and("other").start();
+    let refused = "a boot set was not fetched, which does no harm";
+    wait_for("the log says so", || server.stderr().contains(refused).then_some(()));
     read(&server, MIB, 4096);
     let recording = Recording::begin(&bed, "disk");
     read(&server, MIB, 4096);
     assert_eq!(recording.end().code, Some(8));
+    assert_eq!(server.stderr().matches(refused).count(), 1, "it is asked for no other");
     let _ = server.stop().ok();
 }
 
@@ -348,6 +353,9 @@ fn a_warm_that_is_interrupted_ends_and_the_server_goes_on() {
     kill_process(Pid::from_raw(child.id().cast_signed()).expect("a process"), Signal::INT)
         .expect("it runs");
     assert!(!child.wait().expect("it ends").success());
+    // Its step ends with it, though the store still keeps it waiting: others have their turn.
+    let hole = other.sawmill(&["warm", "disk", "32M+1M", "--json"]).json();
+    assert_eq!(number(&hole, "fetched_bytes"), 0);
     proxy.stop_faults();
     read(&server, MIB, 4096);
     assert_eq!(number(&other.sawmill(&["warm", "disk", "--json"]).json(), "left_bytes"), 0);

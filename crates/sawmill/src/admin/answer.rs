@@ -144,9 +144,14 @@ async fn carry_out(
     shared: &Arc<AdminState>,
     volume: String,
 ) -> Response<Full<Bytes>> {
-    let carried =
-        blocking(shared, Call::Change, move |callbacks| (callbacks.carry_out)(&volume, request))
-            .await;
+    // As in `wait`.
+    let token = Arc::new(());
+    let caller = Arc::downgrade(&token);
+    let carried = blocking(shared, Call::Change, move |callbacks| {
+        (callbacks.carry_out)(&volume, request, &|| caller.strong_count() > 0)
+    })
+    .await;
+    drop(token);
     carried.map_or_else(|refused| refused, |answer| json(&answer))
 }
 

@@ -46,7 +46,7 @@ fn callbacks(calls: &Arc<Mutex<ServedConnection>>) -> Callbacks {
             waited.lock().waits.push(timeout);
             Ok(true)
         }),
-        carry_out: Box::new(move |_, request| {
+        carry_out: Box::new(move |_, request, _| {
             let text = serde_json::to_string(&request).unwrap_or_default();
             carried_out.lock().carried_out.push(text);
             Ok(serde_json::Value::Null)

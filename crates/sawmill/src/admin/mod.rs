@@ -68,7 +68,7 @@ pub(crate) struct Callbacks {
     pub(crate) status: Box<StatusSource>,
     /// Waits for a volume, as long as the client is connected; blocks.
     pub(crate) waiter: Box<SafetyWaiter>,
-    /// Carries a request out; blocks.
+    /// Carries a request out; blocks. What may be given up ends when its client hangs up.
     pub(crate) carry_out: Box<RequestHandler>,
 }
 
@@ -78,7 +78,8 @@ type StatusSource = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 type SafetyWaiter =
     dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
 /// See [`Callbacks::carry_out`].
-type RequestHandler = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
+type RequestHandler =
+    dyn Fn(&str, ControlRequest, &dyn Fn() -> bool) -> Result<serde_json::Value> + Send + Sync;
 
 /// An address to listen on.
 pub(crate) enum ListenAddress {

@@ -31,7 +31,7 @@ fn callbacks() -> Callbacks {
                 Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7")))
             }
         }),
-        carry_out: Box::new(|name, request| match request {
+        carry_out: Box::new(|name, request, _| match request {
             Asked::CollectGarbage { threshold: 1.0 } => {
                 Ok(serde_json::json!({ "moved_bytes": 7, "moved_segments": 1 }))
             }
@@ -46,7 +46,9 @@ fn callbacks() -> Callbacks {
             Asked::WarmRoom
             | Asked::Warm(_)
             | Asked::BeginRecording { .. }
-            | Asked::EndRecording => Err(Failure::usage(format!("{name}: nor is there a cache"))),
+            | Asked::EndRecording { .. } => {
+                Err(Failure::usage(format!("{name}: nor is there a cache")))
+            }
             Asked::CollectGarbage { threshold: 2.0 } => panic!("a bug, on purpose"),
             Asked::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),

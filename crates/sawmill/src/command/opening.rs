@@ -110,9 +110,10 @@ pub(super) struct Tuning {
           default_value = exact_size(limits::PREFETCH_BYTES_DEFAULT))]
     prefetch: u64,
 
-    /// Do not fetch boot sets into the read cache when the volumes are open.
-    #[arg(long)]
-    no_boot_set: bool,
+    /// The most of its boot set that a volume fetches into the read cache when it is open; 0: none.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          default_value = exact_size(limits::BOOT_SET_FETCH_BYTES_DEFAULT))]
+    boot_set_bytes: u64,
 
     /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
     #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
@@ -224,7 +225,7 @@ impl OpenArguments {
             volumes,
             cache,
             cache_bytes: self.cache_bytes,
-            fetches_boot_sets: !tuning.no_boot_set,
+            boot_set_bytes: tuning.boot_set_bytes,
             admin: None,
         })
     }

@@ -41,10 +41,13 @@ pub(crate) enum ControlRequest {
     /// A step of warming the read cache; answered with [`WarmReply`]. Whoever asks for no next one
     /// has stopped it.
     Warm(WarmStepRequest),
-    /// Notes what is read from now on; answered with `null`.
+    /// Notes what is read from now on; answered with [`BegunReply`].
     BeginRecording { time_max: Duration },
     /// Makes a boot set of what was read since; answered with [`RecordingReply`].
-    EndRecording,
+    EndRecording {
+        /// See [`BegunReply`].
+        recording: u64,
+    },
 }
 
 /// The most ranges of one step: the request stays below [`REQUEST_BYTES_MAX`].
@@ -134,10 +137,17 @@ pub(crate) struct WarmReply {
     pub(crate) fetched_bytes: u64,
     /// The cache had them.
     pub(crate) present_bytes: u64,
-    /// There was no room for them.
+    /// There was no room for them, or they are damaged.
     pub(crate) left_bytes: u64,
     /// So much of the ranges, in their order, is done.
     pub(crate) done_bytes: u64,
+}
+
+/// A recording under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BegunReply {
+    /// To be given at its end.
+    pub(crate) recording: u64,
 }
 
 /// A boot set that was recorded.
@@ -192,7 +202,7 @@ mod tests {
                     frames_max: u64::MAX,
                 }),
                 ControlRequest::BeginRecording { time_max: timeout },
-                ControlRequest::EndRecording,
+                ControlRequest::EndRecording { recording: u64::MAX },
                 ControlRequest::HandOff(HandOff {
                     binary: Some("/a b".into()),
                     timeout,

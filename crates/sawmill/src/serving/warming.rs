@@ -1,28 +1,51 @@
 //! Warming in a process that serves volumes: the steps that a command asks for, and the boot sets
 //! that it fetches by itself when it has started.
 //!
-//! Invariants: one step at a time runs in a process, so that volumes with one base fetch what they
-//! share once, and background work has a bound. A boot set delays and fails nothing: what is wrong
-//! with it is one line in the log. No volume is held while a store is asked for a boot set, so that
-//! a hand-off need not wait for that.
+//! Invariants: one step at a time runs for each store, so that volumes with one base fetch what
+//! they share once, background work has a bound, and a store that is away holds up no other. Who
+//! waits for a turn gets it next. A boot set delays and fails nothing: what is wrong with it is one
+//! line in the log, and a store that refused one is asked for no other. No volume is held while a
+//! store is asked for a boot set, so that a hand-off need not wait for that.
 //!
 //! Not here: what is fetched, and in which order (`sawmill_volume`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use sawmill_console::exit::{Failure, Result};
+use parking_lot::{Mutex, MutexGuard};
+use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::human_size;
+use sawmill_format::ids::VolumeId;
 use sawmill_store::ObjectStore;
 use sawmill_volume::boot_set::{self, BootSetHolders};
 use sawmill_volume::{Volume, WarmStep};
 
 use super::{ServeProcess, ServedVolume};
-use crate::control::protocol::{RecordingReply, WarmReply, WarmRoomReply, WarmStepRequest};
+use crate::control::protocol::{
+    RecordingReply, WARM_RANGES_MAX, WarmReply, WarmRoomReply, WarmStepRequest,
+};
 
-/// Boot sets that were found, by the store's URL and the volumes that may have one.
-type FoundSets = HashMap<(String, BootSetHolders), Option<Arc<[(u64, u64)]>>>;
+/// How long a command's request waits for its turn. It occupies one of the threads for requests.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Boot sets that are remembered for the next volumes: 64 MiB of ranges at most.
+const FOUND_SETS_MAX: usize = 64;
+
+/// Addresses and lengths.
+type SetRanges = Arc<[(u64, u64)]>;
+
+/// Fetches the boot sets of a process that has started.
+struct BootSets {
+    serving: Weak<ServeProcess>,
+    /// Of each set at most.
+    bytes_max: u64,
+    /// Those of bases, by the store's URL and the volumes that may have one.
+    found: HashMap<(String, BootSetHolders), Option<SetRanges>>,
+    /// URLs of stores that did not give a set, or not what one names.
+    failed_stores: HashSet<String>,
+    /// What is left of the room that the cache had for all of them: it is counted once.
+    frames_left: Option<u64>,
+}
 
 impl ServeProcess {
     /// What the cache has room for.
@@ -34,26 +57,45 @@ impl ServeProcess {
         })
     }
 
-    /// One step for a command; an empty one while another has the turn: a request that waited for
-    /// it would keep others from being carried out.
-    pub(super) fn warm_now(&self, volume: &Volume, request: &WarmStepRequest) -> Result<WarmReply> {
-        match self.warm_turn.try_lock() {
-            Some(_turn) => Self::step(volume, request),
-            None => Ok(WarmReply::default()),
+    /// One step for a command, while `is_wanted`; an empty one if others have the turn for long: a
+    /// request that waited for it would keep others from being carried out.
+    pub(super) fn warm_now(
+        &self,
+        served: &ServedVolume,
+        request: &WarmStepRequest,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<WarmReply> {
+        if request.ranges.len() > WARM_RANGES_MAX {
+            let text = format!("at most {WARM_RANGES_MAX} ranges are warmed in one step");
+            return Err(Failure::usage(text));
         }
+        let turn = self.warm_turn(served).try_lock_for(TURN_WAIT_MAX);
+        let Some(turn) = turn else { return Ok(WarmReply::default()) };
+        // After the wait, or a hand-off would wait for it too.
+        let outcome = served.volume().and_then(|volume| Self::step(&volume, request, is_wanted));
+        MutexGuard::unlock_fair(turn);
+        outcome
     }
 
-    fn step(volume: &Volume, request: &WarmStepRequest) -> Result<WarmReply> {
-        let step = volume.warm(&request.ranges, request.frames_max, &|| true)?;
+    fn warm_turn(&self, served: &ServedVolume) -> &Mutex<()> {
+        &self.warm_turns[&served.address.store_url]
+    }
+
+    fn step(
+        volume: &Volume,
+        request: &WarmStepRequest,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<WarmReply> {
+        let step = volume.warm(&request.ranges, request.frames_max, is_wanted)?;
         let WarmStep { fetched_frames, fetched_bytes, present_bytes, left_bytes, done_bytes } =
             step;
         Ok(WarmReply { fetched_frames, fetched_bytes, present_bytes, left_bytes, done_bytes })
     }
 
     /// Ends a recording and keeps it.
-    pub(super) fn end_recording(volume: &Volume) -> Result<RecordingReply> {
+    pub(super) fn end_recording(volume: &Volume, recording: u64) -> Result<RecordingReply> {
         let none = RecordingReply { kept_with: None, ranges: 0, bytes: 0, is_cut: false };
-        let Some((set, seen)) = volume.end_recording()? else { return Ok(none) };
+        let Some((set, seen)) = volume.end_recording(recording)? else { return Ok(none) };
         Ok(RecordingReply {
             kept_with: Some(set.volume_id.to_string()),
             ranges: set.ranges.len() as u64,
@@ -62,20 +104,21 @@ impl ServeProcess {
         })
     }
 
-    /// Fetches the boot set of each volume, one after the other, on a thread of its own.
-    pub(crate) fn fetch_boot_sets(self: &Arc<Self>) {
+    /// Fetches the boot set of each volume, `bytes_max` at most, one after the other, on a thread of
+    /// its own.
+    pub(crate) fn fetch_boot_sets(self: &Arc<Self>, bytes_max: u64) {
         if self.cache.lock().is_none() {
             return;
         }
-        let (serving, count) = (Arc::downgrade(self), self.volumes.len());
-        let work = move || {
-            let mut found = FoundSets::new();
-            for index in 0..count {
-                if let Err(failure) = fetch_boot_set(&serving, index, &mut found) {
-                    tracing::warn!("a boot set was not fetched, which does no harm: {failure}");
-                }
-            }
+        let mut boot_sets = BootSets {
+            serving: Arc::downgrade(self),
+            bytes_max,
+            found: HashMap::new(),
+            failed_stores: HashSet::new(),
+            frames_left: None,
         };
+        let count = self.volumes.len();
+        let work = move || (0..count).for_each(|index| boot_sets.fetch(index));
         if let Err(error) = std::thread::Builder::new().name("boot-set".into()).spawn(work) {
             tracing::warn!("boot sets are not fetched, which does no harm: {error}");
         }
@@ -95,50 +138,91 @@ fn with_volume<T>(
     act(&serving, served, &volume).map(Some)
 }
 
-/// Fetches the boot set of one volume, if it has one.
-fn fetch_boot_set(serving: &Weak<ServeProcess>, index: usize, found: &mut FoundSets) -> Result<()> {
-    let facts = with_volume(serving, index, |_, served, volume| {
-        let store = Arc::clone(&served.store) as Arc<dyn ObjectStore>;
-        let key = (served.address.store_url.clone(), volume.boot_set_holders());
-        Ok((served.name().to_owned(), store, key))
-    })?;
-    let Some((name, store, key)) = facts else { return Ok(()) };
-    let ranges = match found.get(&key) {
-        Some(known) => known.clone(),
-        None => {
-            let set = key.1.find(&*store).map_err(|error| Failure::from(error).of_volume(&name))?;
-            let ranges = set.map(|set| Arc::from(boot_set::bounded(&set)));
-            found.insert(key, ranges.clone());
-            ranges
-        }
-    };
-    drop(store);
-    let Some(ranges) = ranges else { return Ok(()) };
-    let began = Instant::now();
-    let room = with_volume(serving, index, |_, _, volume| Ok(volume.spare_frames()?))?;
-    let mut frames_max = room.unwrap_or_default();
-    let mut left = ranges.to_vec();
-    let mut sum = WarmReply::default();
-    while !left.is_empty() {
-        let request = WarmStepRequest { ranges: left, frames_max };
-        let step = with_volume(serving, index, |serving, _, volume| {
-            let _turn = serving.warm_turn.lock();
-            ServeProcess::step(volume, &request)
+impl BootSets {
+    /// Fetches the boot set of one volume, if it has one.
+    fn fetch(&mut self, index: usize) {
+        let facts = with_volume(&self.serving, index, |_, served, volume| {
+            let store = Arc::clone(&served.store) as Arc<dyn ObjectStore>;
+            let key = (served.address.store_url.clone(), volume.boot_set_holders());
+            Ok((served.name().to_owned(), volume.record().volume_id, store, key))
         });
-        let Some(step) = step.map_err(|failure| failure.of_volume(&name))? else { return Ok(()) };
-        frames_max -= step.fetched_frames.min(frames_max);
-        left = request.ranges;
-        sum.add(&step, &mut left);
+        let Ok(Some((name, volume_id, store, key))) = facts else { return };
+        if self.failed_stores.contains(&key.0) {
+            return;
+        }
+        let url = key.0.clone();
+        let ranges = self.find(key, volume_id, &*store);
+        drop(store);
+        let fetched = ranges.and_then(|ranges| match ranges {
+            Some(ranges) => self.fetch_ranges(index, &name, &ranges),
+            None => Ok(()),
+        });
+        let Err(failure) = fetched else { return };
+        // One volume that was fenced says nothing of the others.
+        let is_of_store = matches!(failure.exit(), Exit::Unavailable | Exit::Denied);
+        let failure = failure.of_volume(&name);
+        tracing::warn!("a boot set was not fetched, which does no harm: {failure}");
+        if is_of_store {
+            self.failed_stores.insert(url);
+        }
     }
-    tracing::info!(
-        volume = name,
-        took = ?began.elapsed(),
-        "boot set: {} fetched, {} were there, {} do not fit",
-        human_size(sum.fetched_bytes),
-        human_size(sum.present_bytes),
-        human_size(sum.left_bytes)
-    );
-    Ok(())
+
+    /// The ranges of the set that the volumes of `key` have.
+    fn find(
+        &mut self,
+        key: (String, BootSetHolders),
+        own: VolumeId,
+        store: &dyn ObjectStore,
+    ) -> Result<Option<SetRanges>> {
+        if let Some(known) = self.found.get(&key) {
+            return Ok(known.clone());
+        }
+        let set = key.1.find(store)?;
+        let ranges: Option<SetRanges> =
+            set.map(|set| boot_set::bounded(&set, self.bytes_max).into());
+        if key.1.are_shared(own) {
+            if self.found.len() >= FOUND_SETS_MAX {
+                self.found.clear();
+            }
+            self.found.insert(key, ranges.clone());
+        }
+        Ok(ranges)
+    }
+
+    fn fetch_ranges(&mut self, index: usize, name: &str, ranges: &[(u64, u64)]) -> Result<()> {
+        let began = Instant::now();
+        let room = match self.frames_left {
+            Some(left) => Some(left),
+            None => with_volume(&self.serving, index, |_, _, volume| Ok(volume.spare_frames()?))?,
+        };
+        let Some(mut frames_left) = room else { return Ok(()) };
+        let mut left = ranges.to_vec();
+        let mut sum = WarmReply::default();
+        while !left.is_empty() {
+            let request = WarmStepRequest { ranges: left, frames_max: frames_left };
+            let Some(serving) = self.serving.upgrade() else { return Ok(()) };
+            let served = &serving.volumes[index];
+            // Before the volume is held, or a hand-off would wait for the turn too.
+            let turn = serving.warm_turn(served).lock();
+            let Ok(volume) = served.volume() else { return Ok(()) };
+            let outcome = ServeProcess::step(&volume, &request, &|| true);
+            MutexGuard::unlock_fair(turn);
+            let step = outcome?;
+            frames_left = frames_left.saturating_sub(step.fetched_frames);
+            self.frames_left = Some(frames_left);
+            left = request.ranges;
+            sum.add(&step, &mut left);
+        }
+        tracing::info!(
+            volume = name,
+            took = ?began.elapsed(),
+            "boot set: {} fetched, {} were there, {} left out",
+            human_size(sum.fetched_bytes),
+            human_size(sum.present_bytes),
+            human_size(sum.left_bytes)
+        );
+        Ok(())
+    }
 }
 
 impl WarmReply {

@@ -24,6 +24,8 @@ mod open_volume;
 
 /// Ancestors asked for a set.
 const ANCESTORS_MAX: usize = 8;
+/// Higher numbers are of no writer: one of them must not keep others from recording.
+const NUMBER_MAX: u64 = u64::MAX / 2;
 /// Sets of one volume that are read, when the newest are damaged.
 const READ_MAX: usize = 3;
 
@@ -36,6 +38,12 @@ impl BootSetHolders {
         let ancestors = lineage.entries().iter().rev().map(|entry| entry.volume_id);
         let ancestors: Vec<_> = ancestors.take(ANCESTORS_MAX).collect();
         BootSetHolders(if ancestors.is_empty() { vec![own] } else { ancestors })
+    }
+
+    /// Whether other volumes may look for the same set.
+    #[must_use]
+    pub fn are_shared(&self, own: VolumeId) -> bool {
+        self.0[..] != [own]
     }
 
     /// Of a volume that may be served or not.
@@ -82,7 +90,7 @@ fn numbers(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<u64>> {
     let mut numbers: Vec<u64> = listed
         .iter()
         .filter_map(|object| parse_boot_set_key(&object.key))
-        .filter(|(owner, number)| *owner == volume_id && (1..u64::MAX).contains(number))
+        .filter(|(owner, number)| *owner == volume_id && (1..=NUMBER_MAX).contains(number))
         .map(|(_, number)| number)
         .collect();
     numbers.sort_unstable();
@@ -106,11 +114,10 @@ fn delete(store: &dyn ObjectStore, volume_id: VolumeId, numbers: &[u64]) -> Resu
     Blocking(store).delete(keys, Class::Background).map_err(|error| store_error(&error))
 }
 
-/// The ranges of a set that a server fetches by itself: not more than a start reads, whatever the
-/// set says.
+/// The first `bytes_max` of a set's ranges, whatever the set says: what a server fetches by itself.
 #[must_use]
-pub fn bounded(set: &BootSet) -> Vec<(u64, u64)> {
-    let mut left = limits::BOOT_SET_BYTES_MAX;
+pub fn bounded(set: &BootSet, bytes_max: u64) -> Vec<(u64, u64)> {
+    let mut left = bytes_max.min(limits::BOOT_SET_BYTES_MAX);
     let mut ranges = Vec::new();
     for (address, length) in &set.ranges {
         let length = (*length).min(left);

@@ -41,7 +41,8 @@ impl Volume {
 
     /// Fetches into the read cache what `ranges` (addresses and lengths) hold, `frames_max` frames
     /// at most, behind all other calls to the store. Returns after some 32 MiB, with how much of
-    /// the ranges is done: call it again with the rest. Stops early when `is_wanted` says no.
+    /// the ranges is done: call it again with the rest. Stops early when `is_wanted` says no. An
+    /// error if the store is unavailable, or sends nothing for long.
     pub fn warm(
         &self,
         ranges: &[(u64, u64)],
@@ -51,17 +52,26 @@ impl Volume {
         warm::step(&self.read, ranges, frames_max, is_wanted)
     }
 
-    /// Notes which ranges of stored data are read from now on, for `time_max` at most.
-    pub fn begin_recording(&self, time_max: Duration) -> Result<()> {
+    /// Notes which ranges of stored data are read from now on, for `time_max` at most. Returns what
+    /// ends the recording. Refused while another one is under way.
+    pub fn begin_recording(&self, time_max: Duration) -> Result<u64> {
         self.require_recordable()?;
-        self.read.reads_seen.begin(self.attachment.world.now().saturating_add(time_max));
-        Ok(())
+        let world = &self.attachment.world;
+        let token = u128::from_le_bytes(world.random()?) as u64;
+        self.read.reads_seen.begin(token, world.now(), time_max).map_err(|left| {
+            let text = format!(
+                "another recording is under way: wait for its end, or {} s if nobody ends it",
+                left.as_secs() + 1
+            );
+            Error::new(ErrorKind::Refused, text)
+        })?;
+        Ok(token)
     }
 
     /// Ends a recording: what was read meanwhile becomes the boot set of this volume's base, or its
-    /// own. None: nobody recorded, or nothing was read.
-    pub fn end_recording(&self) -> Result<Option<(BootSet, SeenReads)>> {
-        let Some(seen) = self.read.reads_seen.end() else { return Ok(None) };
+    /// own. None: it is no longer under way, or nothing was read.
+    pub fn end_recording(&self, token: u64) -> Result<Option<(BootSet, SeenReads)>> {
+        let Some(seen) = self.read.reads_seen.end(token) else { return Ok(None) };
         self.require_recordable()?;
         if seen.ranges.is_empty() {
             return Ok(None);

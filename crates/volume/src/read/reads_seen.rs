@@ -35,6 +35,8 @@ impl SeenReads {
 }
 
 struct ReadRecording {
+    /// Who began it ends it.
+    token: u64,
     until: Duration,
     units: HashSet<u64>,
     seen: SeenReads,
@@ -49,17 +51,31 @@ pub(crate) struct ReadsSeen {
 }
 
 impl ReadsSeen {
-    /// Records from now on, until `until` at most. A recording under way is forgotten.
-    pub(crate) fn begin(&self, until: Duration) {
-        let fresh = ReadRecording { until, units: HashSet::new(), seen: SeenReads::default() };
-        *self.recording.lock() = Some(fresh);
+    /// Records from `now` on, for `time_max` at most. An error is how long another recording that
+    /// nobody has ended may still take.
+    pub(crate) fn begin(
+        &self,
+        token: u64,
+        now: Duration,
+        time_max: Duration,
+    ) -> Result<(), Duration> {
+        let mut held = self.recording.lock();
+        if let Some(other) = held.as_ref().filter(|other| now < other.until) {
+            return Err(other.until - now);
+        }
+        let (until, units) = (now.saturating_add(time_max), HashSet::new());
+        *held = Some(ReadRecording { token, until, units, seen: SeenReads::default() });
         self.is_on.store(true, Ordering::Release);
+        Ok(())
     }
 
-    /// What was read since then; none: nobody records.
-    pub(crate) fn end(&self) -> Option<SeenReads> {
+    /// What was read since the recording of `token` began; none: it is not, or no longer, under
+    /// way.
+    pub(crate) fn end(&self, token: u64) -> Option<SeenReads> {
+        let mut held = self.recording.lock();
+        let ended = held.take_if(|recording| recording.token == token)?;
         self.is_on.store(false, Ordering::Release);
-        self.recording.lock().take().map(|recording| recording.seen)
+        Some(ended.seen)
     }
 
     /// Notes a read of stored data.
@@ -71,6 +87,7 @@ impl ReadsSeen {
         let Some(recording) = &mut *held else { return };
         if now() >= recording.until || recording.seen.is_cut {
             // What was seen stays until somebody asks for it.
+            recording.units = HashSet::new();
             return self.is_on.store(false, Ordering::Release);
         }
         let units = address / UNIT_BYTES..(address + length).div_ceil(UNIT_BYTES);
@@ -109,14 +126,14 @@ mod tests {
 
     fn noted(seen: &ReadsSeen, reads: &[(u64, u64)]) -> Option<SeenReads> {
         reads.iter().for_each(|(address, length)| seen.note(*address, *length, || SECOND));
-        seen.end()
+        seen.end(1)
     }
 
     #[test]
     fn ranges_stand_in_the_order_of_their_first_read_and_none_twice() {
         let seen = ReadsSeen::default();
         assert_eq!(noted(&seen, &[(0, 4096)]), None, "nobody records");
-        seen.begin(9 * SECOND);
+        seen.begin(1, Duration::ZERO, 9 * SECOND).expect("nobody records");
         let reads = [(40_960, 8192), (49_152, 100), (0, 4096), (36_864, 12_288), (0, 4096)];
         let ranges = vec![(40_960, 12_288), (0, 4096), (36_864, 4096)];
         assert_eq!(noted(&seen, &reads), Some(SeenReads { ranges, is_cut: false }));
@@ -125,22 +142,37 @@ mod tests {
     #[test]
     fn a_recording_ends_by_itself_and_keeps_what_it_saw() {
         let seen = ReadsSeen::default();
-        seen.begin(9 * SECOND);
+        seen.begin(1, Duration::ZERO, 9 * SECOND).expect("nobody records");
         seen.note(0, 4096, || SECOND);
         seen.note(8192, 4096, || 9 * SECOND);
         assert!(!seen.is_on.load(Ordering::Acquire));
-        assert_eq!(seen.end().expect("it was begun").ranges, [(0, 4096)]);
+        assert_eq!(seen.end(1).expect("it was begun").ranges, [(0, 4096)]);
+    }
+
+    #[test]
+    fn a_recording_is_neither_lost_to_another_nor_ended_by_it() {
+        let seen = ReadsSeen::default();
+        assert_eq!(seen.begin(1, Duration::ZERO, 9 * SECOND), Ok(()));
+        seen.note(0, 4096, || SECOND);
+        assert_eq!(seen.begin(2, 2 * SECOND, 9 * SECOND), Err(7 * SECOND));
+        assert_eq!(seen.end(2), None);
+        // One that nobody ended is over at its time, and then its end is no end of the next.
+        assert_eq!(seen.begin(3, 9 * SECOND, 9 * SECOND), Ok(()));
+        seen.note(8192, 4096, || 10 * SECOND);
+        assert_eq!(seen.end(1), None);
+        assert_eq!(seen.end(3).expect("it goes on").ranges, [(8192, 4096)]);
+        assert_eq!(seen.begin(4, 11 * SECOND, SECOND), Ok(()));
     }
 
     #[test]
     fn a_recording_holds_no_more_than_a_boot_set() {
         let seen = ReadsSeen::default();
-        seen.begin(9 * SECOND);
+        seen.begin(1, Duration::ZERO, 9 * SECOND).expect("nobody records");
         let reads = (0..=limits::BOOT_SET_RANGES_MAX as u64).map(|number| (8192 * number, 4096));
         let found = noted(&seen, &reads.collect::<Vec<_>>()).expect("it was begun");
         assert_eq!(found.ranges.len(), limits::BOOT_SET_RANGES_MAX);
         assert!(found.is_cut);
-        seen.begin(9 * SECOND);
+        seen.begin(1, Duration::ZERO, 9 * SECOND).expect("nobody records");
         let whole = [(0, limits::BOOT_SET_BYTES_MAX), (1 << 40, 4096)];
         let found = noted(&seen, &whole).expect("it was begun");
         assert_eq!((found.bytes(), found.is_cut), (limits::BOOT_SET_BYTES_MAX, true));

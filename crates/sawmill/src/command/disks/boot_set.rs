@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::command::Context;
-use crate::control::protocol::{ControlRequest, RecordingReply};
+use crate::control::protocol::{BegunReply, ControlRequest, RecordingReply};
 use crate::{control, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A boot set lists which parts of the disk the start of a machine or a database reads, and in
 /// which order. It is kept with the base of a clone, and with the volume itself if that is no
 /// clone. `sawmill serve` fetches it into the read cache when it has opened a volume with that base
-/// (unless --no-boot-set is given); `sawmill warm --boot-set` fetches it at any time.
+/// (as much as --boot-set-bytes says); `sawmill warm --boot-set` fetches it at any time.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
@@ -122,15 +122,16 @@ fn record(context: &Context, arguments: &RecordArguments) -> Result<Exit> {
     }
     let time_max = arguments.time.saturating_add(RECORDING_SLACK);
     let begin = ControlRequest::BeginRecording { time_max };
-    control::query_any::<()>(&folder, &address.name, &begin)?;
+    let begun: BegunReply = control::query_any(&folder, &address.name, &begin)
+        .map_err(|failure| failure.of_volume(&address.name))?;
     // Tells whoever started this command that the server has begun.
     tracing::info!("recording what is read of {}; Ctrl-C ends it", address.name);
     let began = Instant::now();
     while began.elapsed() < arguments.time && !is_over.load(Ordering::Acquire) {
         std::thread::sleep(LOOK_EVERY.min(arguments.time));
     }
-    let recorded: RecordingReply =
-        control::query_any(&folder, &address.name, &ControlRequest::EndRecording)?;
+    let end = ControlRequest::EndRecording { recording: begun.recording };
+    let recorded: RecordingReply = control::query_any(&folder, &address.name, &end)?;
     if recorded.kept_with.is_none() {
         let text = format!(
             "nothing of {} was read from its store or cache meanwhile, or its server was replaced: \

@@ -24,14 +24,14 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::{human_size, parse_size};
 
-/// How often to ask again while the server warms something else.
-const TURN_EVERY: Duration = Duration::from_millis(100);
+/// Pause before asking again while the server warms something else. The server has waited already.
+const TURN_EVERY: Duration = Duration::from_millis(10);
 
 /// Fetch what a served volume holds into its read cache, before it is needed.
 ///
 /// Only what is in the store is fetched, behind everything else that the server asks the store for.
-/// What was read lately stays in the cache, and so does half of a full one: what does not fit is
-/// left out and counted.
+/// What was read lately stays in the cache, and so does half of a full one: what does not fit, or is
+/// damaged, is left out and counted.
 /// Ctrl-C stops it; what was fetched stays.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
@@ -97,7 +97,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         })?;
     } else {
         output::line(&format!(
-            "{}: {} fetched, {} were there, {} do not fit",
+            "{}: {} fetched, {} were there, {} left out",
             address.name,
             human_size(sum.fetched_bytes),
             human_size(sum.present_bytes),
@@ -141,7 +141,7 @@ fn warm(
 ) -> Result<WarmReply> {
     let total = ranges.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(*length));
     let mut progress = output::Progress::new("bytes of the disk");
-    let mut sum = WarmReply::default();
+    let (mut sum, mut is_waiting) = (WarmReply::default(), false);
     while !ranges.is_empty() {
         let some = ranges[..ranges.len().min(WARM_RANGES_MAX)].to_vec();
         let request = ControlRequest::Warm(WarmStepRequest { ranges: some, frames_max });
@@ -151,7 +151,13 @@ fn warm(
         sum.add(&step, &mut ranges);
         if step.done_bytes == 0 {
             // Another command, or a boot set, has its turn.
+            if !std::mem::replace(&mut is_waiting, true) {
+                let name = &address.name;
+                tracing::warn!("{name} waits: its server warms another volume of the same store");
+            }
             std::thread::sleep(TURN_EVERY);
+        } else {
+            is_waiting = false;
         }
         progress.show(sum.done_bytes, total);
     }

@@ -342,7 +342,7 @@ fn admin(
     let callbacks = Callbacks {
         status: Box::new(status),
         waiter: Box::new(move |_, _, _, _| Err(no_volume())),
-        carry_out: Box::new(move |_, _| Err(no_volume())),
+        carry_out: Box::new(move |_, _, _| Err(no_volume())),
     };
     Admin::start(callbacks, vec![ListenAddress::Loopback(at)])
 }

@@ -328,7 +328,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "                fail(context, one, ErrorKind::Corrupt, &error)\n",
         concat!(
             "                let _ = &error;\n",
-            "                hand_over(context, name, bytes.slice(at - length + 16..at))\n",
+            "                let data = bytes.slice(at - length + 16..at);\n",
+            "                hand_over(context, vec![(name, data, is_wanted)], run.purpose)\n",
         ),
     ),
     mutant(

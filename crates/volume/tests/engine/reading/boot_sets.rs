@@ -42,10 +42,10 @@ fn id_of(machine: &Machine, name: &str) -> VolumeId {
 
 /// Records a read of the second tile, then of the first.
 fn record(volume: &Volume) -> sawmill_volume::Result<BootSet> {
-    volume.begin_recording(MINUTE)?;
+    let recording = volume.begin_recording(MINUTE)?;
     volume.read_at(SEGMENT as u64, 8192).unwrap();
     volume.read_at(0, 4096).unwrap();
-    Ok(volume.end_recording()?.expect("something was read").0)
+    Ok(volume.end_recording(recording)?.expect("something was read").0)
 }
 
 fn found(machine: &Machine, name: &str) -> Option<BootSet> {
@@ -95,11 +95,43 @@ fn a_volume_that_is_no_clone_has_its_own_set() {
 #[test]
 fn nothing_read_or_nobody_recording_is_no_set() {
     let (base, _machine, volume) = base_and_clone();
-    assert_eq!(volume.end_recording().unwrap(), None);
-    volume.begin_recording(MINUTE).unwrap();
+    assert_eq!(volume.end_recording(1).unwrap(), None);
+    let recording = volume.begin_recording(MINUTE).unwrap();
     volume.read_at(32 * MIB, 4096).unwrap();
-    assert_eq!(volume.end_recording().unwrap(), None, "a hole is not read from anywhere");
+    assert_eq!(volume.end_recording(recording).unwrap(), None, "a hole is not read from anywhere");
     assert_eq!(found(&base, "clone1"), None);
+}
+
+#[test]
+fn what_the_journal_still_has_of_stored_data_is_in_the_set() {
+    let base = Machine::new();
+    let volume = base.open();
+    (0..2).for_each(|tile| write_tile(&volume, tile, 1));
+    stored(&volume);
+    assert_eq!(record(&volume).unwrap().ranges, [(SEGMENT as u64, 8192), (0, 4096)]);
+    assert_eq!(volume.status().counters.reads_store, 0, "the journal had it");
+}
+
+#[test]
+fn one_recording_at_a_time_and_only_who_began_it_ends_it() {
+    let (base, _machine, volume) = base_and_clone();
+    let first = volume.begin_recording(MINUTE).unwrap();
+    volume.read_at(0, 4096).unwrap();
+    let error = volume.begin_recording(MINUTE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert_eq!(volume.end_recording(first ^ 1).unwrap(), None);
+    assert_eq!(found(&base, "clone1"), None);
+    let (set, _) = volume.end_recording(first).unwrap().expect("it went on");
+    assert_eq!(set.ranges, [(0, 4096)]);
+    assert!(record(&volume).is_ok(), "and then the next one may");
+}
+
+#[test]
+fn a_number_that_no_writer_reaches_keeps_nobody_from_recording() {
+    let (base, _machine, volume) = base_and_clone();
+    let set = record(&volume).unwrap();
+    put(&base, &boot_set_key(set.volume_id, u64::MAX - 1), vec![0; 100]);
+    assert_eq!(record(&volume).unwrap().number, set.number + 1);
 }
 
 #[test]
@@ -143,12 +175,12 @@ fn a_check_a_collection_and_a_delete_know_a_set() {
 fn a_set_that_comes_after_the_delete_of_its_volume_does_not_stay() {
     let (base, _machine, volume) = base_and_clone();
     let id = id_of(&base, "disk");
-    volume.begin_recording(MINUTE).unwrap();
+    let recording = volume.begin_recording(MINUTE).unwrap();
     volume.read_at(0, 4096).unwrap();
     // The clone is deleted under its server, which does not know it yet.
     delete(&*base.plain, "disk").unwrap();
     delete(&*base.plain, "clone1").unwrap();
-    let error = volume.end_recording().unwrap_err();
+    let error = volume.end_recording(recording).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Fenced), "{error}");
     assert!(sets_of(&base, id).is_empty());
 }
@@ -156,7 +188,7 @@ fn a_set_that_comes_after_the_delete_of_its_volume_does_not_stay() {
 #[test]
 fn a_fenced_server_and_a_reader_record_nothing() {
     let (base, machine, volume) = base_and_clone();
-    volume.begin_recording(MINUTE).unwrap();
+    let recording = volume.begin_recording(MINUTE).unwrap();
     volume.read_at(0, 4096).unwrap();
     let mut next = Machine::over(base.plain.clone());
     next.rig.name = "clone1".into();
@@ -166,7 +198,7 @@ fn a_fenced_server_and_a_reader_record_nothing() {
     crate::faulty::until("it learns of the fence", || {
         volume.wait(sawmill_volume::Safety::Stored, None).is_err()
     });
-    assert_eq!(volume.end_recording().unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(volume.end_recording(recording).unwrap_err().kind(), ErrorKind::Fenced);
     assert_eq!(volume.begin_recording(MINUTE).unwrap_err().kind(), ErrorKind::Fenced);
     other.close().unwrap();
     drop(machine);
@@ -186,7 +218,8 @@ fn what_a_server_fetches_by_itself_is_bounded_whatever_a_set_says() {
         wall_unix_ms: 0,
         ranges: vec![(0, 4096), (1 << 40, u64::MAX >> 1), (8192, 4096)],
     };
-    let ranges = bounded(&set);
+    assert_eq!(bounded(&set, 8192), [(0, 4096), (1 << 40, 4096)]);
+    let ranges = bounded(&set, u64::MAX);
     assert_eq!(ranges.iter().map(|range| range.1).sum::<u64>(), limits::BOOT_SET_BYTES_MAX);
     assert_eq!(ranges.len(), 2);
 }
