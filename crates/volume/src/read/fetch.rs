@@ -52,7 +52,7 @@ pub(crate) enum FetchResult {
     Frame(Bytes),
     /// The segment is gone because the attachment moved to a newer cut: resolve again.
     Gone,
-    /// The store is unavailable, and no reader has asked it for this frame: a reader does so now.
+    /// The store is unavailable. Who warms gives up; a reader that joined asks for itself.
     Away(Error),
     Failed(Error),
 }
@@ -120,7 +120,7 @@ impl Fetcher {
     /// they ask for fills the way, and what is asked for ahead in their place comes in longer
     /// bursts, with rests between.
     pub(super) fn room_ahead(&self, ahead_bytes_max: u64, pipe_bytes: u64) -> u64 {
-        let carried = *self.in_flight.carried.lock();
+        let carried = *self.in_flight.lock();
         let awaited_most_bytes = carried.awaited_most_bytes.into_iter().max().unwrap_or(0);
         if awaited_most_bytes >= ahead_bytes_max.max(limits::PREFETCH_BYTES_DEFAULT) / 2 {
             return 0;
@@ -139,7 +139,7 @@ impl Fetcher {
 
     /// Counts a read that waits for the store from `now` on.
     pub(super) fn awaits(&self, bytes: u64, now: Duration) -> AwaitedBytes {
-        let mut carried = self.in_flight.carried.lock();
+        let mut carried = self.in_flight.lock();
         if now.saturating_sub(carried.period_began) >= AWAITED_PERIOD {
             let was_long_ago = now.saturating_sub(carried.period_began) >= 2 * AWAITED_PERIOD;
             let before = if was_long_ago { 0 } else { carried.awaited_most_bytes[0] };
@@ -171,15 +171,12 @@ impl Fetcher {
 }
 
 /// Bytes on their way from the store.
-#[derive(Default)]
-struct InFlight {
-    carried: Mutex<CarriedBytes>,
-}
+type InFlight = Mutex<CarriedBytes>;
 
 #[derive(Clone, Copy, Default)]
 struct CarriedBytes {
     all_bytes: u64,
-    /// What nobody waited for when it was asked for, and the room taken for more of that.
+    /// Asked for with nobody waiting, and the room taken for more of that.
     ahead_bytes: u64,
     /// Of reads that wait, whoever asked for their frames.
     awaited_bytes: u64,
@@ -196,7 +193,7 @@ pub(super) struct AwaitedBytes {
 
 impl Drop for AwaitedBytes {
     fn drop(&mut self) {
-        self.in_flight.carried.lock().awaited_bytes -= self.bytes;
+        self.in_flight.lock().awaited_bytes -= self.bytes;
     }
 }
 
@@ -210,7 +207,7 @@ pub(super) struct AheadRoom {
 impl AheadRoom {
     /// Takes more, if it has less than `bytes`, as far as `ahead_bytes_max` leaves room.
     pub(super) fn grow_to(&mut self, bytes: u64, ahead_bytes_max: u64) {
-        let mut carried = self.in_flight.carried.lock();
+        let mut carried = self.in_flight.lock();
         let left = ahead_bytes_max.saturating_sub(carried.ahead_bytes);
         let more = bytes.saturating_sub(self.bytes).min(left);
         carried.ahead_bytes += more;
@@ -220,7 +217,7 @@ impl AheadRoom {
 
 impl Drop for AheadRoom {
     fn drop(&mut self) {
-        self.in_flight.carried.lock().ahead_bytes -= self.bytes;
+        self.in_flight.lock().ahead_bytes -= self.bytes;
     }
 }
 
@@ -236,7 +233,7 @@ impl Carried {
         let ahead_bytes = if purpose == Purpose::Ahead { bytes } else { 0 };
         // What goes behind all others takes nothing of the way from what is fetched ahead.
         let bytes = if purpose == Purpose::Warm { 0 } else { bytes };
-        let mut carried = in_flight.carried.lock();
+        let mut carried = in_flight.lock();
         carried.all_bytes += bytes;
         carried.ahead_bytes += ahead_bytes;
         Carried { in_flight: Arc::clone(in_flight), bytes, ahead_bytes }
@@ -245,7 +242,7 @@ impl Carried {
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        let mut carried = self.in_flight.carried.lock();
+        let mut carried = self.in_flight.lock();
         carried.all_bytes -= self.bytes;
         carried.ahead_bytes -= self.ahead_bytes;
     }
@@ -424,12 +421,10 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
     if run.purpose == Purpose::Warm {
-        // Whoever warms gives up rather than to wait for an outage's end.
         return answer_all(context, run, || FetchResult::Away(error.clone()));
     }
-    let retry_context = context.clone();
     // A reader may wait for it now, whoever asked for it.
-    let run = FrameRun { purpose: Purpose::Read, ..run };
+    let (retry_context, run) = (context.clone(), FrameRun { purpose: Purpose::Read, ..run });
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
@@ -551,8 +546,7 @@ fn answer_all(context: &ReadContext, run: FrameRun, result: impl Fn() -> FetchRe
 /// writer has moved on.
 fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
     if run.purpose == Purpose::Warm {
-        // Nothing kept it from being deleted since the map named it. A reader that has joined is
-        // counted (`readers`), so what it finds missing by itself is lost.
+        // Nothing kept it from being deleted: only readers are counted, and ask for themselves.
         return answer_all(context, run, || FetchResult::Gone);
     }
     if let Some(cut) = &context.stored.fixed_cut {

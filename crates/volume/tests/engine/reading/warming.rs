@@ -4,13 +4,16 @@
 //! Not here: which cells a frame may take (`cache`), recorded ranges (`boot_sets`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Class, StoreErrorKind};
-use sawmill_volume::{ReadCache, Volume, WarmStep, limits, open_cache};
+use sawmill_volume::{
+    ReadCache, RealWorld, SteppedVolume, Volume, WarmStep, World, limits, open_cache,
+};
 
 use super::ahead::{FRAME, PatientStore, SIZE, read, written};
+use crate::cuts::Forward;
 use crate::faulty::{Machine, SEGMENT, stored, tile_version, until, write_tile};
 use crate::rig::{MIB, pattern};
 
@@ -183,6 +186,25 @@ fn a_store_that_is_away_ends_a_step_and_fails_no_reader() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     // Nothing goes on asking, and the next step fetches the rest.
     assert_eq!(warm(&volume, &[(0, MIB)], 100).fetched_bytes, MIB - FRAME);
+}
+
+#[test]
+fn a_store_that_sends_nothing_for_long_ends_a_step() {
+    let (rig, store) = written(0);
+    let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), 0));
+    let dynamic: Arc<dyn World> = world.clone();
+    let stepped = SteppedVolume::open(dynamic, store.clone(), "disk", &rig.options).unwrap();
+    let volume = stepped.volume().clone();
+    store.holds.store(true, Ordering::SeqCst);
+    std::thread::scope(|threads| {
+        let warming = threads.spawn(|| volume.warm(&[(0, MIB)], 100, &|| true));
+        until("the frames are asked for", || store.held_bytes() >= MIB);
+        world.1.fetch_add(31_000, Ordering::SeqCst);
+        let error = warming.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("sent nothing for 30 s"), "{error}");
+    });
+    store.release();
 }
 
 #[test]
