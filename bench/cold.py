@@ -216,7 +216,11 @@ Answers take {delay} ms. *Fetched first*: the boot set was fetched (`sawmill war
 before the start began; *at once*: the start began when the door was open.
 
 {table}"""
-BOOTS = {"no boot set": ["--boot-set-bytes", "0"], "boot set, at once": [], "boot set, fetched first": []}
+BOOTS = {
+    "no boot set": ["--boot-set-bytes", "0"],
+    "boot set, at once": [],
+    "boot set, fetched first": [],
+}
 
 
 def start_of(volume, flags):

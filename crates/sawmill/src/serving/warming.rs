@@ -104,8 +104,8 @@ impl ServeProcess {
         })
     }
 
-    /// Fetches the boot set of each volume, `bytes_max` at most, one after the other, on a thread of
-    /// its own.
+    /// Fetches the boot set of each volume, `bytes_max` at most, one after the other, on a thread
+    /// of its own.
     pub(crate) fn fetch_boot_sets(self: &Arc<Self>, bytes_max: u64) {
         if self.cache.lock().is_none() {
             return;

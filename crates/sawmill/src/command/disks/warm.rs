@@ -30,8 +30,8 @@ const TURN_EVERY: Duration = Duration::from_millis(10);
 /// Fetch what a served volume holds into its read cache, before it is needed.
 ///
 /// Only what is in the store is fetched, behind everything else that the server asks the store for.
-/// What was read lately stays in the cache, and so does half of a full one: what does not fit, or is
-/// damaged, is left out and counted.
+/// What was read lately stays in the cache, and so does half of a full one: what does not fit, or
+/// is damaged, is left out and counted.
 /// Ctrl-C stops it; what was fetched stays.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
