@@ -18,6 +18,7 @@ use super::cut::{Cut, rfc3339};
 use crate::names;
 use crate::recovery::checkpoint::{self, NewestCheckpoint};
 use crate::recovery::end::start_of;
+use crate::recovery::map_load;
 use crate::recovery::roll_forward::{RollForwardLimit, roll_forward_until};
 use crate::recovery::stored::StoredVolume;
 use crate::recovery::{RecoveryStep, Reporter};
@@ -140,7 +141,7 @@ pub(crate) fn state_at(
     root: &Checkpoint,
     entry: &Entry,
 ) -> Result<(View, crate::recovery::end::LogEnd)> {
-    let mut view = checkpoint::load(store, root)?;
+    let mut view = map_load::load(store, root)?;
     let mut end = start_of(root);
     roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.limit)?;
     // Rolling forward does not apply a checkpoint's own last segment again.

@@ -14,7 +14,7 @@ use sawmill_store::{Blocking, Class, ObjectStore, StoreOptions};
 use super::freeze::freeze_map;
 use super::{GROUP_BYTES, Location, MapPiece, ObjectMap, PAGE_BYTES};
 use crate::limits::{AttachmentBounds, MAP_DELTAS_MAX};
-use crate::recovery::checkpoint::load;
+use crate::recovery::map_load::load;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const VOLUME: VolumeId = VolumeId([7; 16]);
@@ -67,6 +67,10 @@ impl Kept {
     }
 
     fn load(&self) -> ObjectMap {
+        self.try_load().unwrap()
+    }
+
+    fn try_load(&self) -> crate::Result<ObjectMap> {
         let root = Checkpoint {
             volume_id: VOLUME,
             put_id: PutId([1; 16]),
@@ -88,7 +92,7 @@ impl Kept {
         };
         let identity = CheckpointIdentity { volume_id: VOLUME, number: self.number };
         let read = Checkpoint::decode(&root.encode().unwrap(), &identity).unwrap();
-        load(&*self.store, &read).unwrap().map
+        Ok(load(&*self.store, &read)?.map)
     }
 
     fn deltas(&self) -> impl Iterator<Item = &PartEntry> {
@@ -98,7 +102,7 @@ impl Kept {
 
 fn pieces(map: &ObjectMap) -> Vec<MapPiece> {
     let mut list = Vec::new();
-    map.lookup(0, 4 * GROUP_BYTES, &mut |piece| list.push(piece));
+    map.lookup(0, 32 * GROUP_BYTES, &mut |piece| list.push(piece));
     list
 }
 
@@ -222,4 +226,32 @@ fn a_small_map_is_written_as_older_versions_can_read_it() {
     let frozen = freeze_map(&map, &kept.parts, identity, PutId([2; 16]), &bounds).unwrap();
     assert!(frozen.parts.iter().all(|part| !part.is_delta()));
     assert_eq!(frozen.objects.len(), 1);
+}
+
+#[test]
+fn a_map_of_many_parts_is_loaded_whole_or_not_at_all() {
+    // Long enough for more threads than one.
+    let (map, mut kept) = (filled(20, 30_000), Kept::new());
+    kept.checkpoint(&map, 1 << 32);
+    let bytes: u64 = kept.parts[..16].iter().map(|part| u64::from(part.bytes)).sum();
+    assert!(bytes > 1 << 20, "{bytes}");
+    let loaded = kept.load();
+    assert_eq!(pieces(&loaded), pieces(&map));
+    assert_eq!(loaded.extents(), map.extents());
+    assert!(loaded.dirty_groups().is_empty());
+    for index in [3, 18] {
+        let key = Kept::key(&kept.parts[index]);
+        let whole = Blocking(&*kept.store).get(&key, None, Class::Read).unwrap();
+        let mut damaged = whole.to_vec();
+        damaged[100] ^= 1;
+        for bytes in [damaged, whole.to_vec()] {
+            Blocking(&*kept.store).delete(vec![key.clone()], Class::Background).unwrap();
+            let is_whole = bytes == whole;
+            Blocking(&*kept.store).put(&key, Bytes::from(bytes), Class::Upload).unwrap();
+            match kept.try_load() {
+                Ok(_) => assert!(is_whole, "{key}"),
+                Err(error) => assert!(!is_whole && error.to_string().contains(&key), "{error}"),
+            }
+        }
+    }
 }

@@ -1,37 +1,29 @@
-//! The newest checkpoint, and the map it names.
+//! The newest checkpoint, and what it says besides the map.
 //!
 //! The list of checkpoints may lag, but numbers are consecutive, so the next ones are read by name.
 //! A checkpoint that cannot be read is passed over; rolling forward from the one before takes
 //! longer, but leads to the same result.
 //!
-//! Invariants: a map part is loaded only if it has the identity and the CRC that the root names; a
-//! part of another checkpoint never is. Deltas come after all groups, the oldest first, and only
-//! for groups whose part is older (`map::freeze`).
-//!
-//! Not here: the fall to the checkpoint before when a part is damaged (`stored`), and writing one
-//! (`engine::checkpoint`).
+//! Not here: the map that it names (`map_load`), and writing one (`engine::checkpoint`).
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, kept_key,
+    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, kept_key,
     parse_checkpoint_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use crate::cuts::{CutBook, Lineage};
-use crate::map::{DATA_SPACE_BYTES, GROUP_BYTES, MapExtent, MapLoadError, ObjectMap};
+use crate::map::{DATA_SPACE_BYTES, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::store_calls::{self, store_error};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// Parts fetched at once.
-const PARTS_PARALLEL_MAX: usize = 16;
 /// A list that shows only checkpoints deleted since is asked for again this often.
 const LIST_AGAIN_MAX: u32 = 3;
 
@@ -222,83 +214,6 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
         cuts: Mutex::new(CutBook::of(checkpoint)),
         lineage: Lineage::new(&checkpoint.kept.lineage),
     })
-}
-
-/// Loads the map and the table of segments a checkpoint names.
-pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
-    let view = without_map(checkpoint)?;
-    // By group: the checkpoint that wrote it whole.
-    let mut written = HashMap::new();
-    for parts in checkpoint.parts.chunks(PARTS_PARALLEL_MAX) {
-        let identity = |part: &PartEntry| PartIdentity {
-            volume_id: checkpoint.volume_id,
-            group: part.group,
-            number: part.number,
-            put_id: part.put_id,
-        };
-        let get = |part: &PartEntry| {
-            store_calls::want_named(part_key(&identity(part)), part.bytes, Class::Read)
-        };
-        let answers = store_calls::get_each(store, parts.iter().map(get).collect());
-        for (part, answer) in parts.iter().zip(answers) {
-            let (identity, key) = (identity(part), part_key(&identity(part)));
-            let damaged = |what: String| {
-                Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"))
-            };
-            let mut first = Some(answer);
-            let extents = store_calls::again_if_damaged(|| {
-                let answer =
-                    first.take().or_else(|| store_calls::get_each(store, vec![get(part)]).pop());
-                let bytes = answer
-                    .unwrap_or(Ok(None))?
-                    .ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
-                if part_crc(&bytes) != part.crc {
-                    return Err(damaged("it is not the object the checkpoint names".into()));
-                }
-                decode_part(&bytes, &identity)
-                    .map_err(|error| damaged(error.to_string()).with_source(error))
-            })?;
-            let extents: Vec<MapExtent> = extents
-                .into_iter()
-                .map(|extent| {
-                    Ok(MapExtent {
-                        address: extent.address,
-                        length: extent.length,
-                        sequence: sequence32(extent.sequence)?,
-                        data_offset: extent.data_offset,
-                    })
-                })
-                .collect::<Result<_>>()?;
-            let loaded = match part.is_delta() {
-                true => overlay(&view.map, &written, part.number, &extents),
-                false => view.map.import(&extents),
-            };
-            loaded.map_err(|error| damaged(error.to_string()).with_source(error))?;
-            if !part.is_delta() {
-                written.insert(part.group, part.number);
-                view.map.mark_clean(part.group);
-            }
-        }
-    }
-    Ok(view)
-}
-
-/// Loads what a delta says of the groups that were not written whole since. `written`: when that
-/// was.
-fn overlay(
-    map: &ObjectMap,
-    written: &HashMap<u64, u64>,
-    delta: u64,
-    extents: &[MapExtent],
-) -> std::result::Result<(), MapLoadError> {
-    let of_group = |extent: &MapExtent| extent.address / GROUP_BYTES;
-    for extents in extents.chunk_by(|one, next| of_group(one) == of_group(next)) {
-        let group = extents.first().map_or(0, of_group);
-        if written.get(&group).is_none_or(|number| *number < delta) {
-            map.overlay(delta, extents)?;
-        }
-    }
-    Ok(())
 }
 
 /// A sequence as the map keeps it.

@@ -235,7 +235,7 @@ pub(crate) fn cut_view(
                 _ => error,
             },
         )?;
-    let mut view = super::checkpoint::load(store, &root)?;
+    let mut view = super::map_load::load(store, &root)?;
     let mut end = start_of(&root);
     let until = RollForwardLimit { sequence: through_sequence, ..RollForwardLimit::END };
     roll_forward_until(store, volume_id, Some(&mut view), &mut end, until)?;

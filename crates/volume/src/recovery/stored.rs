@@ -11,6 +11,7 @@ use sawmill_store::ObjectStore;
 
 use super::checkpoint::{self, NewestCheckpoint};
 use super::end::{LogEnd, start_of};
+use super::map_load;
 use super::roll_forward::{ask_headers, roll_forward, roll_forward_asked};
 use super::{RecoveryStep, Reporter};
 use crate::replicate::role;
@@ -175,7 +176,7 @@ fn stored_from(
     let mut end = start_of(root);
     // What follows the checkpoint is asked for with its map: it does not depend on that.
     let asked = ask_headers(store, record.volume_id, &end)?;
-    let mut view = checkpoint::load(store, root)?;
+    let mut view = map_load::load(store, root)?;
     reporter.step(
         RecoveryStep::Map,
         format!("{} extents, {} segments", view.map.extents(), root.segments.len()),
