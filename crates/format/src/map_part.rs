@@ -114,8 +114,14 @@ pub fn encode_part(
     Ok(bytes)
 }
 
-/// Reads the whole object.
-pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExtent>> {
+/// Checks everything but the entries: the CRC, which part it is, and that it may have as many
+/// entries as it says. Takes a small share of the time of [`decode_part`].
+pub fn verify_part(bytes: &[u8], expected: &PartIdentity) -> Result<()> {
+    open_part(bytes, expected).map(drop)
+}
+
+/// The entries of a verified part, and how many there are to be.
+fn open_part<'a>(bytes: &'a [u8], expected: &PartIdentity) -> Result<(&'a [u8], usize)> {
     preamble::open_whole(bytes, KIND, BYTES_MIN)?;
     preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
     check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
@@ -125,10 +131,16 @@ pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExten
     let version = preamble::Preamble::decode(bytes)?.version;
     let agrees = version == version_of(expected.group);
     check_field(WHAT, "group", "only version 2 is a delta, and it is nothing else", agrees)?;
-    let mut entries = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
+    let entries = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
     let extent_count = at::EXTENT_COUNT.u32(bytes) as usize;
     let justified = extent_count <= entries.len() / ENTRY_BYTES_MIN;
     check_field(WHAT, "extent_count", "the entries are too short for it", justified)?;
+    Ok((entries, extent_count))
+}
+
+/// Reads the whole object.
+pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExtent>> {
+    let (mut entries, extent_count) = open_part(bytes, expected)?;
     let mut extents = Vec::with_capacity(extent_count);
     let mut before = DeltaBase::start(at::FIRST_ADDRESS.u64(bytes));
     for _ in 0..extent_count {

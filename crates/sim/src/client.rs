@@ -76,6 +76,11 @@ impl Client {
         self.pending.len()
     }
 
+    /// Whether a change has no answer: it may happen or not.
+    pub(crate) fn has_unanswered_changes(&self) -> bool {
+        self.pending.values().any(|request| matches!(request, ClientRequest::Change(..)))
+    }
+
     fn submit(
         &mut self,
         volume: &Volume,

@@ -115,6 +115,7 @@ impl Contexts {
             write: self.write.clone(),
             collector: self.collector.clone(),
             cache_filler: self.cache_filler.clone(),
+            readers: self.read.pool.clone(),
         })
     }
 }

@@ -215,6 +215,10 @@ pub const MAP_CHANGES_MAX: usize = sized(512 * KIB, 16) as usize;
 pub const MAP_DELTA_FROM_BYTES: u64 = sized(4 * MIB, 64);
 /// About the most deltas of one checkpoint: each is an object more to read when a volume is opened.
 pub const MAP_DELTAS_MAX: u64 = sized(128, 8);
+/// A volume opens without loading a map whose parts have this many bytes together: each group is
+/// loaded when it is first needed, and all of them soon. Loading a smaller one takes less than a
+/// fifth of a second.
+pub const MAP_HELD_FROM_BYTES: u64 = sized(16 * MIB, 0);
 
 /// The bounds of one attachment that nothing but a huge volume reaches. A test sets them lower.
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +229,8 @@ pub struct AttachmentBounds {
     pub map_part_bytes_max: u64,
     /// [`MAP_DELTA_FROM_BYTES`], or fewer.
     pub map_delta_from_bytes: u64,
+    /// [`MAP_HELD_FROM_BYTES`], or fewer.
+    pub map_held_from_bytes: u64,
 }
 
 impl Default for AttachmentBounds {
@@ -233,6 +239,7 @@ impl Default for AttachmentBounds {
             records_unstored_max: RECORDS_UNSTORED_MAX,
             map_part_bytes_max: MAP_PART_BYTES_MAX,
             map_delta_from_bytes: MAP_DELTA_FROM_BYTES,
+            map_held_from_bytes: MAP_HELD_FROM_BYTES,
         }
     }
 }

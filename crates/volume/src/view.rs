@@ -25,6 +25,10 @@ impl View {
     /// Resizes the disk: data beyond a smaller end is gone.
     pub(crate) fn resize(&self, size_bytes: u64) {
         let size_before = self.map.size_bytes();
+        if size_bytes < size_before {
+            // What is loaded later must fit the size.
+            self.map.load_all();
+        }
         let mut losses: HashMap<u32, u64> = HashMap::new();
         if size_before > size_bytes {
             self.map.remove(size_bytes, size_before - size_bytes, &mut |sequence, bytes| {
@@ -33,6 +37,22 @@ impl View {
         }
         self.segments.lose(&losses.into_iter().collect::<Vec<_>>());
         self.map.set_size(size_bytes);
+    }
+
+    /// Bytes that the map names; about that, until it is whole.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        match self.map.is_whole() {
+            true => self.map.mapped_bytes(),
+            false => self.segments.totals().live_bytes,
+        }
+    }
+
+    /// Counts what changes replaced that waited for their groups. Returns whether the map is whole,
+    /// and everything replaced is counted.
+    pub(crate) fn count_losses(&self) -> bool {
+        let is_whole = self.map.is_whole();
+        self.segments.lose(&self.map.take_losses());
+        is_whole
     }
 
     /// Returns this volume with the map of a cut: what that map names is live again, all else is

@@ -288,7 +288,7 @@ impl Volume {
             positions,
             stored_sequence: self.write.mailbox.stored_sequence(),
             checkpoint_number: self.write.mailbox.checkpoint_number(),
-            live_bytes: view.map.mapped_bytes(),
+            live_bytes: view.live_bytes(),
             segment_data_bytes: totals.data_bytes,
             segment_object_bytes: totals.object_bytes,
             segments: totals.segments,

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sawmill_device::{ErrorKind, Flags, Operation};
-use sawmill_volume::Health;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
+use sawmill_volume::{GcPolicy, Health};
 
 use super::{AttachFaults, JournalLoss, SeedRun, Verdict, journal_path};
 use crate::disk::{DiskFaults, Fate};
@@ -57,6 +57,7 @@ stories!(
     a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted,
     a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it,
     what_was_written_is_read_without_the_store,
+    what_is_loaded_late_of_a_map_never_covers_what_is_newer,
 );
 
 /// A world without faults, where no process has attached yet.
@@ -534,4 +535,58 @@ fn what_was_written_is_read_without_the_store(place: &Path) -> Verdict {
 
 fn reads_store(process: &super::Process) -> u64 {
     process.stepped.volume().status().counters.reads_store
+}
+
+/// A map of several groups is loaded while the volume is used. Lives end before all of it is there,
+/// with a log behind the checkpoint and changes that wait for their groups.
+fn what_is_loaded_late_of_a_map_never_covers_what_is_newer(place: &Path) -> Verdict {
+    for dice in 1..=30 {
+        let tell = |text: String| format!("dice {dice}: {text}");
+        let mut run = calm_by(dice, place, |settings| {
+            settings.size_bytes = 4 << 20;
+            settings.first_bytes = settings.size_bytes;
+            settings.checkpoint_bytes = 64 << 10;
+            settings.uploads_max = 3;
+            settings.write_bytes_max = 9000;
+            settings.journal_bytes *= 4;
+            settings.staging_bytes *= 16;
+            settings.gc = GcPolicy { start: 0.7, ..GcPolicy::default() };
+        })?;
+        run.attach(0)?;
+        for number in 0..40 {
+            let address = run.dice.below(4 << 8) << 12;
+            write(&mut run, address, 4096).map_err(tell)?;
+            if number % 2 == 0 {
+                let mut process = run.process.take().ok_or("nobody has attached")?;
+                (0..3).for_each(|_| run.round(&mut process));
+                run.process = Some(process);
+            }
+        }
+        for _ in 0..3 {
+            run.end_process(|_| CallFate::Never);
+            // Nobody reads the whole: that would load the map at once.
+            let attached = run.try_attach(0, JournalLoss::Refused, AttachFaults::None);
+            let Some(Ok(mut process)) = attached else {
+                return Err(tell("the attach is refused".into()));
+            };
+            for _ in 0..4 + run.dice.below(80) {
+                run.step(&mut process).map_err(tell)?;
+                run.receive_answers(&mut process).map_err(tell)?;
+            }
+            // The next life's changes follow all of this one's.
+            while process.client.has_unanswered_changes() {
+                run.round(&mut process);
+                run.receive_answers(&mut process).map_err(tell)?;
+            }
+            run.process = Some(process);
+        }
+        run.end_process(|_| CallFate::Never);
+        if dice % 2 == 0 {
+            run.cut_power_with(|_| Fate::Lost);
+        }
+        run.attach(0).map_err(tell)?;
+        require(run.close_in_peace()?, "the close fails in a calm world")?;
+        run.check_all().map_err(tell)?;
+    }
+    Ok(())
 }

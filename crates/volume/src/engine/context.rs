@@ -25,4 +25,6 @@ pub(crate) struct Context {
     /// The thread that puts written data into the read cache: neither users nor garbage collection
     /// wait for it.
     pub(crate) cache_filler: Arc<Pool>,
+    /// The threads of readers, one of which loads the map: readers may wait for it.
+    pub(crate) readers: Arc<Pool>,
 }

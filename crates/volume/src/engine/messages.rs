@@ -81,6 +81,8 @@ pub(crate) enum Event {
         cached_bytes: u64,
     },
     SegmentsDeleted(DeleteOutcome),
+    /// A group of the map was loaded.
+    MapLoaded,
 }
 
 /// Dead segments that checkpoint `number` allowed to be deleted.

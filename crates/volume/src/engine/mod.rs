@@ -81,7 +81,7 @@ use fence_check::{FenceCheck, FenceCheckResult};
 use garbage_bound::GarbageBound;
 use kept_memory::KeptMemory;
 use log_age::LogAge;
-use log_tail::LogTail;
+use log_tail::{LogTail, Sealing};
 use orders::Orders;
 use resize::Resizes;
 use stall_watch::StallWatch;
@@ -143,6 +143,7 @@ pub(crate) struct Engine {
     log_age: LogAge,
     kept_memory: KeptMemory,
     garbage_bound: GarbageBound,
+    map_loading: MapLoading,
 }
 
 impl Engine {
@@ -176,6 +177,7 @@ impl Engine {
             log_age: LogAge::new(options.log_age_max),
             kept_memory: KeptMemory::default(),
             garbage_bound: GarbageBound::default(),
+            map_loading: MapLoading::default(),
             context,
         }
     }
@@ -196,18 +198,25 @@ impl Engine {
             self.end();
             return None;
         }
+        self.map_loading.step(&self.context);
         self.apply_stored();
         self.log.repeat_failed(&self.context, now);
         self.orders.take(&self.context);
-        let Engine { context, options, collector, garbage_bound, .. } = self;
-        let sealing = garbage_bound.step(context, options, collector, now);
+        let Engine { context, options, collector, garbage_bound, map_loading, .. } = self;
+        let sealing = match map_loading.is_whole {
+            true => garbage_bound.step(context, options, collector, now),
+            false => Sealing::AllDue,
+        };
         if !self.orders.is_rolling_back(&self.checkpoints) {
             self.log.seal(&self.context, &self.options, now, sealing);
         }
         self.kept_memory.step(&self.context, &self.options, &self.log, sealing, now);
         self.cache_writes.step(&self.context, &self.log);
         let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
-        let collect_in = collector.step(context, options, log, checkpoints, now);
+        let collect_in = match self.map_loading.is_whole {
+            true => collector.step(context, options, log, checkpoints, now),
+            false => None,
+        };
         orders.carry_out(context, options, log, checkpoints);
         context.mailbox.set_uploads(log.uploads.len());
         log.advance_over_padding(context);
@@ -291,6 +300,7 @@ impl Engine {
             Event::CleanUpFailed { number, what } => self.cleanup.handle_failed(number, &what, now),
             Event::Planned { plan, victims } => self.collector.handle_planned(plan, victims),
             Event::Gathered { outcome } => self.collector.handle_gathered(context, outcome, now),
+            Event::MapLoaded => self.map_loading.is_under_way = false,
         }
     }
 
@@ -331,7 +341,9 @@ impl Engine {
     }
 
     fn resize(&mut self) {
-        if self.resizes.begin(&self.context, &self.log, &mut self.checkpoints) {
+        if self.map_loading.is_whole
+            && self.resizes.begin(&self.context, &self.log, &mut self.checkpoints)
+        {
             self.begin_checkpoint(false);
         }
     }
@@ -346,6 +358,9 @@ impl Engine {
         }
         // No checkpoint follows the one that records a clean close: it would record something else.
         if self.closed {
+            return;
+        }
+        if !self.map_loading.is_whole {
             return;
         }
         let is_closing = !self.checkpoints.is_clean() && self.is_drained();
@@ -425,5 +440,51 @@ impl Engine {
 
     fn attached_ms(&self) -> u64 {
         self.clock.attached_ms(self.context.attachment.world.now())
+    }
+}
+
+/// Loads what an open left of the map, one group after the other, beside everything else.
+///
+/// Until the map is whole and all that was replaced in it is counted, no checkpoint begins, nothing
+/// is collected, and neither the disk's size nor its state changes: each of these needs the whole
+/// map. What the table of segments says of live data meanwhile is never too little.
+#[derive(Default)]
+struct MapLoading {
+    /// One group is being loaded.
+    is_under_way: bool,
+    is_whole: bool,
+}
+
+impl MapLoading {
+    /// Has the next group loaded, if one is left and none is being loaded. A map of which a part
+    /// cannot be loaded ends the volume.
+    fn step(&mut self, context: &Arc<Context>) {
+        if self.is_whole {
+            return;
+        }
+        let view = context.stored.view();
+        let is_whole = view.count_losses();
+        if let Some(error) = view.map.broken() {
+            return context.write.fail(error);
+        }
+        self.is_whole = is_whole;
+        if self.is_whole || self.is_under_way {
+            return;
+        }
+        self.is_under_way = true;
+        let job_context = context.clone();
+        context.readers.run(move || {
+            // A panic must not leave the rest unloaded.
+            let _told = ToldWhenDropped(job_context);
+            view.map.load_next();
+        });
+    }
+}
+
+struct ToldWhenDropped(Arc<Context>);
+
+impl Drop for ToldWhenDropped {
+    fn drop(&mut self) {
+        self.0.mailbox.push_event(Event::MapLoaded);
     }
 }

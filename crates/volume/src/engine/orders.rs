@@ -91,6 +91,10 @@ impl Orders {
             if !log.is_sealed_through(front.position) {
                 return;
             }
+            if front.then.is_some() && !context.stored.view().map.is_whole() {
+                // The present is counted before it is replaced.
+                return;
+            }
             let Some(ordered) = self.waiting.pop_front() else { return };
             let undo = ordered.undo.clone().map(Order::CreateSnapshot);
             let orders = || undo.iter().chain([&ordered.order]);

@@ -49,7 +49,7 @@ pub(crate) struct FrozenMap {
 }
 
 /// Encodes what changed since the checkpoint with the parts `before`. Nobody may change the map
-/// meanwhile.
+/// meanwhile. What is held of it is loaded first.
 pub(crate) fn freeze_map(
     map: &ObjectMap,
     before: &[PartEntry],
@@ -57,6 +57,10 @@ pub(crate) fn freeze_map(
     put_id: PutId,
     bounds: &AttachmentBounds,
 ) -> Result<FrozenMap> {
+    map.load_all();
+    if let Some(error) = map.broken() {
+        return Err(error);
+    }
     let plan = Plan::make(map, before, bounds.map_delta_from_bytes);
     let freezing = Freezing { map, before, checkpoint, put_id, bounds };
     let without_delta = Plan { changed: BTreeMap::new(), whole: plan.all() };

@@ -9,7 +9,7 @@
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
 //! table of pages), `journal` (the journal map), `dirty` and `changes` (what changed in a group
 //! since a checkpoint), `part` (a group as an object of the store), `freeze` (which of them a
-//! checkpoint writes).
+//! checkpoint writes), `held` and `load` (groups that are loaded when they are first needed).
 //!
 //! Invariants:
 //! 1. Both maps are byte-granular: an extent may begin, end and be cut at any byte.
@@ -27,9 +27,13 @@ mod dirty;
 pub(crate) mod freeze;
 #[cfg(test)]
 mod freeze_tests;
+pub(crate) mod held;
 mod journal;
 #[cfg(test)]
 mod journal_tests;
+mod load;
+#[cfg(test)]
+mod load_tests;
 mod object;
 pub(crate) mod part;
 mod runs;
@@ -74,6 +78,15 @@ pub struct MapPiece {
     pub length: u64,
     /// Where the first byte lies, the others follow; `None` when no stored segment holds them.
     pub location: Option<Location>,
+}
+
+/// What became of bytes that were to be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoveOutcome {
+    /// They lie at the new place.
+    pub moved_bytes: u64,
+    /// They are of groups that are not loaded yet: the map counts what is replaced there later.
+    pub held_bytes: u64,
 }
 
 /// An extent of the object map as a checkpoint carries it. `data_offset + length` is at most 4 GiB.

@@ -10,6 +10,8 @@
 //!    area maps anything.
 //! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
 //!    never marks the group clean.
+//! 3. Nothing looks into a group that is held, or changes it: who looks loads it first, and changes
+//!    wait (`load`).
 //!
 //! Not here: what the forms of an area look like, which groups are dirty (`dirty`), checkpoints,
 //! live bytes of segments (callers count what `insert` and `remove` report as replaced).
@@ -21,9 +23,11 @@ use parking_lot::{Mutex, RwLock};
 
 use super::area::Area;
 use super::changes::Changes;
+use super::held::{HeldChange, HeldGroups, Hold};
 use super::runs::{MapRun, ReplacedBytes};
 use super::{
-    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, MapPiece, spans,
+    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, MapPiece,
+    MoveOutcome, spans,
 };
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
@@ -38,6 +42,7 @@ pub(super) struct Group {
     pub(super) changed: Mutex<Changes>,
     /// See `freeze`.
     pub(super) delta_since: AtomicU64,
+    pub(super) hold: Hold,
 }
 
 impl Group {
@@ -50,6 +55,7 @@ impl Group {
             changes_clean: AtomicU64::new(0),
             changed: Mutex::default(),
             delta_since: AtomicU64::new(0),
+            hold: Hold::default(),
         })
     }
 
@@ -141,6 +147,7 @@ pub struct ObjectMap {
     extents: AtomicU64,
     pub(super) mapped_bytes: AtomicU64,
     heap_bytes: AtomicU64,
+    pub(super) held: HeldGroups,
 }
 
 impl ObjectMap {
@@ -152,6 +159,7 @@ impl ObjectMap {
             extents: AtomicU64::new(0),
             mapped_bytes: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
+            held: HeldGroups::default(),
         }
     }
 
@@ -160,7 +168,8 @@ impl ObjectMap {
         self.size_bytes.load(Ordering::Acquire)
     }
 
-    /// Sets the volume's size. Before it shrinks, the caller removes what lies beyond the new end.
+    /// Sets the volume's size. Before it shrinks, the caller loads the whole map and removes what
+    /// lies beyond the new end.
     pub fn set_size(&self, size_bytes: u64) {
         self.groups.reach(size_bytes);
         // No part may name what lies past the end, not even one that a delta corrects.
@@ -195,9 +204,25 @@ impl ObjectMap {
         if kept_bytes < length {
             replaced(sequence, length - kept_bytes);
         }
-        for (area, start, stop) in spans(address, end, AREA_BYTES) {
+        for (number, start, end) in spans(address, end, GROUP_BYTES) {
             let location =
                 Location { sequence, data_offset: data_offset + (start - address) as u32 };
+            if !self.defers(number, HeldChange::Insert { start, end, location }) {
+                self.insert_now(start, end, location, replaced);
+            }
+        }
+    }
+
+    /// As [`insert`](Self::insert), for bytes of the volume that are not of a held group.
+    pub(super) fn insert_now(
+        &self,
+        address: u64,
+        end: u64,
+        location: Location,
+        replaced: &mut dyn FnMut(u32, u64),
+    ) {
+        for (area, start, stop) in spans(address, end, AREA_BYTES) {
+            let location = location.advanced((start - address) as u32);
             let (group, index) = self.group_of(area);
             let (from, to) = within(area, start, stop);
             let bytes = self.reshape(group, index, &mut |area| {
@@ -212,79 +237,94 @@ impl ObjectMap {
 
     /// Maps `length` bytes at `address` to nothing. `replaced` as in [`insert`](Self::insert).
     pub fn remove(&self, address: u64, length: u64, replaced: &mut dyn FnMut(u32, u64)) {
-        self.each_occupied(
-            address,
-            self.clamped_end(address, length),
-            |group, index, base, from, to| {
-                let bytes = self.reshape(group, index, &mut |area| {
-                    let mut replaced = ReplacedBytes::new(replaced);
-                    area.replace(from, to, None, &mut replaced);
-                    replaced.finish()
-                });
-                if bytes > 0 {
-                    group.note_change(base + u64::from(from), base + u64::from(to));
-                }
-                self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            },
-        );
+        let end = self.clamped_end(address, length);
+        if self.is_whole() {
+            return self.remove_now(address, end, replaced);
+        }
+        for (number, start, end) in spans(address, end, GROUP_BYTES) {
+            if !self.defers(number, HeldChange::Remove { start, end }) {
+                self.remove_now(start, end, replaced);
+            }
+        }
+    }
+
+    pub(super) fn remove_now(&self, address: u64, end: u64, replaced: &mut dyn FnMut(u32, u64)) {
+        self.each_occupied(address, end, |group, index, base, from, to| {
+            let bytes = self.reshape(group, index, &mut |area| {
+                let mut replaced = ReplacedBytes::new(replaced);
+                area.replace(from, to, None, &mut replaced);
+                replaced.finish()
+            });
+            if bytes > 0 {
+                group.note_change(base + u64::from(from), base + u64::from(to));
+            }
+            self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        });
     }
 
     /// Moves those bytes of the range that still lie where `from` says (the first at `from`, the
-    /// others behind it) to the same distance from `to`; leaves all others alone. Returns how many
-    /// bytes moved.
+    /// others behind it) to the same distance from `to`; leaves all others alone.
     ///
     /// # Panics
     /// If either place reaches past 4 GiB of data space.
-    pub fn move_if(&self, address: u64, length: u64, from: Location, to: Location) -> u64 {
+    pub fn move_if(&self, address: u64, length: u64, from: Location, to: Location) -> MoveOutcome {
         let reach = u64::from(from.data_offset.max(to.data_offset)) + length;
         assert!(reach <= DATA_SPACE_BYTES, "a segment ends at 4 GiB of data space");
+        let mut outcome = MoveOutcome::default();
+        for (number, start, end) in spans(address, self.clamped_end(address, length), GROUP_BYTES) {
+            let distance = (start - address) as u32;
+            let (from, to) = (from.advanced(distance), to.advanced(distance));
+            match self.defers(number, HeldChange::Move { start, end, from, to }) {
+                true => outcome.held_bytes += end - start,
+                false => outcome.moved_bytes += self.move_now(start, end, from, to),
+            }
+        }
+        outcome
+    }
+
+    /// Returns how many bytes moved.
+    pub(super) fn move_now(&self, address: u64, end: u64, from: Location, to: Location) -> u64 {
         let mut moved_bytes = 0;
-        self.each_occupied(
-            address,
-            self.clamped_end(address, length),
-            |group, index, base, start, stop| {
-                let moved = |run: MapRun| {
-                    let distance = (base + u64::from(run.start) - address) as u32;
-                    let is_there = run.location == from.advanced(distance);
-                    is_there.then(|| MapRun { location: to.advanced(distance), ..run })
-                };
-                let bytes = self.reshape(group, index, &mut |area| {
-                    let mut matching = Vec::new();
-                    area.lookup(start, stop, &mut |run| matching.extend(moved(run)));
-                    let mut ignored = |_, _| {};
-                    let mut replaced = ReplacedBytes::new(&mut ignored);
-                    for run in matching {
-                        area.replace(run.start, run.end(), Some(run.location), &mut replaced);
-                    }
-                    replaced.finish()
-                });
-                if bytes > 0 {
-                    group.note_change(base + u64::from(start), base + u64::from(stop));
+        self.each_occupied(address, end, |group, index, base, start, stop| {
+            let moved = |run: MapRun| {
+                let distance = (base + u64::from(run.start) - address) as u32;
+                let is_there = run.location == from.advanced(distance);
+                is_there.then(|| MapRun { location: to.advanced(distance), ..run })
+            };
+            let bytes = self.reshape(group, index, &mut |area| {
+                let mut matching = Vec::new();
+                area.lookup(start, stop, &mut |run| matching.extend(moved(run)));
+                let mut ignored = |_, _| {};
+                let mut replaced = ReplacedBytes::new(&mut ignored);
+                for run in matching {
+                    area.replace(run.start, run.end(), Some(run.location), &mut replaced);
                 }
-                moved_bytes += bytes;
-            },
-        );
+                replaced.finish()
+            });
+            if bytes > 0 {
+                group.note_change(base + u64::from(start), base + u64::from(stop));
+            }
+            moved_bytes += bytes;
+        });
         moved_bytes
     }
 
     /// Visits the whole range in address order, holes included, joined where pieces continue one
     /// another. Bytes past the volume's end are a hole.
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(MapPiece)) {
-        let end = address.saturating_add(length);
+        let (end, mapped_end) = (address.saturating_add(length), self.clamped_end(address, length));
+        self.load_held(address, mapped_end);
         let mut pieces = MapPieces { at: address, pending: None, visit };
-        self.each_occupied(
-            address,
-            self.clamped_end(address, length),
-            |group, index, base, from, to| {
-                group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
-            },
-        );
+        self.each_occupied(address, mapped_end, |group, index, base, from, to| {
+            group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
+        });
         pieces.finish(end);
     }
 
-    /// Entries kept. A dense area counts each page, so an export may have fewer.
+    /// Entries kept, and those of held groups. A dense area counts each page, so an export may have
+    /// fewer.
     pub fn extents(&self) -> u64 {
-        self.extents.load(Ordering::Relaxed)
+        self.extents.load(Ordering::Relaxed) + self.held.extents.load(Ordering::Relaxed)
     }
 
     /// Bytes of the volume that lie in a stored segment.
@@ -297,7 +337,8 @@ impl ObjectMap {
         let group_bytes = |group: &Group| size_of::<Group>() + group.changed.lock().heap_bytes();
         let groups: usize = self.present().map(|(_, group)| group_bytes(group)).sum();
         let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.table)).sum();
-        (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed)
+        let loaded_bytes = (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed);
+        loaded_bytes + self.held.bytes.load(Ordering::Relaxed)
     }
 
     /// Groups that hold or held anything, in order.
@@ -311,6 +352,7 @@ impl ObjectMap {
     pub fn export_group(&self, number: u64) -> Vec<MapExtent> {
         let mut list = Vec::new();
         let Some(group) = self.group(number) else { return list };
+        self.load_held(number * GROUP_BYTES, self.clamped_end(number * GROUP_BYTES, GROUP_BYTES));
         group.changes_exported.store(group.changes.load(Ordering::Acquire), Ordering::Release);
         let first = number * GROUP_BYTES;
         let mut collect = |piece: MapPiece| {
@@ -353,7 +395,7 @@ impl ObjectMap {
 
     /// Loads what an export returned, sorted by address, on top of what is mapped. Groups that were
     /// clean stay clean: the extents come from a durable checkpoint. All is checked before anything
-    /// is loaded.
+    /// is loaded. Not for held groups: those are loaded by `load`, with this.
     pub fn import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
         self.check_import(extents)?;
         let mut runs: Vec<MapRun> = Vec::new();

@@ -5,10 +5,12 @@
 //! with what to do; the checkpoint before and the log after it still lead to the same state.
 //!
 //! Not here: which groups are written (`freeze`, `cuts::clones`), the bytes
-//! (`sawmill_format::map_part`), and reading them (`recovery`).
+//! (`sawmill_format::map_part`), and fetching them (`recovery`).
 
 use sawmill_format::checkpoint::PartEntry;
-use sawmill_format::map_part::{PartIdentity, encode_part, is_delta_group, part_crc, part_key};
+use sawmill_format::map_part::{
+    PartIdentity, decode_part, encode_part, is_delta_group, part_crc, part_key,
+};
 
 use super::{GROUP_BYTES, MapExtent};
 use crate::{Error, ErrorKind, Result};
@@ -56,6 +58,36 @@ impl MapPart {
     }
 }
 
+/// The extents of a part. `advice` ends the error.
+pub(crate) fn extents_in(
+    bytes: &[u8],
+    identity: &PartIdentity,
+    advice: &str,
+) -> Result<Vec<MapExtent>> {
+    let extents = decode_part(bytes, identity).map_err(|error| {
+        let text = format!("{}: {error}; {advice}", part_key(identity));
+        Error::new(ErrorKind::Corrupt, text).with_source(error)
+    })?;
+    let kept = extents.into_iter().map(|extent| {
+        Ok(MapExtent {
+            address: extent.address,
+            length: extent.length,
+            sequence: sequence32(extent.sequence)?,
+            data_offset: extent.data_offset,
+        })
+    });
+    kept.collect()
+}
+
+/// A sequence as the map keeps it.
+pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
+    u32::try_from(sequence).map_err(|_| {
+        let text =
+            format!("segment sequence {sequence} is beyond what this version can hold in memory");
+        Error::new(ErrorKind::Invalid, text)
+    })
+}
+
 /// An entry is four numbers of a byte at least (`docs/format/map_part.md`).
 const EXTENT_BYTES_MIN: u64 = 4;
 
@@ -78,7 +110,6 @@ fn too_long(group: u64, extent_count: usize, length_bytes: u64, bytes_max: u64) 
 #[cfg(test)]
 mod tests {
     use sawmill_format::ids::{PutId, VolumeId};
-    use sawmill_format::map_part::decode_part;
 
     use super::*;
 

@@ -25,8 +25,9 @@ use crate::fencing::{FenceAttempt, fence, require_fencing};
 use crate::journal::superblock::SuperblockFile;
 use crate::names::SettledName;
 use crate::options::OpenOptions;
+use crate::recovery::map_hold::LoadTime;
 use crate::recovery::roll_forward::{headers, roll_forward};
-use crate::recovery::stored::{StoredVolume, stored_of};
+use crate::recovery::stored::{StoredVolume, stored_with};
 use crate::recovery::{RecoveryStep, Reporter, checkpoint};
 use crate::replicate::role::require_primary;
 use crate::store_calls::{self, PendingAnswers, want};
@@ -95,7 +96,8 @@ fn try_attach(
     let lock = journal::lock(options, world.disks())?;
     let role = ask_role(store, record.volume_id);
     let is_probed = options.no_fencing || options.store_is_probed || earlier.is_probed;
-    let recover = || stored_of(store, record, reporter);
+    let load_time = LoadTime::WhenNeeded { from_bytes: options.bounds.map_held_from_bytes };
+    let recover = || stored_with(store, record, reporter, load_time);
     let (recovered, probed) = beside_probe(store, is_probed, recover);
     let mut stored = recovered?;
     if !matches!(role.wait()[..], [Ok(None)]) {

@@ -2,9 +2,10 @@
 //! no I/O of a write, and asks the engine nothing; a first read after an idle time wakes it
 //! (`watch`).
 //!
-//! The range is resolved into *pieces*: zeroes, a part of a journal record, or a part of one frame
-//! of a stored segment. Pieces in memory are served immediately; the rest go in parallel to threads
-//! that may wait for the local disk and to [`fetch`], and the last one to end answers the request.
+//! The range is resolved into *pieces*: zeroes, a part of a journal record, a part of one frame of
+//! a stored segment, or bytes whose map is not loaded yet. Pieces in memory are served immediately;
+//! the rest go in parallel to threads that may wait (for the local disk, or for a part of the map)
+//! and to [`fetch`], and the last one to end answers the request.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
 //! by its record's or its frame's checksum; a piece whose source was given up meanwhile is resolved
@@ -92,6 +93,8 @@ pub(crate) enum ReadSource {
         name: FrameName,
         offset: u32,
     },
+    /// The map of these bytes must be loaded first.
+    Unloaded,
 }
 
 /// The result of an attempt to serve a piece without the network.
@@ -223,6 +226,11 @@ fn resolve_places(context: &ReadContext, address: u64, length: u64) -> Vec<(u64,
     });
     let view = context.stored.view();
     for (address, length) in holes {
+        if !view.map.is_loaded(address, length) {
+            // As data: nobody waits for this answer's map.
+            runs.push((address, length, true));
+            continue;
+        }
         view.map.lookup(address, length, &mut |piece| {
             runs.push((piece.address, piece.length, piece.location.is_some()));
         });
@@ -257,6 +265,11 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<R
     // journal map.
     let view = context.stored.view();
     for (address, length) in holes {
+        if !view.map.is_loaded(address, length) {
+            let source = ReadSource::Unloaded;
+            pieces.push(ReadPiece { address, length, source, times_resolved: 0 });
+            continue;
+        }
         view.map.lookup(address, length, &mut |piece| match piece.location {
             None => pieces.push(ReadPiece {
                 address: piece.address,
@@ -336,6 +349,13 @@ fn serve(
                 (Err(error), None) => Err(error),
             }
         }
+        ReadSource::Unloaded => match reach {
+            Reach::PageCache => Ok(LocalResult::Slow),
+            _ => {
+                context.stored.view().map.load(piece.address, piece.length)?;
+                Ok(LocalResult::Gone)
+            }
+        },
         ReadSource::Frame { name, offset } => {
             if context.fetcher.landed.read(*name, *offset, into) {
                 *source = (*source).max(FarthestSource::Cache);

@@ -23,14 +23,15 @@ pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
         for (extent, origin) in header.extents.iter().zip(&header.origins) {
             let (address, length) = (extent.address, extent.length);
             // A sequence beyond 32 bits is in no map: nothing moves.
-            let moved = u32::try_from(origin.sequence).map_or(0, |from| {
+            let moved_bytes = u32::try_from(origin.sequence).map_or(0, |from| {
                 let from = Location { sequence: from, data_offset: origin.data_offset };
                 let to = Location { sequence, data_offset: extent.data_offset };
                 let moved = view.map.move_if(address, length, from, to);
-                replaced(from.sequence, moved);
-                moved
+                replaced(from.sequence, moved.moved_bytes);
+                // The map counts the latter when it loads those groups.
+                moved.moved_bytes + moved.held_bytes
             });
-            replaced(sequence, length - moved);
+            replaced(sequence, length - moved_bytes);
         }
     } else {
         for extent in &header.extents {

@@ -18,6 +18,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use crate::cuts::{CutBook, Lineage};
+pub(crate) use crate::map::part::sequence32;
 use crate::map::{DATA_SPACE_BYTES, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::store_calls::{self, store_error};
@@ -213,15 +214,6 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
         segments: SegmentTable::loaded(sequence32(ancestral)?, loaded),
         cuts: Mutex::new(CutBook::of(checkpoint)),
         lineage: Lineage::new(&checkpoint.kept.lineage),
-    })
-}
-
-/// A sequence as the map keeps it.
-pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
-    u32::try_from(sequence).map_err(|_| {
-        let text =
-            format!("segment sequence {sequence} is beyond what this version can hold in memory");
-        Error::new(ErrorKind::Invalid, text)
     })
 }
 

@@ -6,21 +6,23 @@
 //! threads load them changes nothing. Deltas come after all groups, the oldest first, and only for
 //! groups whose part is older (`map::freeze`). Only the caller's thread talks to the store.
 //!
-//! Not here: which checkpoint (`checkpoint`), and the fall to the one before when a part is damaged
-//! (`stored`).
+//! Not here: maps that are not loaded at once (`map_hold`), which checkpoint (`checkpoint`), and
+//! the fall to the one before when a part is damaged (`stored`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, available_parallelism, scope};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::VolumeId;
-use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
+use sawmill_format::map_part::{PartIdentity, part_crc, part_key};
 use sawmill_store::{Class, ObjectStore};
 
-use super::checkpoint::{sequence32, without_map};
-use crate::map::{GROUP_BYTES, MapExtent, MapLoadError, ObjectMap};
+use super::checkpoint::without_map;
+use crate::map::part::extents_in;
+use crate::map::{GROUP_BYTES, MapExtent};
 use crate::store_calls::{self, Answer};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
@@ -34,18 +36,22 @@ const THREADS_FROM_BYTES: u64 = 1 << 20;
 pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
     let view = without_map(checkpoint)?;
     let (map, volume_id) = (&view.map, checkpoint.volume_id);
-    let parts = &checkpoint.parts;
-    let (groups, deltas) = parts.split_at(parts.partition_point(|part| !part.is_delta()));
-    let load_group = |part: &PartEntry, extents: &[MapExtent]| {
-        map.import(extents)?;
-        map.mark_clean(part.group);
+    let (groups, deltas) = split(&checkpoint.parts);
+    let load_group = |fetched: FetchedPart<'_>| {
+        let extents = fetched.extents()?;
+        map.import(&extents).map_err(|error| fetched.impossible(error))?;
+        map.mark_clean(fetched.part.group);
         Ok(())
     };
-    Loading { store, volume_id, load: &load_group }.in_any_order(groups)?;
-    let written: HashMap<u64, u64> = groups.iter().map(|part| (part.group, part.number)).collect();
-    let load_delta =
-        |part: &PartEntry, extents: &[MapExtent]| overlay(map, &written, part.number, extents);
-    Loading { store, volume_id, load: &load_delta }.in_order(deltas)?;
+    PartFetch { store, volume_id, take: &load_group }.in_any_order(groups)?;
+    let written = written(groups);
+    let load_delta = |fetched: FetchedPart<'_>| {
+        let (number, extents) = (fetched.part.number, fetched.extents()?);
+        let loaded = needed(&written, number, &extents)
+            .try_for_each(|(_, extents)| map.overlay(number, extents));
+        loaded.map_err(|error| fetched.impossible(error))
+    };
+    PartFetch { store, volume_id, take: &load_delta }.in_order(deltas)?;
     Ok(view)
 }
 
@@ -53,36 +59,65 @@ fn threads_max() -> usize {
     available_parallelism().map_or(1, usize::from).min(PARTS_PARALLEL_MAX)
 }
 
-/// Loads what a delta says of the groups that were not written whole since. `written`: when that
-/// was.
-fn overlay(
-    map: &ObjectMap,
-    written: &HashMap<u64, u64>,
+/// The parts of groups, and the deltas, which stand behind them.
+pub(super) fn split(parts: &[PartEntry]) -> (&[PartEntry], &[PartEntry]) {
+    parts.split_at(parts.partition_point(|part| !part.is_delta()))
+}
+
+/// The checkpoint that wrote each group.
+pub(super) fn written(groups: &[PartEntry]) -> HashMap<u64, u64> {
+    groups.iter().map(|part| (part.group, part.number)).collect()
+}
+
+/// What a delta says of each group that was not written whole since.
+pub(super) fn needed<'a>(
+    written: &'a HashMap<u64, u64>,
     delta: u64,
-    extents: &[MapExtent],
-) -> Loaded {
+    extents: &'a [MapExtent],
+) -> impl Iterator<Item = (u64, &'a [MapExtent])> {
     let of_group = |extent: &MapExtent| extent.address / GROUP_BYTES;
-    for extents in extents.chunk_by(|one, next| of_group(one) == of_group(next)) {
-        let group = extents.first().map_or(0, of_group);
-        if written.get(&group).is_none_or(|number| *number < delta) {
-            map.overlay(delta, extents)?;
-        }
+    extents
+        .chunk_by(move |one, next| of_group(one) == of_group(next))
+        .map(move |extents| (extents.first().map_or(0, of_group), extents))
+        .filter(move |(group, _)| written.get(group).is_none_or(|number| *number < delta))
+}
+
+/// A part that was fetched, and is the object that the checkpoint names.
+pub(super) struct FetchedPart<'a> {
+    pub(super) part: &'a PartEntry,
+    pub(super) identity: PartIdentity,
+    pub(super) bytes: Bytes,
+}
+
+impl FetchedPart<'_> {
+    pub(super) fn extents(&self) -> Result<Vec<MapExtent>> {
+        extents_in(&self.bytes, &self.identity, "nothing was changed")
     }
-    Ok(())
+
+    /// The error that it says what cannot be.
+    pub(super) fn impossible(
+        &self,
+        error: impl std::error::Error + Send + Sync + 'static,
+    ) -> Error {
+        damaged(&self.identity, &error.to_string()).with_source(error)
+    }
 }
 
-type Loaded = std::result::Result<(), MapLoadError>;
-
-/// How the parts of a map are read.
-struct Loading<'a> {
-    store: &'a dyn ObjectStore,
-    volume_id: VolumeId,
-    load: &'a (dyn Fn(&PartEntry, &[MapExtent]) -> Loaded + Sync),
+fn damaged(identity: &PartIdentity, what: &str) -> Error {
+    let text = format!("{}: {what}; nothing was changed", part_key(identity));
+    Error::new(ErrorKind::Corrupt, text)
 }
 
-impl Loading<'_> {
-    /// Loads `parts` one after the other.
-    fn in_order(&self, parts: &[PartEntry]) -> Result<()> {
+/// How the parts of a map are read, and what takes them.
+pub(super) struct PartFetch<'a> {
+    pub(super) store: &'a dyn ObjectStore,
+    pub(super) volume_id: VolumeId,
+    pub(super) take: &'a (dyn Fn(FetchedPart<'_>) -> Result<()> + Sync),
+}
+
+impl PartFetch<'_> {
+    /// Takes `parts` one after the other.
+    pub(super) fn in_order(&self, parts: &[PartEntry]) -> Result<()> {
         for parts in parts.chunks(PARTS_PARALLEL_MAX) {
             for (part, answer) in parts.iter().zip(self.fetch(parts)) {
                 self.settle(part, self.one(part, answer))?;
@@ -91,8 +126,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Loads `parts` in any order.
-    fn in_any_order(&self, parts: &[PartEntry]) -> Result<()> {
+    /// Takes `parts` in any order.
+    pub(super) fn in_any_order(&self, parts: &[PartEntry]) -> Result<()> {
         let mut chunks = parts.chunks(PARTS_PARALLEL_MAX);
         let mut next = chunks.next().map(|parts| (parts, self.fetch(parts)));
         while let Some((parts, answers)) = next {
@@ -105,9 +140,9 @@ impl Loading<'_> {
                 while let Some((part, slot)) = next_of(parts, &slots, &taken) {
                     let mut slot = slot.lock();
                     if let Slot::Fetched(answer) =
-                        std::mem::replace(&mut *slot, Slot::Loaded(Ok(())))
+                        std::mem::replace(&mut *slot, Slot::Taken(Ok(())))
                     {
-                        *slot = Slot::Loaded(self.one(part, answer));
+                        *slot = Slot::Taken(self.one(part, answer));
                     }
                 }
             };
@@ -121,7 +156,7 @@ impl Loading<'_> {
                 next
             });
             for (part, slot) in parts.iter().zip(slots) {
-                if let Slot::Loaded(outcome) = slot.into_inner() {
+                if let Slot::Taken(outcome) = slot.into_inner() {
                     self.settle(part, outcome)?;
                 }
             }
@@ -152,39 +187,22 @@ impl Loading<'_> {
         }
     }
 
-    /// Verifies and loads one part.
+    /// Verifies and takes one part.
     fn one(&self, part: &PartEntry, answer: Answer) -> Result<()> {
         let identity = self.identity(part);
-        let damaged = |what: String| {
-            let text = format!("{}: {what}; nothing was changed", part_key(&identity));
-            Error::new(ErrorKind::Corrupt, text)
-        };
-        let bytes =
-            answer?.ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
+        let gone = || damaged(&identity, "the checkpoint names it and it is gone");
+        let bytes = answer?.ok_or_else(gone)?;
         if part_crc(&bytes) != part.crc {
-            return Err(damaged("it is not the object the checkpoint names".into()));
+            return Err(damaged(&identity, "it is not the object the checkpoint names"));
         }
-        let extents = decode_part(&bytes, &identity)
-            .map_err(|error| damaged(error.to_string()).with_source(error))?;
-        let extents: Vec<MapExtent> = extents
-            .into_iter()
-            .map(|extent| {
-                Ok(MapExtent {
-                    address: extent.address,
-                    length: extent.length,
-                    sequence: sequence32(extent.sequence)?,
-                    data_offset: extent.data_offset,
-                })
-            })
-            .collect::<Result<_>>()?;
-        (self.load)(part, &extents).map_err(|error| damaged(error.to_string()).with_source(error))
+        (self.take)(FetchedPart { part, identity, bytes })
     }
 }
 
 /// A part of a chunk: as it was fetched, then what became of it.
 enum Slot {
     Fetched(Answer),
-    Loaded(Result<()>),
+    Taken(Result<()>),
 }
 
 /// The next part that no thread has taken.

@@ -14,6 +14,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod end;
 #[cfg(test)]
 mod equivalence_tests;
+pub(crate) mod map_hold;
 pub(crate) mod map_load;
 pub(crate) mod roll_forward;
 pub(crate) mod stored;

@@ -11,7 +11,7 @@ use sawmill_store::ObjectStore;
 
 use super::checkpoint::{self, NewestCheckpoint};
 use super::end::{LogEnd, start_of};
-use super::map_load;
+use super::map_hold::LoadTime;
 use super::roll_forward::{ask_headers, roll_forward, roll_forward_asked};
 use super::{RecoveryStep, Reporter};
 use crate::replicate::role;
@@ -33,10 +33,20 @@ pub(crate) fn stored_of(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<StoredVolume> {
+    stored_with(store, record, reporter, LoadTime::AtOnce)
+}
+
+/// As [`stored_of`], with the map loaded at that time.
+pub(crate) fn stored_with(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+    load_time: LoadTime,
+) -> Result<StoredVolume> {
     let may_fall = |checkpoint: &DamagedCheckpoint, older: &NewestCheckpoint| {
         require_may_fall(store, older.checkpoint.volume_id, checkpoint, older)
     };
-    let (stored, skipped) = stored_as(store, record, reporter, &may_fall)?;
+    let (stored, skipped) = stored_as(store, record, reporter, load_time, &may_fall)?;
     match skipped {
         Some(skipped) if stored.end.next_sequence <= skipped.through_sequence => {
             Err(skipped.not_reached(&stored))
@@ -51,7 +61,8 @@ pub(crate) fn stored_as_it_is(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<StoredVolume> {
-    stored_as(store, record, reporter, &|_, _| Ok(())).map(|(stored, _)| stored)
+    let read = stored_as(store, record, reporter, LoadTime::AtOnce, &|_, _| Ok(()));
+    read.map(|(stored, _)| stored)
 }
 
 /// The newest checkpoint, which is damaged in part.
@@ -85,6 +96,7 @@ fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
+    load_time: LoadTime,
     may_fall: &dyn Fn(&DamagedCheckpoint, &NewestCheckpoint) -> Result<()>,
 ) -> Result<(StoredVolume, Option<DamagedCheckpoint>)> {
     reporter.step(
@@ -96,7 +108,7 @@ fn stored_as(
     loop {
         let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
         let through_sequence = newest.checkpoint.through_sequence;
-        match stored_from(store, &record, newest, reporter) {
+        match stored_from(store, &record, newest, reporter, load_time) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 // A writer may have advanced, and deleted what that checkpoint named. Or a part of
                 // it is damaged: then the one before, with more to roll forward, leads to the same
@@ -156,6 +168,7 @@ fn stored_from(
     record: &VolumeRecord,
     newest: NewestCheckpoint,
     reporter: &mut Reporter<'_>,
+    load_time: LoadTime,
 ) -> Result<StoredVolume> {
     let root = &newest.checkpoint;
     reporter.step(
@@ -176,10 +189,15 @@ fn stored_from(
     let mut end = start_of(root);
     // What follows the checkpoint is asked for with its map: it does not depend on that.
     let asked = ask_headers(store, record.volume_id, &end)?;
-    let mut view = map_load::load(store, root)?;
+    let mut view = load_time.view(store, root)?;
     reporter.step(
         RecoveryStep::Map,
-        format!("{} extents, {} segments", view.map.extents(), root.segments.len()),
+        format!(
+            "{} extents, {} segments{}",
+            view.map.extents(),
+            root.segments.len(),
+            if view.map.is_whole() { "" } else { "; loaded when needed" }
+        ),
     );
     roll_forward_asked(store, Some(&mut view), &mut end, asked)?;
     reporter.step(

@@ -239,9 +239,17 @@ fn without_any_readable_checkpoint_the_open_is_refused_and_changes_nothing() {
     assert_eq!(machine.keys(""), objects);
 }
 
+/// From how many bytes on a map is loaded only when it is needed: never, and always.
+const HELD_FROM_BYTES: [u64; 2] = [u64::MAX, 0];
+
 /// A volume of two groups of addresses, with a part of the map for each.
 fn volume_with_two_groups() -> Machine {
-    let machine = Machine::with(40 << 30, sawmill_volume::FlushMode::Logged);
+    volume_held_from(u64::MAX)
+}
+
+fn volume_held_from(held_from_bytes: u64) -> Machine {
+    let mut machine = Machine::with(40 << 30, sawmill_volume::FlushMode::Logged);
+    machine.options.bounds.map_held_from_bytes = held_from_bytes;
     let volume = machine.open();
     write_tile(&volume, 0, 1);
     volume.write_at(30 << 30, &[3; 5000]).unwrap();
@@ -251,8 +259,8 @@ fn volume_with_two_groups() -> Machine {
 
 #[test]
 fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
-    for how in HARMS {
-        let machine = volume_with_two_groups();
+    for (how, held) in HARMS.into_iter().flat_map(|how| HELD_FROM_BYTES.map(|held| (how, held))) {
+        let machine = volume_held_from(held);
         let parts = machine.keys("/map/");
         harm(&machine, &parts[0], &parts[1], how, 90);
         let volume = machine.open();
@@ -315,8 +323,8 @@ fn an_outage_while_the_older_checkpoint_is_read_is_not_called_damage() {
 
 #[test]
 fn a_damaged_map_part_that_every_checkpoint_needs_stops_the_open() {
-    for how in HARMS {
-        let machine = volume_with_two_groups();
+    for (how, held) in HARMS.into_iter().flat_map(|how| HELD_FROM_BYTES.map(|held| (how, held))) {
+        let machine = volume_held_from(held);
         let parts = machine.keys("/map/");
         assert_eq!(parts.len(), 2);
         // The second group changes, so the part of the first is shared by both checkpoints.

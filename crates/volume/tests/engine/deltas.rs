@@ -19,9 +19,10 @@ fn checkpoint(volume: &Volume) {
 }
 
 /// Many extents, then a checkpoint with a delta: three blocks are newer, one is a hole.
-fn volume_with_a_delta() -> Machine {
+fn volume_with_a_delta(held_from_bytes: u64) -> Machine {
     let mut machine = Machine::new();
     machine.options.bounds.map_delta_from_bytes = 0;
+    machine.options.bounds.map_held_from_bytes = held_from_bytes;
     let volume = machine.open();
     (0..BLOCKS).for_each(|block| write(&volume, block, 1));
     checkpoint(&volume);
@@ -55,26 +56,29 @@ fn assert_newest(volume: &Volume) {
 
 #[test]
 fn a_volume_whose_checkpoints_have_deltas_opens_with_every_byte() {
-    let machine = volume_with_a_delta();
-    machine.assert_sound("ended with a delta");
-    let volume = machine.open();
-    assert_newest(&volume);
-    // More and more of them, until they are taken back into whole groups.
-    for round in 0..40 {
-        write(&volume, 40 + round % 7, 3);
-        checkpoint(&volume);
+    for held_from_bytes in [u64::MAX, 0] {
+        let machine = volume_with_a_delta(held_from_bytes);
+        machine.assert_sound("ended with a delta");
+        let volume = machine.open();
+        assert_newest(&volume);
+        // More and more of them, until they are taken back into whole groups.
+        for round in 0..40 {
+            write(&volume, 40 + round % 7, 3);
+            checkpoint(&volume);
+        }
+        assert!(deltas(&machine).len() < 20, "{:?}", deltas(&machine));
+        (0..7).for_each(|block| write(&volume, 40 + block, 1));
+        volume.close().unwrap();
+        machine.assert_sound("after many checkpoints");
+        assert_newest(&machine.open());
     }
-    assert!(deltas(&machine).len() < 20, "{:?}", deltas(&machine));
-    (0..7).for_each(|block| write(&volume, 40 + block, 1));
-    volume.close().unwrap();
-    machine.assert_sound("after many checkpoints");
-    assert_newest(&machine.open());
 }
 
 #[test]
 fn a_damaged_delta_of_the_newest_checkpoint_falls_back_to_the_one_before() {
-    for how in ["a bit", "gone", "another's"] {
-        let machine = volume_with_a_delta();
+    let ways = ["a bit", "gone", "another's"];
+    for (how, held) in ways.into_iter().flat_map(|how| [(how, u64::MAX), (how, 0)]) {
+        let machine = volume_with_a_delta(held);
         let key = &deltas(&machine)[0];
         let whole = machine.object(&machine.keys("/map/")[0]);
         match how {

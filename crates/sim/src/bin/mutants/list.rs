@@ -453,8 +453,36 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         concat!(
             "let _ = (from, to);\n",
             "view.map.insert(address, length, sequence, extent.data_offset, &mut |_, _| ());\n",
-            "let moved = length;",
+            "let moved = crate::map::MoveOutcome { moved_bytes: length, held_bytes: 0 };",
         ),
+    ),
+    mutant(
+        "what is loaded late of a map covers what is newer",
+        "volume/src/map/load.rs",
+        "!self.is_whole() && self.group(number).is_some_and(|group| group.hold.keeps(change))",
+        "let _ = (number, change);\nfalse",
+    ),
+    mutant(
+        "a change of a group that is not loaded is lost",
+        "volume/src/map/held.rs",
+        "changes.push(change);",
+        "let _ = (&mut changes, change);",
+    ),
+    mutant(
+        "a group's changes are made before it is loaded",
+        "volume/src/map/load.rs",
+        "let filled = match taken {",
+        concat!(
+            "let early = std::mem::take(&mut *group.hold.changes.lock());\n",
+            "early.into_iter().for_each(|change| self.make(change, &mut |_, _| {}));\n",
+            "let filled = match taken {",
+        ),
+    ),
+    mutant(
+        "what late changes replaced is never counted",
+        "volume/src/view.rs",
+        "self.segments.lose(&self.map.take_losses());",
+        "drop(self.map.take_losses());",
     ),
     mutant(
         "collection supersedes a block whose killer is not stored",
