@@ -1,7 +1,8 @@
 //! Measures the map of a volume: memory, lookups, checkpoints, opening.
 //!
 //! `bench_map lookups EXTENTS [PAGES_MAX]`: makes a map of 1 TiB with `EXTENTS` extents of 1 to
-//! `PAGES_MAX` (1) pages, scattered evenly, and looks up a million random pages, one by one.
+//! `PAGES_MAX` (1) pages, scattered evenly, and looks up a million random pages, one by one. Also
+//! measures what one load costs whose address depends on the load before, in as much memory.
 //!
 //! `bench_map checkpoints FOLDER CHANGES...`: opens the volume that `bench_volume map FOLDER ...`
 //! made, reads a page that nothing was written to, and for each of `CHANGES` writes as many
@@ -93,14 +94,39 @@ fn lookups(extents: u64, pages_max: u64) -> Outcome<()> {
     println!(
         "{extents} extents of 1 to {pages_max} pages: {:.1} bytes each counted, {:.1} resident; \
          loaded in {:.2} s; {LOOKUPS} lookups ({found} found): p50 {} ns, p99 {} ns, without the \
-         {clock_ns} ns of the clock",
+         {clock_ns} ns of the clock; a dependent load from as much memory takes {:.0} ns",
         map.memory_bytes() as f64 / extents as f64,
         resident as f64 / extents as f64,
         loaded.as_secs_f64(),
         net(0.5),
         net(0.99),
+        dependent_load_ns(resident),
     );
     Ok(())
+}
+
+/// Nanoseconds of a load whose address the load before it gave, at random places of so much memory.
+fn dependent_load_ns(bytes: u64) -> f64 {
+    const LINE_WORDS: usize = 8;
+    let lines = (bytes as usize / 64).max(2);
+    let mut random = Random(0x10ad);
+    // One cycle through all lines (Sattolo).
+    let mut order: Vec<u32> = (0..lines as u32).collect();
+    for index in (1..lines).rev() {
+        order.swap(index, random.below(index as u64) as usize);
+    }
+    let mut memory = vec![0_usize; lines * LINE_WORDS];
+    for (line, next) in order.into_iter().enumerate() {
+        memory[line * LINE_WORDS] = next as usize * LINE_WORDS;
+    }
+    let start = Instant::now();
+    let mut at = 0;
+    for _ in 0..LOOKUPS {
+        at = memory[at];
+    }
+    let took = start.elapsed();
+    std::hint::black_box(at);
+    took.as_nanos() as f64 / LOOKUPS as f64
 }
 
 /// Bytes and objects below a folder.

@@ -7,9 +7,10 @@
 //!
 //! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
-//! table of pages), `journal` (the journal map), `dirty` and `changes` (what changed in a group
-//! since a checkpoint), `part` (a group as an object of the store), `freeze` (which of them a
-//! checkpoint writes), `held` and `load` (groups that are loaded when they are first needed).
+//! table of pages), `pieces` (what a lookup visits), `journal` (the journal map), `dirty` and
+//! `changes` (what changed in a group since a checkpoint), `part` (a group as an object of the
+//! store), `freeze` (which of them a checkpoint writes), `held` and `load` (groups that are loaded
+//! when they are first needed).
 //!
 //! Invariants:
 //! 1. Both maps are byte-granular: an extent may begin, end and be cut at any byte.
@@ -36,6 +37,7 @@ mod load;
 mod load_tests;
 mod object;
 pub(crate) mod part;
+mod pieces;
 mod runs;
 #[cfg(test)]
 mod tests;

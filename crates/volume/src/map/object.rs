@@ -24,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use super::area::Area;
 use super::changes::Changes;
 use super::held::{HeldChange, HeldGroups, Hold};
+use super::pieces::MapPieces;
 use super::runs::{MapRun, ReplacedBytes};
 use super::{
     AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, Location, MapExtent, MapLoadError, MapPiece,
@@ -32,8 +33,16 @@ use super::{
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
 
+/// An area under its lock. Two fill a cache line, and none lies across two lines: a lookup of a
+/// cold area would wait for both, one after the other.
+#[derive(Default)]
+#[repr(align(32))]
+struct AreaSlot(RwLock<Area>);
+
+const _: () = assert!(size_of::<AreaSlot>() == 32);
+
 pub(super) struct Group {
-    areas: [RwLock<Area>; AREAS],
+    areas: [AreaSlot; AREAS],
     occupied: [AtomicU64; AREAS / 64],
     pub(super) changes: AtomicU64,
     pub(super) changes_exported: AtomicU64,
@@ -48,7 +57,7 @@ pub(super) struct Group {
 impl Group {
     pub(super) fn new() -> Box<Group> {
         Box::new(Group {
-            areas: std::array::from_fn(|_| RwLock::default()),
+            areas: std::array::from_fn(|_| AreaSlot::default()),
             occupied: Default::default(),
             changes: AtomicU64::new(0),
             changes_exported: AtomicU64::new(0),
@@ -314,9 +323,9 @@ impl ObjectMap {
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(MapPiece)) {
         let (end, mapped_end) = (address.saturating_add(length), self.clamped_end(address, length));
         self.load_held(address, mapped_end);
-        let mut pieces = MapPieces { at: address, pending: None, visit };
+        let mut pieces = MapPieces::from(address, visit);
         self.each_occupied(address, mapped_end, |group, index, base, from, to| {
-            group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
+            group.areas[index].0.read().lookup(from, to, &mut |run| pieces.mapped(base, run));
         });
         pieces.finish(end);
     }
@@ -365,12 +374,12 @@ impl ObjectMap {
                 });
             }
         };
-        let mut pieces = MapPieces { at: first, pending: None, visit: &mut collect };
+        let mut pieces = MapPieces::from(first, &mut collect);
         let mut next = 0;
         while let Some(index) = group.next_occupied(next) {
             next = index + 1;
             let base = first + index as u64 * AREA_BYTES;
-            let area = group.areas[index].read();
+            let area = group.areas[index].0.read();
             let (mut runs, mut last) = (0, None::<MapRun>);
             area.lookup(0, AREA_BYTES as u32, &mut |run| {
                 runs += usize::from(!last.is_some_and(|last| last.continues_in(&run)));
@@ -475,7 +484,7 @@ impl ObjectMap {
         index: usize,
         act: &mut dyn FnMut(&mut Area) -> u64,
     ) -> u64 {
-        let mut area = group.areas[index].write();
+        let mut area = group.areas[index].0.write();
         let (len, heap_bytes) = (area.len() as u64, area.heap_bytes() as u64);
         let result = act(&mut area);
         let (len_now, heap_bytes_now) = (area.len() as u64, area.heap_bytes() as u64);
@@ -553,48 +562,4 @@ impl ObjectMap {
 /// `start..end` of the volume as bytes of the area that holds it.
 fn within(area: u64, start: u64, end: u64) -> (u32, u32) {
     ((start - area * AREA_BYTES) as u32, (end - area * AREA_BYTES) as u32)
-}
-
-/// Turns mapped runs in order into pieces: fills the holes and joins what continues.
-struct MapPieces<'a> {
-    /// Everything before this has been visited or is pending.
-    at: u64,
-    pending: Option<(u64, u64, Location)>,
-    visit: &'a mut dyn FnMut(MapPiece),
-}
-
-impl MapPieces<'_> {
-    fn mapped(&mut self, base: u64, run: MapRun) {
-        let address = base + u64::from(run.start);
-        let length = u64::from(run.length);
-        match &mut self.pending {
-            Some((start, bytes, location))
-                if *start + *bytes == address
-                    && location.sequence == run.location.sequence
-                    && u64::from(location.data_offset) + *bytes
-                        == u64::from(run.location.data_offset) =>
-            {
-                *bytes += length;
-            }
-            _ => {
-                self.flush(address);
-                self.pending = Some((address, length, run.location));
-            }
-        }
-        self.at = address + length;
-    }
-
-    /// Visits what is pending and the hole up to `until`.
-    fn flush(&mut self, until: u64) {
-        if let Some((address, length, location)) = self.pending.take() {
-            (self.visit)(MapPiece { address, length, location: Some(location) });
-        }
-        if self.at < until {
-            (self.visit)(MapPiece { address: self.at, length: until - self.at, location: None });
-        }
-    }
-
-    fn finish(mut self, end: u64) {
-        self.flush(end);
-    }
 }

@@ -9,6 +9,9 @@
 
 use super::{AREA_BYTES, Location};
 
+/// Runs that a search looks at one by one: two cache lines.
+const NEAR_RUNS: usize = 8;
+
 /// Contiguous bytes of an area that lie contiguously in one segment: 16 bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MapRun {
@@ -111,38 +114,39 @@ impl Runs {
 
     /// Index of the first run that ends after `at` (`len` if none).
     ///
-    /// Runs of an area tend to be evenly spread, so the search starts where that would put the run
-    /// and widens by doubling: a cold area costs two or three cache misses, where bisection costs
-    /// one per step.
+    /// Runs of an area tend to be evenly spread, so the search starts where that would put the run:
+    /// first one by one, in the same cache line or the next, then in steps that double. A cold area
+    /// costs one or two cache misses, where bisection costs one per step.
     fn first_ending_after(&self, at: u32) -> usize {
         let list = &self.list[..];
         let guess = (u64::from(at) * list.len() as u64 / AREA_BYTES) as usize;
-        let ends_before = |index: usize| list[index].end() <= at;
-        let (mut low, mut high) = (0, list.len());
-        // Two cache lines.
-        let mut step = 8;
-        if guess < high && ends_before(guess) {
-            low = guess + 1;
-            while low + step < high {
-                if !ends_before(low + step) {
-                    high = low + step;
-                    break;
-                }
-                low += step + 1;
-                step *= 2;
+        let ends_before = |run: &MapRun| run.end() <= at;
+        let (before, from) = list.split_at(guess.min(list.len()));
+        if !from.first().is_some_and(ends_before) {
+            let near = before.iter().rev().take(NEAR_RUNS);
+            let skipped = near.take_while(|run| !ends_before(run)).count();
+            if skipped < NEAR_RUNS {
+                return before.len() - skipped;
             }
-        } else {
-            high = high.min(guess);
-            while low + step < high {
-                if ends_before(high - step) {
-                    low = high - step + 1;
-                    break;
-                }
+            let (mut step, mut high) = (NEAR_RUNS, before.len() - skipped);
+            while step < high && !ends_before(&list[high - step]) {
                 high -= step;
                 step *= 2;
             }
+            let low = high.saturating_sub(step);
+            return low + list[low..high].partition_point(ends_before);
         }
-        low + list[low..high].partition_point(|run| run.end() <= at)
+        let skipped = from.iter().take(NEAR_RUNS).take_while(|run| ends_before(run)).count();
+        if skipped < NEAR_RUNS {
+            return before.len() + skipped;
+        }
+        let (mut step, mut low) = (NEAR_RUNS, before.len() + skipped);
+        while low + step < list.len() && ends_before(&list[low + step]) {
+            low += step;
+            step *= 2;
+        }
+        let high = list.len().min(low + step);
+        low + list[low..high].partition_point(ends_before)
     }
 
     /// Visits what is mapped in `start..end`, clipped to it, in order.
