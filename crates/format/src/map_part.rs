@@ -114,12 +114,6 @@ pub fn encode_part(
     Ok(bytes)
 }
 
-/// Checks everything but the entries: the CRC, which part it is, and that it may have as many
-/// entries as it says. Takes a small share of the time of [`decode_part`].
-pub fn verify_part(bytes: &[u8], expected: &PartIdentity) -> Result<()> {
-    open_part(bytes, expected).map(drop)
-}
-
 /// The entries of a verified part, and how many there are to be.
 fn open_part<'a>(bytes: &'a [u8], expected: &PartIdentity) -> Result<(&'a [u8], usize)> {
     preamble::open_whole(bytes, KIND, BYTES_MIN)?;
@@ -140,17 +134,43 @@ fn open_part<'a>(bytes: &'a [u8], expected: &PartIdentity) -> Result<(&'a [u8], 
 
 /// Reads the whole object.
 pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExtent>> {
-    let (mut entries, extent_count) = open_part(bytes, expected)?;
-    let mut extents = Vec::with_capacity(extent_count);
-    let mut before = DeltaBase::start(at::FIRST_ADDRESS.u64(bytes));
-    for _ in 0..extent_count {
-        let extent = get_entry(&mut entries, &before)?;
-        check_hole(expected.group, &extent)?;
-        before.advance(&extent)?;
+    let mut entries = PartEntries::open(bytes, expected)?;
+    let mut extents = Vec::with_capacity(entries.left);
+    while let Some(extent) = entries.next_extent()? {
         extents.push(extent);
     }
-    check_field(WHAT, "extent_count", "bytes follow after the last entry", entries.is_empty())?;
     Ok(extents)
+}
+
+/// The extents of a part, one after the other, for those who need not keep them.
+pub struct PartEntries<'a> {
+    entries: &'a [u8],
+    left: usize,
+    group: u64,
+    before: DeltaBase,
+}
+
+impl<'a> PartEntries<'a> {
+    /// Checks everything but the entries.
+    pub fn open(bytes: &'a [u8], expected: &PartIdentity) -> Result<Self> {
+        let (entries, left) = open_part(bytes, expected)?;
+        let before = DeltaBase::start(at::FIRST_ADDRESS.u64(bytes));
+        Ok(PartEntries { entries, left, group: expected.group, before })
+    }
+
+    /// The next one; `None` after the last, if nothing follows it.
+    pub fn next_extent(&mut self) -> Result<Option<MapExtent>> {
+        if self.left == 0 {
+            let is_empty = self.entries.is_empty();
+            check_field(WHAT, "extent_count", "bytes follow after the last entry", is_empty)?;
+            return Ok(None);
+        }
+        self.left -= 1;
+        let extent = get_entry(&mut self.entries, &self.before)?;
+        check_hole(self.group, &extent)?;
+        self.before.advance(&extent)?;
+        Ok(Some(extent))
+    }
 }
 
 /// What is in no segment has no place there.

@@ -38,6 +38,7 @@ pub(crate) struct Contexts {
     pub(crate) read: Arc<ReadContext>,
     pub(crate) collector: Arc<Pool>,
     pub(crate) cache_filler: Arc<Pool>,
+    pub(crate) map_loader: Arc<Pool>,
 }
 
 impl Contexts {
@@ -101,7 +102,8 @@ impl Contexts {
         });
         let collector = Pool::new("collector", threads_of_one, Priority::Lowest);
         let cache_filler = Pool::new("cache-filler", threads_of_one, Priority::Lowest);
-        Contexts { attachment, write, read, collector, cache_filler }
+        let map_loader = Pool::new("map-loader", threads_of_one, Priority::Usual);
+        Contexts { attachment, write, read, collector, cache_filler, map_loader }
     }
 
     /// What the engine needs.
@@ -115,7 +117,7 @@ impl Contexts {
             write: self.write.clone(),
             collector: self.collector.clone(),
             cache_filler: self.cache_filler.clone(),
-            readers: self.read.pool.clone(),
+            map_loader: self.map_loader.clone(),
         })
     }
 }

@@ -62,14 +62,14 @@ impl PreparedVolume {
 
     fn with(self, threads: Threads) -> Arc<Volume> {
         let PreparedVolume { contexts, recovery, memory, lock } = self;
-        let Contexts { attachment, write, read, collector, cache_filler } = contexts;
+        let Contexts { attachment, write, read, collector, cache_filler, map_loader } = contexts;
         let lock = Mutex::new(lock);
         let dropped = Mutex::default();
         Arc::new(Volume {
             attachment,
             write,
             read,
-            background: [collector, cache_filler],
+            background: [collector, cache_filler, map_loader],
             recovery,
             threads,
             memory,
@@ -84,7 +84,7 @@ pub struct Volume {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) write: Arc<WriteContext>,
     pub(crate) read: Arc<ReadContext>,
-    background: [Arc<Pool>; 2],
+    background: [Arc<Pool>; 3],
     recovery: RecoveryReport,
     threads: Threads,
     /// Files in memory that a clean close removes: the staging file, and the one preallocated for

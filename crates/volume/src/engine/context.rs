@@ -25,6 +25,7 @@ pub(crate) struct Context {
     /// The thread that puts written data into the read cache: neither users nor garbage collection
     /// wait for it.
     pub(crate) cache_filler: Arc<Pool>,
-    /// The threads of readers, one of which loads the map: readers may wait for it.
-    pub(crate) readers: Arc<Pool>,
+    /// The thread that loads what an open left of the map. It waits for no disk, and readers may
+    /// wait for it.
+    pub(crate) map_loader: Arc<Pool>,
 }

@@ -217,7 +217,7 @@ impl Engine {
             true => collector.step(context, options, log, checkpoints, now),
             false => None,
         };
-        orders.carry_out(context, options, log, checkpoints);
+        orders.carry_out(context, options, log, checkpoints, &self.map_loading);
         context.mailbox.set_uploads(log.uploads.len());
         log.advance_over_padding(context);
         if log.is_empty() && context.write.stalled.count() > 0 {
@@ -420,12 +420,19 @@ impl Engine {
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
         let repeat_at =
             [self.log.repeat_at(), self.checkpoints.repeat_at()].into_iter().flatten().min();
+        let checkpoint_in = match self.map_loading.is_whole {
+            true => {
+                let settle_in = self.checkpoints.settle_in(&self.context, self.busy_at, now);
+                settle_in.into_iter().chain(self.window_in(now)).min()
+            }
+            // What is due waits for the map, and that wakes the engine.
+            false => None,
+        };
         let waits = [
             self.log.seal_in(&self.options, now),
             repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1))),
             self.cleanup.wait(now),
-            self.checkpoints.settle_in(&self.context, self.busy_at, now),
-            self.window_in(now),
+            checkpoint_in,
             self.fence_check.wait(&self.context, now),
             self.log_age.wait(now),
             self.kept_memory.wait(now),
@@ -473,7 +480,7 @@ impl MapLoading {
         }
         self.is_under_way = true;
         let job_context = context.clone();
-        context.readers.run(move || {
+        context.map_loader.run(move || {
             // A panic must not leave the rest unloaded.
             let _told = ToldWhenDropped(job_context);
             view.map.load_next();

@@ -19,11 +19,11 @@ use sawmill_format::segment::{
     FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentKind, frame_seal, raw_frames,
 };
 
-use super::EngineOptions;
 use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::OrderRequest;
+use super::{EngineOptions, MapLoading};
 use crate::cuts::LogPosition;
 use crate::recovery::end::RollbackRecord;
 use crate::segment::builder::BuiltSegment;
@@ -72,6 +72,7 @@ impl Orders {
         options: &EngineOptions,
         log: &mut LogTail,
         checkpoints: &Checkpoints,
+        map_loading: &MapLoading,
     ) {
         while self.under_way.is_none() && log.has_room(options) {
             let Some(front) = self.waiting.front() else { return };
@@ -91,7 +92,7 @@ impl Orders {
             if !log.is_sealed_through(front.position) {
                 return;
             }
-            if front.then.is_some() && !context.stored.view().map.is_whole() {
+            if front.then.is_some() && !map_loading.is_whole {
                 // The present is counted before it is replaced.
                 return;
             }

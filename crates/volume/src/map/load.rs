@@ -15,6 +15,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
+#[cfg(test)]
+use parking_lot::MutexGuard;
 use sawmill_format::map_part::part_key;
 
 use super::held::{HeldChange, HeldGroup};
@@ -24,7 +26,8 @@ use super::{AREA_BYTES, GROUP_BYTES, Location, MapExtent, spans};
 use crate::{Error, ErrorKind, Result};
 
 /// No segment has this sequence (`limits::SEQUENCE_MAX`).
-const UNREADABLE: Location = Location { sequence: u32::MAX, data_offset: 0 };
+pub(crate) const UNREADABLE_SEQUENCE: u32 = u32::MAX;
+const UNREADABLE: Location = Location { sequence: UNREADABLE_SEQUENCE, data_offset: 0 };
 
 impl ObjectMap {
     /// Leaves `content` to be loaded into a group in which nothing is yet. False if the volume ends
@@ -58,14 +61,34 @@ impl ObjectMap {
         self.broken().map_or(Ok(()), Err)
     }
 
+    /// Whether a part or delta of a group may have these extents.
+    pub(crate) fn can_import(&self, number: u64, extents: &[MapExtent]) -> bool {
+        is_of_group(number, extents) && self.check_import(extents).is_ok()
+    }
+
     /// Loads one more group.
     pub(crate) fn load_next(&self) {
         loop {
-            let Some(number) = self.held.order.lock().pop_front() else { return };
-            if let Some(group) = self.group(number).filter(|group| group.hold.is_held()) {
-                return self.load_group(number, group);
+            let Some(&number) = self.held.order.lock().front() else { return };
+            let group = self.group(number).filter(|group| group.hold.is_held());
+            if let Some(group) = group {
+                self.load_group(number, group);
+            }
+            // Afterwards: the next call finds out if whoever loads it dies.
+            let mut order = self.held.order.lock();
+            if order.front() == Some(&number) {
+                order.pop_front();
+            }
+            if group.is_some() {
+                return;
             }
         }
+    }
+
+    /// Whoever loads the group waits while this is held.
+    #[cfg(test)]
+    pub(crate) fn delay_load(&self, number: u64) -> MutexGuard<'_, Option<HeldGroup>> {
+        self.group(number).expect("it is held").hold.content.lock()
     }
 
     /// Loads all groups.
@@ -123,21 +146,31 @@ impl ObjectMap {
             let _ = held.broken.set(error);
             self.fill_with_unreadable(number);
         }
-        let mut losses: HashMap<u32, u64> = HashMap::new();
-        let mut replaced = |sequence, bytes| *losses.entry(sequence).or_default() += bytes;
-        let mut changes = group.hold.changes.lock();
-        for change in std::mem::take(&mut *changes) {
-            self.make(change, &mut replaced);
-        }
-        let mut all = held.losses.lock();
-        losses.into_iter().for_each(|(sequence, bytes)| *all.entry(sequence).or_default() += bytes);
-        drop(all);
-        group.hold.end();
-        drop(changes);
+        self.make_changes(group);
         let (extents, bytes) = size.unwrap_or_default();
         held.extents.fetch_sub(extents, Ordering::Relaxed);
         held.bytes.fetch_sub(bytes, Ordering::Relaxed);
         held.count.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Makes the changes that waited, until none is left, and ends the hold. More may come to wait
+    /// meanwhile: whoever makes them does not wait.
+    fn make_changes(&self, group: &Group) {
+        loop {
+            let mut waiting = group.hold.changes.lock();
+            if waiting.is_empty() {
+                return group.hold.end();
+            }
+            let changes = std::mem::take(&mut *waiting);
+            drop(waiting);
+            let mut losses: HashMap<u32, u64> = HashMap::new();
+            let mut replaced = |sequence, bytes| *losses.entry(sequence).or_default() += bytes;
+            changes.into_iter().for_each(|change| self.make(change, &mut replaced));
+            let mut all = self.held.losses.lock();
+            losses
+                .into_iter()
+                .for_each(|(sequence, bytes)| *all.entry(sequence).or_default() += bytes);
+        }
     }
 
     /// Loads what was held, except the changes.
@@ -191,7 +224,8 @@ impl ObjectMap {
 
 /// Whether sorted extents lie in this group.
 fn is_of_group(number: u64, extents: &[MapExtent]) -> bool {
-    let end = |extent: &MapExtent| extent.address.saturating_add(extent.length);
-    extents.first().is_none_or(|first| first.address >= number * GROUP_BYTES)
-        && extents.last().is_none_or(|last| end(last) <= (number + 1) * GROUP_BYTES)
+    let last_byte =
+        |extent: &MapExtent| extent.address.saturating_add(extent.length.saturating_sub(1));
+    extents.first().is_none_or(|first| first.address / GROUP_BYTES == number)
+        && extents.last().is_none_or(|last| last_byte(last) / GROUP_BYTES == number)
 }

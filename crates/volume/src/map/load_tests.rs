@@ -2,13 +2,14 @@
 //! loaded at once.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{PartIdentity, encode_part};
 use sawmill_testkit::Dice;
 
 use super::freeze::freeze_map;
-use super::held::{HeldGroup, HeldPart};
+use super::held::{HeldChange, HeldGroup, HeldPart};
 use super::{GROUP_BYTES, Location, MapExtent, MapPiece, ObjectMap, PAGE_BYTES};
 use crate::ErrorKind;
 use crate::limits::AttachmentBounds;
@@ -204,4 +205,58 @@ fn a_group_that_cannot_be_loaded_gives_an_error_and_never_zeroes() {
         let frozen = freeze_map(&map, &[], identity, PutId([2; 16]), &AttachmentBounds::default());
         assert_eq!(frozen.map(drop).unwrap_err().kind(), ErrorKind::Corrupt);
     }
+}
+
+/// A held group of one page, the first of the second group.
+fn held_page() -> ObjectMap {
+    let map = ObjectMap::new(GROUPS * GROUP_BYTES);
+    let extent = MapExtent { address: GROUP_BYTES, length: PAGE, sequence: 1, data_offset: 0 };
+    let part = Some(held_part(1, &[extent]));
+    assert!(map.hold(1, HeldGroup { part, deltas: Vec::new() }));
+    map
+}
+
+#[test]
+fn a_group_whose_loader_died_stops_the_volume_and_is_not_held_forever() {
+    let map = held_page();
+    // No volume has such a change: whoever makes it panics.
+    let past = GROUPS * GROUP_BYTES;
+    let location = Location { sequence: 2, data_offset: 0 };
+    assert!(map.defers(1, HeldChange::Insert { start: past, end: past + PAGE, location }));
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| map.load_next()));
+    assert!(died.is_err() && !map.is_whole() && map.broken().is_none());
+    map.load_next();
+    assert!(map.is_whole());
+    assert_eq!(map.broken().unwrap().kind(), ErrorKind::Internal);
+    assert_eq!(map.load(GROUP_BYTES, PAGE).unwrap_err().kind(), ErrorKind::Internal);
+}
+
+#[test]
+fn a_change_does_not_wait_for_those_before_it_to_be_made() {
+    let map = ObjectMap::new(GROUPS * GROUP_BYTES);
+    assert!(map.hold(1, HeldGroup::default()));
+    map.insert(GROUP_BYTES, PAGE, 1, 0, &mut |_, _| {});
+    map.insert(GROUP_BYTES, PAGE, 2, 0, &mut |_, _| {});
+    let group = map.group(1).unwrap();
+    // Nobody can make these before this is dropped.
+    let area = group.areas[0].0.read();
+    let far = GROUP_BYTES + PAGE;
+    std::thread::scope(|threads| {
+        threads.spawn(|| map.load_next());
+        let (told, inserted) = std::sync::mpsc::channel();
+        let map = &map;
+        threads.spawn(move || {
+            while group.hold.changes.try_lock().is_some_and(|changes| !changes.is_empty()) {
+                std::thread::yield_now();
+            }
+            map.insert(far, PAGE, 3, 0, &mut |_, _| {});
+            let _ = told.send(());
+        });
+        let outcome = inserted.recv_timeout(Duration::from_secs(20));
+        drop(area);
+        assert_eq!(outcome, Ok(()), "it waited");
+    });
+    let found: Vec<_> = map.export_group(1).iter().map(|one| (one.address, one.sequence)).collect();
+    assert_eq!(found, [(GROUP_BYTES, 2), (far, 3)]);
+    assert_eq!(map.take_losses(), [(1, PAGE)]);
 }

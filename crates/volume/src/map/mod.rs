@@ -32,7 +32,7 @@ pub(crate) mod held;
 mod journal;
 #[cfg(test)]
 mod journal_tests;
-mod load;
+pub(crate) mod load;
 #[cfg(test)]
 mod load_tests;
 mod object;

@@ -37,12 +37,12 @@ const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
 /// cold area would wait for both, one after the other.
 #[derive(Default)]
 #[repr(align(32))]
-struct AreaSlot(RwLock<Area>);
+pub(super) struct AreaSlot(pub(super) RwLock<Area>);
 
 const _: () = assert!(size_of::<AreaSlot>() == 32);
 
 pub(super) struct Group {
-    areas: [AreaSlot; AREAS],
+    pub(super) areas: [AreaSlot; AREAS],
     occupied: [AtomicU64; AREAS / 64],
     pub(super) changes: AtomicU64,
     pub(super) changes_exported: AtomicU64,
@@ -432,7 +432,7 @@ impl ObjectMap {
         Ok(())
     }
 
-    fn check_import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
+    pub(super) fn check_import(&self, extents: &[MapExtent]) -> Result<(), MapLoadError> {
         let mut previous_end = 0;
         for (index, extent) in extents.iter().enumerate() {
             let &MapExtent { address, length, data_offset, .. } = extent;

@@ -9,10 +9,10 @@
 
 use sawmill_format::checkpoint::PartEntry;
 use sawmill_format::map_part::{
-    PartIdentity, decode_part, encode_part, is_delta_group, part_crc, part_key,
+    PartEntries, PartIdentity, decode_part, encode_part, is_delta_group, part_crc, part_key,
 };
 
-use super::{GROUP_BYTES, MapExtent};
+use super::{DATA_SPACE_BYTES, GROUP_BYTES, MapExtent};
 use crate::{Error, ErrorKind, Result};
 
 /// An encoded group, its key, and its entry in the root.
@@ -77,6 +77,29 @@ pub(crate) fn extents_in(
         })
     });
     kept.collect()
+}
+
+/// Reads a part without keeping its extents. Returns how many there are, if a map of `size_bytes`
+/// takes all of them and all lie in the group; `None` otherwise. Another writer may give groups
+/// another size (`docs/format/map_part.md`): then a number does not tell which bytes it is for.
+pub(crate) fn extents_of_group(
+    bytes: &[u8],
+    identity: &PartIdentity,
+    size_bytes: u64,
+) -> sawmill_format::Result<Option<u32>> {
+    let mut entries = PartEntries::open(bytes, identity)?;
+    let (mut count, mut are_usual) = (0, true);
+    while let Some(extent) = entries.next_extent()? {
+        count += 1;
+        // The format has no empty ones.
+        let last = (extent.address + extent.length).saturating_sub(1);
+        are_usual &= last < size_bytes
+            && extent.address / GROUP_BYTES == identity.group
+            && last / GROUP_BYTES == identity.group
+            && extent.length <= DATA_SPACE_BYTES - u64::from(extent.data_offset)
+            && extent.sequence <= u64::from(u32::MAX);
+    }
+    Ok(are_usual.then_some(count))
 }
 
 /// A sequence as the map keeps it.

@@ -26,6 +26,7 @@ use crate::counters::add;
 use crate::engine::mailbox::Mailbox;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::map::JournalMap;
+use crate::map::load::UNREADABLE_SEQUENCE;
 use crate::readers::ReadGuard;
 use crate::record::Record;
 use crate::stored_data::{FrameName, StoredData};
@@ -41,6 +42,8 @@ mod follow;
 mod landed;
 mod pipe;
 pub(crate) mod reads_seen;
+#[cfg(test)]
+mod unloaded_tests;
 pub(crate) mod warm;
 
 use ahead::{ReadSpan, Streams};
@@ -349,14 +352,14 @@ fn serve(
                 (Err(error), None) => Err(error),
             }
         }
-        ReadSource::Unloaded => match reach {
-            Reach::PageCache => Ok(LocalResult::Slow),
-            _ => {
-                context.stored.view().map.load(piece.address, piece.length)?;
-                Ok(LocalResult::Gone)
-            }
-        },
+        // See `load_and_serve`.
+        ReadSource::Unloaded => Ok(LocalResult::Slow),
         ReadSource::Frame { name, offset } => {
+            if name.sequence == UNREADABLE_SEQUENCE
+                && let Some(error) = context.stored.view().map.broken()
+            {
+                return Err(error);
+            }
             if context.fetcher.landed.read(*name, *offset, into) {
                 *source = (*source).max(FarthestSource::Cache);
                 return Ok(LocalResult::Done);
@@ -453,6 +456,9 @@ impl PendingRead {
 
     /// Serves a piece on a thread that may wait.
     fn serve_waiting(self: &Arc<Self>, piece: ReadPiece) {
+        if matches!(piece.source, ReadSource::Unloaded) {
+            return self.load_and_serve(&piece);
+        }
         let mut bytes = vec![0; piece.length as usize];
         let mut source = FarthestSource::default();
         match serve(&self.context, &piece, &mut bytes, Reach::Device, &mut source) {
@@ -464,6 +470,21 @@ impl PendingRead {
             Ok(LocalResult::Gone) => self.resolve_again(&piece),
             Err(error) => self.end_piece(Some(error)),
         }
+    }
+
+    /// Loads the map of a piece, then serves what is there, on this thread: a volume that is closed
+    /// meanwhile starts no job any more.
+    fn load_and_serve(self: &Arc<Self>, piece: &ReadPiece) {
+        if piece.times_resolved >= RESOLVE_AGAIN_MAX {
+            return self.end_piece(Some(lost(piece)));
+        }
+        if let Err(error) = self.context.stored.view().map.load(piece.address, piece.length) {
+            return self.end_piece(Some(error));
+        }
+        let pieces = resolve_again(&self.context, piece);
+        self.pending_pieces.fetch_add(pieces.len(), Ordering::AcqRel);
+        pieces.into_iter().for_each(|piece| self.serve_waiting(piece));
+        self.end_piece(None);
     }
 
     /// Asks the store for the frames of `pieces`; frames that follow each other in one segment

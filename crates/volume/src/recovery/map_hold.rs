@@ -1,25 +1,26 @@
-//! A large map, held: its parts are fetched and verified, and each group is loaded when it is first
-//! needed. Loading takes most of the time: a volume of 100 million extents would wait for it.
+//! A large map, held: its parts are fetched and read through, and each group is loaded when it is
+//! first needed. Loading takes most of the time: a volume of 100 million extents would wait for it.
 //!
 //! Invariants: what an open refuses, or passes over for an older checkpoint, is the same whether a
-//! map is held or loaded: a part that is gone, is another one, or has a wrong CRC. Deltas are
-//! decoded at once, as each is for many groups.
+//! map is held or loaded. So a map in which anything is unusual is loaded at once: what cannot be
+//! loaded later, and groups that another writer cut otherwise. Deltas are decoded at once, as each
+//! is for many groups.
 //!
 //! Not here: loading a group (`map::load`), and small maps (`map_load`).
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use sawmill_format::checkpoint::{Checkpoint, PartEntry};
-use sawmill_format::map_part::{part_first_address, verify_part};
+use sawmill_format::checkpoint::Checkpoint;
 use sawmill_store::ObjectStore;
 
 use super::checkpoint::without_map;
 use super::map_load::{FetchedPart, PartFetch, load, needed, split, written};
-use crate::map::GROUP_BYTES;
+use crate::Result;
 use crate::map::held::{HeldGroup, HeldPart};
+use crate::map::part::extents_of_group;
 use crate::view::View;
-use crate::{Error, ErrorKind, Result};
 
 /// When the map of a checkpoint is loaded.
 #[derive(Clone, Copy)]
@@ -42,54 +43,54 @@ impl LoadTime {
 }
 
 /// The table of segments that a checkpoint names, and its map, of which nothing is loaded.
-pub(crate) fn hold(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+fn hold(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+    match hold_usual(store, checkpoint)? {
+        Some(view) => Ok(view),
+        None => load(store, checkpoint),
+    }
+}
+
+/// `None` if anything in the map is unusual.
+fn hold_usual(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<Option<View>> {
     let volume_id = checkpoint.volume_id;
+    let view = without_map(checkpoint)?;
     let (groups, deltas) = split(&checkpoint.parts);
     let held: Mutex<BTreeMap<u64, HeldGroup>> = Mutex::default();
+    let are_usual = AtomicBool::new(true);
     let hold_part = |fetched: FetchedPart<'_>| {
-        let FetchedPart { part, identity, ref bytes } = fetched;
-        verify_part(bytes, &identity).map_err(|error| fetched.impossible(error))?;
-        let bytes = bytes.clone();
-        let part = HeldPart { identity, bytes, extents: part.extents };
-        held.lock().entry(identity.group).or_default().part = Some(part);
+        let FetchedPart { identity, ref bytes, .. } = fetched;
+        let count = extents_of_group(bytes, &identity, view.map.size_bytes())
+            .map_err(|error| fetched.impossible(error))?;
+        match count {
+            // What the root says of their number is not asked: loading does not ask it either.
+            Some(extents) if extents > 0 => {
+                let part = HeldPart { identity, bytes: bytes.clone(), extents };
+                held.lock().entry(identity.group).or_default().part = Some(part);
+            }
+            Some(_) => {}
+            None => are_usual.store(false, Ordering::Relaxed),
+        }
         Ok(())
     };
     PartFetch { store, volume_id, take: &hold_part }.in_any_order(groups)?;
-    if !groups.iter().all(|part| has_usual_place(&held.lock(), part)) {
-        return load(store, checkpoint);
-    }
     let written = written(groups);
     let hold_delta = |fetched: FetchedPart<'_>| {
         let (number, extents) = (fetched.part.number, fetched.extents()?);
         let mut held = held.lock();
         for (group, extents) in needed(&written, number, &extents) {
+            if !view.map.can_import(group, extents) {
+                are_usual.store(false, Ordering::Relaxed);
+            }
             held.entry(group).or_default().deltas.push((number, extents.to_vec()));
         }
         Ok(())
     };
-    PartFetch { store, volume_id, take: &hold_delta }.in_order(deltas)?;
-    let view = without_map(checkpoint)?;
-    for (group, content) in held.into_inner() {
-        let is_empty = content.part.as_ref().is_none_or(|part| part.extents == 0);
-        if is_empty && content.deltas.is_empty() {
-            continue;
-        }
-        if !view.map.hold(group, content) {
-            let text = format!(
-                "checkpoint {} has a part of map group {group}, which is past the end of the \
-                 disk; nothing was changed",
-                checkpoint.number
-            );
-            return Err(Error::new(ErrorKind::Corrupt, text));
-        }
+    if are_usual.load(Ordering::Relaxed) {
+        PartFetch { store, volume_id, take: &hold_delta }.in_order(deltas)?;
     }
-    Ok(view)
-}
-
-/// Another writer may give groups another size (`docs/format/map_part.md`): then a group's number
-/// does not tell which bytes it is for.
-fn has_usual_place(held: &BTreeMap<u64, HeldGroup>, part: &PartEntry) -> bool {
-    let bytes = held.get(&part.group).and_then(|group| group.part.as_ref());
-    let first = bytes.and_then(|part| part_first_address(&part.bytes).ok());
-    first.is_some() && first == part.group.checked_mul(GROUP_BYTES)
+    if !are_usual.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let mut groups = held.into_inner().into_iter();
+    Ok(groups.all(|(group, content)| view.map.hold(group, content)).then_some(view))
 }

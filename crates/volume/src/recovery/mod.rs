@@ -15,6 +15,8 @@ pub(crate) mod end;
 #[cfg(test)]
 mod equivalence_tests;
 pub(crate) mod map_hold;
+#[cfg(test)]
+mod map_hold_tests;
 pub(crate) mod map_load;
 pub(crate) mod roll_forward;
 pub(crate) mod stored;

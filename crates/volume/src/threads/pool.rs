@@ -147,6 +147,11 @@ impl Pool {
         state.threads -= 1;
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
     /// Finishes what is queued and ends the threads.
     pub(crate) fn close(&self) {
         let handles = {
