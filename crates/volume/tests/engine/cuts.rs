@@ -420,7 +420,7 @@ fn a_quiet_volume_gives_back_what_a_deleted_snapshot_kept() {
 }
 
 /// A world where time passes on request, and whose wall clock can be wrong besides.
-pub struct Forward(pub RealWorld, pub AtomicU64, pub i64);
+pub(crate) struct Forward(pub RealWorld, pub AtomicU64, pub i64);
 
 impl World for Forward {
     fn now(&self) -> Duration {
