@@ -94,6 +94,26 @@ impl Threads {
         Ok(())
     }
 
+    /// Starts a thread of a target for each carrier.
+    fn spawn_receivers(
+        &mut self,
+        target: &Arc<Target>,
+        carriers: Vec<Carrier>,
+        address: &LinkAddress,
+        shared: &Arc<SharedAddress>,
+    ) -> io::Result<()> {
+        for (index, carrier) in carriers.into_iter().enumerate() {
+            let (target, shared) = (Arc::clone(target), Arc::clone(shared));
+            let address = address.clone();
+            let timers = if index == 0 { Timers::All } else { Timers::OfItsPackets };
+            self.spawn(format!("link-{address}"), move |stop| {
+                let receiving = Receiving { target: &target, stop: &stop, timers };
+                receiving.keep_listening(carrier, &address, &shared);
+            })?;
+        }
+        Ok(())
+    }
+
     fn include_current(&self) -> bool {
         let current = thread::current().id();
         self.threads.iter().any(|thread| thread.thread().id() == current)
@@ -262,15 +282,7 @@ impl Listener {
             match shared_address.listen()? {
                 TargetListener::Packets(carriers) => {
                     reachable_addresses.push(address.to_string());
-                    for (index, carrier) in carriers.into_iter().enumerate() {
-                        let (target, shared) = (Arc::clone(&target), Arc::clone(&shared_address));
-                        let address = address.clone();
-                        let timers = if index == 0 { Timers::All } else { Timers::OfItsPackets };
-                        threads.spawn(format!("link-{address}"), move |stop| {
-                            let receiving = Receiving { target: &target, stop: &stop, timers };
-                            receiving.keep_listening(carrier, &address, &shared);
-                        })?;
-                    }
+                    threads.spawn_receivers(&target, carriers, address, &shared_address)?;
                 }
                 TargetListener::Streams(listener) => {
                     let local = listener.local()?;

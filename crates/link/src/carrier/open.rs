@@ -95,7 +95,7 @@ pub struct SharedAddress {
     group: FrameGroup,
     /// Keeps a UDP address from the receivers of other targets, which could join ours otherwise.
     claim: Mutex<Option<UnixDatagram>>,
-    /// What was said about carriers that are to be opened again.
+    /// What was said about carriers that are to be opened again. Bounded by SAID_MAX.
     said: Mutex<Vec<String>>,
 }
 
