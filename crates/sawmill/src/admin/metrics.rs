@@ -157,7 +157,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     ),
     counter(
         "sawmill_written_cached_bytes_total",
-        "Data bytes of written segments that the read cache got.",
+        "Data bytes of written segments that the read cache got; streams are not among them.",
         |volume| volume.counters.written_cached_bytes,
     ),
     counter(

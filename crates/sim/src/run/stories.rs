@@ -516,7 +516,10 @@ fn what_was_written_is_read_without_the_store(place: &Path) -> Verdict {
     })?;
     run.attach(0)?;
     for number in 0..10 {
-        write(&mut run, number * 20_000, 20_000)?;
+        // With gaps: a stream would pass by the cache.
+        for gap in 0..10 {
+            write(&mut run, number * 20_000 + gap * 2_000, 1_000)?;
+        }
         let mut process = run.process.take().ok_or("the process is gone")?;
         (0..8).for_each(|_| run.round(&mut process));
         run.process = Some(process);
