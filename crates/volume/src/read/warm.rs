@@ -136,6 +136,8 @@ impl WarmRun<'_> {
             return Err(error);
         }
         self.looked_bytes += length;
+        // Nothing would be found in a part of the map that is not loaded yet.
+        self.context.stored.view().map.load(address, length)?;
         for piece in resolve(self.context, address, length) {
             let ReadSource::Frame { name, .. } = piece.source else { continue };
             if self.seen.insert(name) {

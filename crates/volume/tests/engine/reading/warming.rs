@@ -254,3 +254,15 @@ fn one_damaged_frame_is_left_out_and_all_others_are_fetched() {
     assert_eq!((sum.fetched_bytes, sum.left_bytes), (all - FRAME, FRAME));
     assert_eq!(tile_version(&volume, 3, 1), 1);
 }
+
+#[test]
+fn what_lies_in_a_part_of_the_map_that_is_not_loaded_is_warmed_too() {
+    let (mut rig, store) = written(8 * MIB);
+    rig.options.bounds.map_held_from_bytes = 0;
+    let world: Arc<dyn World> = Arc::new(RealWorld::default());
+    let stepped = SteppedVolume::open(world, store, "disk", &rig.options).unwrap();
+    // No loop has made a step yet, so nothing has been loaded.
+    let volume = stepped.volume();
+    let sum = warm(volume, &[(0, SIZE)], volume.spare_frames().unwrap());
+    assert_eq!(sum.fetched_bytes + sum.present_bytes, SIZE);
+}
