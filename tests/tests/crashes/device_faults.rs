@@ -180,11 +180,12 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
     for skip in [0, 1, 7, 40] {
         let server = scene.start();
         let struck = scene.disk.struck();
-        scene.disk.trouble(DiskRequest::Write, skip, 1, Trouble::Fails);
+        // Two: nobody is refused for one that writes blocks ahead of the records.
+        scene.disk.trouble(DiskRequest::Write, skip, 2, Trouble::Fails);
         // However many requests share a write of the journal.
         let mut drive = || scene.load.drive(&[server.connect()], 1500, || ());
         let counts = (0..50).map(|_| drive()).find(|counts| counts.refused > 0).unwrap_or_default();
-        assert_eq!(scene.disk.struck(), struck + 1, "write {skip} did not fail: {counts:?}");
+        assert!(scene.disk.struck() > struck, "write {skip} did not fail: {counts:?}");
         assert!(counts.refused > 0 && counts.last_errno == Some(EIO), "{counts:?}");
         wait_for("the server says why", || {
             server.stderr().contains("journal disk failed to").then_some(())
