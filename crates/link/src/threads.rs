@@ -2,13 +2,13 @@
 //! stream of a target.
 //!
 //! A thread receives a burst of packets, sends what they led to in full packets, and then checks
-//! the timers. A carrier that fails is reopened, with growing pauses, for as long as its initiator
-//! lives. Of several threads at one address, the first follows all timers, and another those of
-//! connections whose packets it has just taken.
+//! the timers. A carrier that fails is opened again, with growing pauses, for as long as its
+//! initiator lives; a UDP socket is used on. Of several threads at one address, the first always
+//! follows the timers, and another for a second after it took a packet.
 //!
 //! Invariants: threads end when their owner is dropped, and are waited for. (A thread whose own
 //! answer drops the owner ends after that answer.) A thread never sleeps longer than a second, and
-//! only a few milliseconds while something is in flight.
+//! one that follows the timers only a few milliseconds while something is in flight.
 //!
 //! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
 
@@ -58,7 +58,11 @@ impl Stop {
     fn listen(&self, waker: &Arc<Waker>) {
         let mut wakers = self.wakers.lock();
         wakers.retain(|waker| waker.strong_count() > 0);
-        wakers.push(Arc::downgrade(waker));
+        let waker = Arc::downgrade(waker);
+        // A carrier that is used on after an error has been here before.
+        if !wakers.iter().any(|known| known.ptr_eq(&waker)) {
+            wakers.push(waker);
+        }
     }
 
     fn set(&self) {
@@ -105,7 +109,7 @@ impl Threads {
         for (index, carrier) in carriers.into_iter().enumerate() {
             let (target, shared) = (Arc::clone(target), Arc::clone(shared));
             let address = address.clone();
-            let timers = if index == 0 { Timers::All } else { Timers::OfItsPackets };
+            let timers = if index == 0 { Timers::Always } else { Timers::AfterPackets };
             self.spawn(format!("link-{address}"), move |stop| {
                 let receiving = Receiving { target: &target, stop: &stop, timers };
                 receiving.keep_listening(carrier, &address, &shared);
@@ -353,7 +357,8 @@ fn accept(
                 let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
                 let thread_is_known = Arc::clone(&is_known);
                 let spawned = threads.spawn(format!("link-{from}"), move |stop| {
-                    let receiving = Receiving { target: &target, stop: &stop, timers: Timers::All };
+                    let receiving =
+                        Receiving { target: &target, stop: &stop, timers: Timers::Always };
                     let error = receiving.receive(&mut carrier, Some(&thread_is_known));
                     tracing::debug!("link: stream from {from}: {error}");
                 });
@@ -379,10 +384,10 @@ fn accept(
 /// Which timers end the waits of a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Timers {
-    All,
-    /// Those of all connections too, but only while packets of one arrive here: another thread
-    /// keeps the rest.
-    OfItsPackets,
+    Always,
+    /// All timers, but only for a second after it took a packet. The first thread of the address
+    /// follows them always.
+    AfterPackets,
 }
 
 /// A receiving thread of a target.
@@ -393,7 +398,8 @@ struct Receiving<'a> {
 }
 
 impl Receiving<'_> {
-    /// Receives, and reopens the carrier when it fails: an interface that was down may come back.
+    /// Receives, and opens the carrier again when it fails: an interface that was down may come
+    /// back.
     fn keep_listening(&self, carrier: Carrier, address: &LinkAddress, shared: &SharedAddress) {
         let (mut carrier, mut pause) = (Some(carrier), REOPEN_PAUSE_MIN);
         while !self.stop.is_set() {
@@ -430,7 +436,7 @@ impl Receiving<'_> {
 
     fn wait(&self, is_lively: bool) -> Duration {
         match self.timers {
-            Timers::OfItsPackets if !is_lively => Duration::from_nanos(WAIT_NS_MAX),
+            Timers::AfterPackets if !is_lively => Duration::from_nanos(WAIT_NS_MAX),
             _ => wait_of(self.target.deadline_ns(), is_lively),
         }
     }
@@ -554,7 +560,7 @@ mod tests {
         let (stop, calls) = (Arc::<Stop>::default(), Arc::<Mutex<u32>>::default());
         let receiver = FailingReceiver { calls: calls.clone(), stop: stop.clone(), waker: waker() };
         let carrier = Carrier { sender: Arc::new(SilentSender), receiver: Box::new(receiver) };
-        let receiving = Receiving { target: &target(), stop: &stop, timers: Timers::All };
+        let receiving = Receiving { target: &target(), stop: &stop, timers: Timers::Always };
         let late_stop = Arc::clone(&stop);
         thread::spawn(move || {
             thread::sleep(Duration::from_secs(20));

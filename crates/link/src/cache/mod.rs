@@ -11,8 +11,9 @@
 //!   inside `submit`). Both become work, which one thread at a time does in order: an answer from
 //!   below that makes new work does not deepen the stack.
 //! - Payload is copied without the lock: from a request before it takes effect, to a request after
-//!   what it reads was fixed. Under the lock, only short requests are copied, at most half a page
-//!   at each end of a longer write, and what was known of a page whose rest arrives.
+//!   what it reads was fixed. Under the lock, only short requests are copied, up to a page at
+//!   each end of a longer write or where others share the page, and what was known of a page whose
+//!   rest arrives.
 //! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A
 //!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and
 //!   the writes that wait for room. The bytes stay dirty, reads see them, and the next flush, tick

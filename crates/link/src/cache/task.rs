@@ -1,8 +1,8 @@
-//! What a request moves between its far side and the pages of the cache.
+//! Copies the bytes of a request to and from the pages of the cache.
 //!
-//! Bytes are copied without the cache's lock, unless they are so few that a copy costs less than to
-//! avoid it. A write fills buffers of its own before the lock is taken, and under it they change
-//! places with those of its pages. A read takes references to the buffers of its pages under the
+//! Bytes are copied without the cache's lock, unless they are so few that a copy costs less than
+//! avoiding it. A write fills buffers of its own before the lock is taken, and under it they are
+//! swapped with those of its pages. A read takes references to the buffers of its pages under the
 //! lock, and copies from them afterwards.
 //!
 //! Not here: the buffers (`buffers`), requests that wait (`state`).

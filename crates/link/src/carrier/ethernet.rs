@@ -103,7 +103,8 @@ pub fn open_ethernet_in(
 ) -> io::Result<(EthernetSender, EthernetReceiver)> {
     let (sender, mut receiver) = open_ethernet(interface)?;
     group.add(&sender.shared.socket, &LINK_BYTES)?;
-    // What came before it joined came to the others, too.
+    // What came before it joined came to the others, too. What the group has dealt to it since is
+    // lost with that, and sent again by the link.
     receiver.ring.receive(RING_FRAMES_MAX, &mut |_| ());
     Ok((sender, receiver))
 }

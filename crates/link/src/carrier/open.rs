@@ -7,7 +7,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -93,6 +93,8 @@ pub struct SharedAddress {
     receivers: usize,
     /// The receivers of an Ethernet interface.
     group: FrameGroup,
+    /// A UDP address, looked up once: a name may have several.
+    local: OnceLock<SocketAddr>,
     /// Keeps a UDP address from the receivers of other targets, which could join ours otherwise.
     claim: Mutex<Option<UnixDatagram>>,
     /// What was said about carriers that are to be opened again. Bounded by SAID_MAX.
@@ -110,6 +112,7 @@ impl SharedAddress {
             address,
             receivers: receivers.max(1),
             group: FrameGroup::default(),
+            local: OnceLock::new(),
             claim: Mutex::default(),
             said: Mutex::default(),
         }
@@ -140,7 +143,7 @@ impl SharedAddress {
         self.try_listen().map_err(|error| explained(&self.address, error))
     }
 
-    /// Opens one of the carriers again, whose others may still be there. None if it is a stream's.
+    /// Opens one carrier again; the others may still be open. `None` for TCP.
     ///
     /// Errors: as [`reach`].
     pub fn listen_again(&self) -> io::Result<Option<Carrier>> {
@@ -161,11 +164,11 @@ impl SharedAddress {
                 return Ok(TargetListener::Streams(listener));
             }
             LinkAddress::Udp(host_port) => {
-                // Sockets that share a port would let those of another target join them, which
-                // would get a part of our packets. So there is a claim, and for programs that know
-                // nothing of it, first a socket that shares the port with nobody.
+                // Another target could join sockets that share a port, and take part of our
+                // packets. So we claim the address first. Other programs do not know the claim: a
+                // socket that shares the port with nobody finds those.
                 if self.receivers > 1 {
-                    let alone = udp_options(host_port.resolve()?, host_port);
+                    let alone = udp_options(self.local(host_port)?, host_port);
                     *self.claim.lock() = Some(claim(&alone)?);
                     drop(Carrier::udp(&alone)?);
                 }
@@ -178,11 +181,18 @@ impl SharedAddress {
         Ok(TargetListener::Packets(carriers.collect::<io::Result<_>>()?))
     }
 
+    fn local(&self, host_port: &HostPort) -> io::Result<SocketAddr> {
+        match self.local.get() {
+            Some(local) => Ok(*local),
+            None => host_port.resolve().map(|local| *self.local.get_or_init(|| local)),
+        }
+    }
+
     fn carrier(&self) -> io::Result<Carrier> {
         let is_shared = self.receivers > 1;
         match &self.address {
             LinkAddress::Udp(host_port) => {
-                let alone = udp_options(host_port.resolve()?, host_port);
+                let alone = udp_options(self.local(host_port)?, host_port);
                 Carrier::udp(&UdpOptions { shared_port: is_shared, ..alone })
             }
             LinkAddress::Ethernet(name) if is_shared => {
@@ -196,8 +206,8 @@ impl SharedAddress {
     }
 }
 
-/// Claims a UDP address by a name that the kernel gives away once in a network namespace, until
-/// the process ends. (Any local user can take the name, as any can take the port.)
+/// Binds a name that one socket of a network namespace can have. The claim ends when the socket is
+/// closed. (Any local user can take the name, as any can take the port.)
 fn claim(options: &UdpOptions) -> io::Result<UnixDatagram> {
     let interface = options.interface.as_deref().unwrap_or_default();
     let name = format!("sawmill udp {} {interface}", options.local);
@@ -228,7 +238,8 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
              MTU at both ends, or use eth:"
         }
         Some(Errno::OPNOTSUPP) if matches!(address, LinkAddress::Ethernet(_)) => {
-            "; the kernel cannot share an interface among receivers: use one receiver"
+            "; the kernel is older than 4.12 and cannot share an interface among receivers (use \
+             one), or the interface has just gone down"
         }
         Some(Errno::PERM | Errno::ACCESS) => {
             "; it needs CAP_NET_RAW: run it as root, or grant it this capability"

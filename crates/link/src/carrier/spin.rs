@@ -5,8 +5,8 @@
 //! Where packets arrive in bursts, it sleeps, because more of them are handled at once then.
 //!
 //! Invariants: one look lasts no longer than the limit. A receiver looks only while recent waits
-//! were shorter than that, so an idle one stops after one look. Who finds at a look that another
-//! thread wants its core sleeps from then on, and tries again later and later.
+//! were shorter than that, so an idle one stops after one look. A receiver that notices another
+//! thread waiting for its core stops looking, and tries again after longer and longer rests.
 //!
 //! Not here: how packets are found and received, the sleep (`wait`).
 

@@ -57,16 +57,17 @@ enum BusyPoll {
 impl BusyPollOption {
     pub(crate) fn spin_time_max(&self) -> Duration {
         match self.busy_poll {
-            BusyPoll::Auto if !has_quota(allowed_cores(), cores_of_quota()) => SPIN_TIME_MAX,
+            BusyPoll::Auto if !may_have_quota(allowed_cores(), cores_of_quota()) => SPIN_TIME_MAX,
             BusyPoll::Auto | BusyPoll::Never => Duration::ZERO,
         }
     }
 }
 
-/// Whether a control group limits the processor time. A receiver that looks would use it up: the
-/// kernel then stops all threads of the group for a while, and no look notices that in time.
-fn has_quota(allowed_cores: usize, cores_of_quota: usize) -> bool {
-    cores_of_quota < allowed_cores
+/// Whether a control group may limit the processor time. A receiver that looks would use it up: the
+/// kernel then stops all threads of the group for a while, and no look notices that in time. Where
+/// one core is allowed, a quota below it does not show.
+fn may_have_quota(allowed_cores: usize, cores_of_quota: usize) -> bool {
+    cores_of_quota < allowed_cores || allowed_cores == 1
 }
 
 /// The cores that this process may run on.
@@ -133,11 +134,11 @@ mod tests {
     fn receivers_look_only_on_request_and_never_under_a_limit_on_processor_time() {
         assert_eq!(spin_time_max(BusyPoll::Never), Duration::ZERO);
         for (allowed_cores, cores_of_quota, expected) in
-            [(1, 1, false), (8, 8, false), (2, 1, true), (64, 2, true)]
+            [(1, 1, true), (8, 8, false), (2, 1, true), (64, 2, true)]
         {
-            assert_eq!(has_quota(allowed_cores, cores_of_quota), expected);
+            assert_eq!(may_have_quota(allowed_cores, cores_of_quota), expected);
         }
-        let is_off = has_quota(allowed_cores(), cores_of_quota());
+        let is_off = may_have_quota(allowed_cores(), cores_of_quota());
         assert_eq!(spin_time_max(BusyPoll::Auto).is_zero(), is_off);
     }
 }

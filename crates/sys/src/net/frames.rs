@@ -253,7 +253,8 @@ impl Drop for FrameRing {
         let (from, to) = (self.sending_socket.as_raw_fd(), self.socket.descriptor.as_raw_fd());
         // SAFETY: `self` owns the one descriptor and shares the other, so both are open, and the
         // second stays so: only what it stands for changes. The receiving socket goes away with its
-        // mapping, right after this. The call cannot fail: it needs no new number.
+        // mapping, right after this. The call fails only if the limit on
+        // descriptors was lowered below this number since.
         let _ = unsafe { libc::dup3(from, to, libc::O_CLOEXEC) };
     }
 }
