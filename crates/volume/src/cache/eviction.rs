@@ -94,11 +94,15 @@ impl Eviction {
                 self.push(Tier::Main, cell);
                 continue;
             }
-            if tier == Tier::Probation {
-                let hash = hash_of(cell);
-                self.ghosts[place(hash, self.ghosts.len())] = fingerprint(hash);
-            }
+            self.remember(tier, hash_of(cell));
             return Some((cell, true));
+        }
+    }
+
+    /// Remembers a frame that leaves probation, in case it comes back.
+    fn remember(&mut self, tier: Tier, hash: u64) {
+        if tier == Tier::Probation {
+            self.ghosts[place(hash, self.ghosts.len())] = fingerprint(hash);
         }
     }
 
@@ -126,10 +130,7 @@ impl Eviction {
                 self.push(Tier::Main, cell);
                 continue;
             }
-            if tier == Tier::Probation {
-                let hash = hash_of(cell);
-                self.ghosts[place(hash, self.ghosts.len())] = fingerprint(hash);
-            }
+            self.remember(tier, hash_of(cell));
             return Some((cell, true));
         }
         None

@@ -106,7 +106,7 @@ pub enum SpareInsert {
     Kept,
     /// It was there.
     Present,
-    /// All other cells hold what was read lately, or are not for it.
+    /// All other cells hold what was read lately, or belong to the half that stays.
     NoRoom,
     /// It is empty, or longer than a cell.
     Unfit,

@@ -64,14 +64,11 @@ impl CacheWrites {
         }
         self.take_sealed(context, log);
         self.drop_given_up(context, log);
-        let segment_bytes = u64::from(context.attachment.record.segment_bytes);
-        while self.inserting < limits::SEGMENTS_CACHING_MAX && !self.waiting.is_empty() {
-            let Some(room) = context.stored.fill_room(segment_bytes) else { return };
-            let Some((segment, data)) = self.next(context, log) else { return };
+        while self.inserting < limits::SEGMENTS_CACHING_MAX
+            && let Some(insertion) = self.next(context, log)
+        {
             self.inserting += 1;
-            let insertion =
-                Insertion { context: context.clone(), segment, cached_bytes: 0, _room: room };
-            context.cache_filler.run(move || insertion.run(data));
+            context.cache_filler.run(move || insertion.run());
         }
     }
 
@@ -120,16 +117,19 @@ impl CacheWrites {
     }
 
     /// The next to insert: the oldest segment whose object is still in memory, or else the oldest
-    /// that is only in the journal.
-    fn next(&mut self, context: &Context, log: &LogTail) -> Option<(WaitingSegment, WrittenData)> {
+    /// that is only in the journal. None if other volumes have taken all memory for that: what
+    /// waits is looked at again when something else happens.
+    fn next(&mut self, context: &Arc<Context>, log: &LogTail) -> Option<Insertion> {
         let in_memory = log.uploads.iter().filter(|upload| !upload.object.is_empty());
         for upload in in_memory {
             let by_sequence = |segment: &WaitingSegment| segment.sequence;
             if let Ok(at) = self.waiting.binary_search_by_key(&upload.sequence(), by_sequence) {
-                let segment = self.waiting.remove(at)?;
                 let (header, object) = upload.contents();
+                let room = context.stored.fill_room(object.len() as u64)?;
+                let segment = self.waiting.remove(at)?;
                 let frames = frames_of(header, object, &segment.wanted);
-                return Some((segment, WrittenData::Frames { epoch: header.epoch, frames }));
+                let data = WrittenData::Frames { epoch: header.epoch, frames };
+                return Some(Insertion::new(context, segment, data, room));
             }
         }
         self.next_in_journal(context, log)
@@ -137,11 +137,7 @@ impl CacheWrites {
 
     /// None while a segment is in flight: the disk then has writes of users to take, and what is in
     /// memory comes first.
-    fn next_in_journal(
-        &mut self,
-        context: &Context,
-        log: &LogTail,
-    ) -> Option<(WaitingSegment, WrittenData)> {
+    fn next_in_journal(&mut self, context: &Arc<Context>, log: &LogTail) -> Option<Insertion> {
         if !log.uploads.is_empty() {
             return None;
         }
@@ -152,11 +148,17 @@ impl CacheWrites {
                 continue;
             }
             let pieces = context.stored.residents.pieces(segment.sequence as u32);
-            if let Some(pieces) = pieces.filter(|pieces| is_worth_reading(&segment, pieces)) {
-                let buffers = log.buffers.clone();
-                return Some((segment, WrittenData::Journal { pieces, buffers }));
-            }
-            add(&context.attachment.counters.written_uncached_bytes, segment.wanted_bytes);
+            let Some(pieces) = pieces.filter(|pieces| is_worth_reading(&segment, pieces)) else {
+                add(&context.attachment.counters.written_uncached_bytes, segment.wanted_bytes);
+                continue;
+            };
+            let positions = positions_of(&pieces);
+            let Some(room) = context.stored.fill_room(positions.end - positions.start) else {
+                self.waiting.push_front(segment);
+                return None;
+            };
+            let data = WrittenData::Journal { pieces, buffers: log.buffers.clone() };
+            return Some(Insertion::new(context, segment, data, room));
         }
         None
     }
@@ -227,31 +229,45 @@ enum WrittenData {
 struct Insertion {
     context: Arc<Context>,
     segment: WaitingSegment,
+    data: Option<WrittenData>,
     cached_bytes: u64,
-    _room: FillRoom,
+    room: Option<FillRoom>,
 }
 
 impl Drop for Insertion {
     fn drop(&mut self) {
+        // First: the engine takes room for the next one as soon as it is told.
+        drop((self.data.take(), self.room.take()));
         let (wanted_bytes, cached_bytes) = (self.segment.wanted_bytes, self.cached_bytes);
         self.context.mailbox.push_event(Event::Cached { wanted_bytes, cached_bytes });
     }
 }
 
 impl Insertion {
-    fn run(mut self, data: WrittenData) {
-        match data {
-            WrittenData::Frames { epoch, frames } => {
+    fn new(
+        context: &Arc<Context>,
+        segment: WaitingSegment,
+        data: WrittenData,
+        room: FillRoom,
+    ) -> Self {
+        let (context, data, room) = (context.clone(), Some(data), Some(room));
+        Insertion { context, segment, data, cached_bytes: 0, room }
+    }
+
+    fn run(mut self) {
+        match self.data.take() {
+            Some(WrittenData::Frames { epoch, frames }) => {
                 for (frame, data) in &frames {
                     self.insert(epoch, *frame, data);
                 }
             }
-            WrittenData::Journal { pieces, buffers } => {
+            Some(WrittenData::Journal { pieces, buffers }) => {
                 let context = self.context.clone();
                 if let Some(journal) = &context.journal {
                     self.read_back(journal, &buffers, &pieces);
                 }
             }
+            None => {}
         }
     }
 
