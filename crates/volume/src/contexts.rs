@@ -1,7 +1,8 @@
 //! Puts an open volume together: what a write, a read and the engine each need, made once.
 //!
 //! Invariants: writes, reads and the engine share one journal, one journal map and one stored data.
-//! A read-only volume has no journal and no thread of writing: collector, resumer, cache filler.
+//! A read-only volume has no journal and no thread of writing: collector, resumer, cache filler,
+//! map loader.
 //!
 //! Not here: what is in them ([`WriteContext`], [`ReadContext`], [`engine::Context`]).
 

@@ -39,7 +39,7 @@ impl View {
         self.map.set_size(size_bytes);
     }
 
-    /// Bytes that the map names; about that, until it is whole.
+    /// Bytes that the map names; until it is whole, at least that many.
     pub(crate) fn live_bytes(&self) -> u64 {
         match self.map.is_whole() {
             true => self.map.mapped_bytes(),

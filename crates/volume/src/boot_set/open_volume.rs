@@ -60,7 +60,7 @@ impl Volume {
         let token = u128::from_le_bytes(world.random()?) as u64;
         self.read.reads_seen.begin(token, world.now(), time_max).map_err(|left| {
             let text = format!(
-                "another recording is under way: wait for its end, or {} s if nobody ends it",
+                "another recording is under way: wait until it ends; it expires in {} s",
                 left.as_secs() + 1
             );
             Error::new(ErrorKind::Refused, text)

@@ -72,9 +72,10 @@ impl HeldChange {
 #[derive(Default)]
 pub(super) struct Hold {
     is_held: AtomicBool,
-    /// Locked while the group is loaded. `None` in a held group: who loaded it died.
+    /// Locked while the group is loaded. `None` in a held group: its loader panicked.
     pub(super) content: Mutex<Option<HeldGroup>>,
-    /// Bounded by the log since the checkpoint that the map is of: the next one waits for the map.
+    /// Bounded by the log since the checkpoint that the map was read from: no newer one begins
+    /// before the map is whole.
     pub(super) changes: Mutex<Vec<HeldChange>>,
 }
 
@@ -114,7 +115,8 @@ pub(super) struct HeldGroups {
     pub(super) count: AtomicUsize,
     pub(super) extents: AtomicU64,
     pub(super) bytes: AtomicU64,
-    /// In order, and others that were loaded already. Bounded by the groups of the volume.
+    /// Groups in the order in which the engine loads them; some may have been loaded meanwhile.
+    /// Bounded by the groups of the volume.
     pub(super) order: Mutex<VecDeque<u64>>,
     /// What changes replaced that had waited, by segment. Bounded by the volume's segments.
     pub(super) losses: Mutex<HashMap<u32, u64>>,

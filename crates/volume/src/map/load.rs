@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 #[cfg(test)]
 use parking_lot::MutexGuard;
-use sawmill_format::map_part::part_key;
+use sawmill_format::map_part::{HOLE_SEQUENCE, part_key};
 
 use super::held::{HeldChange, HeldGroup};
 use super::object::{Group, ObjectMap};
@@ -61,9 +61,12 @@ impl ObjectMap {
         self.broken().map_or(Ok(()), Err)
     }
 
-    /// Whether a part or delta of a group may have these extents.
-    pub(crate) fn can_import(&self, number: u64, extents: &[MapExtent]) -> bool {
-        is_of_group(number, extents) && self.check_import(extents).is_ok()
+    /// Whether a delta may say this of a group: `overlay` then fails for nothing.
+    pub(crate) fn can_overlay(&self, number: u64, extents: &[MapExtent]) -> bool {
+        let is_hole = |extent: &MapExtent| u64::from(extent.sequence) == HOLE_SEQUENCE;
+        // One by one, as they are loaded. A hole may be as long as its group.
+        let fits = |extent: &MapExtent| is_hole(extent) || self.check_import(&[*extent]).is_ok();
+        is_of_group(number, extents) && extents.iter().all(fits)
     }
 
     /// Loads one more group.
@@ -137,7 +140,8 @@ impl ObjectMap {
         let filled = match taken {
             Some(content) => self.fill(number, content),
             None => {
-                let text = format!("whoever loaded map group {number} died: report this");
+                let text =
+                    format!("the thread that loaded map group {number} panicked: report this");
                 Err(Error::new(ErrorKind::Internal, text))
             }
         };
@@ -198,6 +202,7 @@ impl ObjectMap {
         Ok(())
     }
 
+    /// Area by area: an extent must not pass 4 GiB of its segment's data space.
     fn fill_with_unreadable(&self, number: u64) {
         let first = number * GROUP_BYTES;
         let end = self.clamped_end(first, GROUP_BYTES);

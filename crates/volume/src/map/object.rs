@@ -10,8 +10,8 @@
 //!    area maps anything.
 //! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
 //!    never marks the group clean.
-//! 3. Nothing looks into a group that is held, or changes it: who looks loads it first, and changes
-//!    wait (`load`).
+//! 3. Nothing looks into a group that is held, or changes it: whoever looks into it loads it first,
+//!    and changes wait (`load`).
 //!
 //! Not here: what the forms of an area look like, which groups are dirty (`dirty`), checkpoints,
 //! live bytes of segments (callers count what `insert` and `remove` report as replaced).
@@ -222,7 +222,8 @@ impl ObjectMap {
         }
     }
 
-    /// As [`insert`](Self::insert), for bytes of the volume that are not of a held group.
+    /// As [`insert`](Self::insert), for bytes of the volume, without asking whether their group is
+    /// held.
     pub(super) fn insert_now(
         &self,
         address: u64,

@@ -420,11 +420,11 @@ fn wait_for_store(context: &Arc<ReadContext>, run: FrameRun, error: &Error) {
     if context.attachment.state.refusal().is_some() {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
-    if run.purpose == Purpose::Warm {
+    if run.purpose != Purpose::Read {
+        // A reader that waits for it asks for itself.
         return answer_all(context, run, || FetchResult::Away(error.clone()));
     }
-    // A reader may wait for it now, whoever asked for it.
-    let (retry_context, run) = (context.clone(), FrameRun { purpose: Purpose::Read, ..run });
+    let retry_context = context.clone();
     context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&retry_context, run)));
     context.mailbox.wake.notify();
 }
@@ -545,7 +545,7 @@ fn answer_all(context: &ReadContext, run: FrameRun, result: impl Fn() -> FetchRe
 /// The store has definitely no such object. For a reader beside a writer, that means that the
 /// writer has moved on.
 fn missing(context: &Arc<ReadContext>, run: FrameRun, error: Error) {
-    if run.purpose == Purpose::Warm {
+    if run.purpose != Purpose::Read {
         // Nothing kept it from being deleted: only readers are counted, and ask for themselves.
         return answer_all(context, run, || FetchResult::Gone);
     }

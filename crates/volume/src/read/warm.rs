@@ -22,9 +22,6 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// Addresses looked at together.
 const LOOK_BYTES: u64 = 4 << 20;
-/// Addresses looked at in one step at most, however they are cut into ranges: a map may have an
-/// extent for each byte, and a step remembers the frames that it has seen.
-const STEP_LOOK_BYTES: u64 = limits::WARM_LOOK_BYTES_MAX;
 /// A step that got no frame for so long gives up: its caller may ask again.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(30);
 /// A step ends when so many frames were fetched.
@@ -43,8 +40,11 @@ pub struct WarmStep {
     pub fetched_bytes: u64,
     /// Bytes that the cache had.
     pub present_bytes: u64,
-    /// Bytes that are left out: there is no room for them, or they are damaged.
+    /// Bytes that are left out: there is no room for them, they are damaged, or they were deleted
+    /// or moved meanwhile.
     pub left_bytes: u64,
+    /// The cache has no more room for what nobody has read.
+    pub is_full: bool,
     /// Bytes of the ranges, in their order, that this step is done with.
     pub done_bytes: u64,
 }
@@ -64,7 +64,7 @@ struct WarmRun<'a> {
     seen: HashSet<FrameName>,
     /// Addresses looked at.
     looked_bytes: u64,
-    /// When the last frame arrived, or the step began.
+    /// When the last frame arrived, or the first was asked for.
     last_arrival: Duration,
     step: WarmStep,
 }
@@ -127,7 +127,7 @@ impl WarmRun<'_> {
     fn is_enough(&self) -> bool {
         let asked = self.on_their_way + self.wanted.len();
         self.step.fetched_frames + asked as u64 >= STEP_FRAMES
-            || self.looked_bytes >= STEP_LOOK_BYTES
+            || self.looked_bytes >= limits::WARM_LOOK_BYTES_MAX
     }
 
     /// Asks for what a range holds, and puts into the cache what arrives meanwhile.
@@ -139,9 +139,11 @@ impl WarmRun<'_> {
         // Nothing would be found in a part of the map that is not loaded yet.
         self.context.stored.view().map.load(address, length)?;
         for piece in resolve(self.context, address, length) {
-            let ReadSource::Frame { name, .. } = piece.source else { continue };
-            if self.seen.insert(name) {
-                self.sort(name);
+            match piece.source {
+                ReadSource::Frame { name, .. } if self.seen.insert(name) => self.sort(name),
+                // A reader beside a writer has moved on since the map was loaded.
+                ReadSource::Unloaded => self.step.left_bytes += piece.length,
+                _ => {}
             }
         }
         if self.wanted.len() >= TOGETHER_FRAMES { self.ask(is_wanted) } else { Ok(()) }
@@ -158,6 +160,9 @@ impl WarmRun<'_> {
                     return Ok(());
                 }
                 self.take_one()?;
+            }
+            if self.on_their_way == 0 {
+                self.last_arrival = self.context.attachment.world.now();
             }
             self.on_their_way += names.len();
             let frames = names.iter().map(|name| (*name, Some(self.waiter(*name)))).collect();
@@ -190,8 +195,9 @@ impl WarmRun<'_> {
     fn frame_bytes(&self, name: FrameName) -> u64 {
         let frame_bytes = u64::from(self.context.attachment.record.frame_bytes);
         let info = self.context.stored.view().segments.get(name.sequence);
-        let data_bytes = info.map_or(0, |info| info.data_bytes);
-        data_bytes.saturating_sub(u64::from(name.frame) * frame_bytes).min(frame_bytes)
+        info.map_or(frame_bytes, |info| {
+            info.data_bytes.saturating_sub(u64::from(name.frame) * frame_bytes).min(frame_bytes)
+        })
     }
 
     fn waiter(&self, name: FrameName) -> Waiter {
@@ -212,7 +218,7 @@ impl WarmRun<'_> {
             return Ok(());
         }
         let seconds = QUIET_TIME_MAX.as_secs();
-        let text = format!("the store is away or busy: it has sent nothing for {seconds} s");
+        let text = format!("the store is unavailable or busy: it has sent nothing for {seconds} s");
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
@@ -235,7 +241,10 @@ impl WarmRun<'_> {
             }
             FetchResult::Failed(error) | FetchResult::Away(error) => return Err(error),
             // The map has moved on: what it has now, the next read fetches.
-            FetchResult::Gone => return Ok(()),
+            FetchResult::Gone => {
+                self.step.left_bytes += self.frame_bytes(name);
+                return Ok(());
+            }
         };
         let Some(key) = self.key(name) else { return Ok(()) };
         let bytes = data.len() as u64;
@@ -248,6 +257,7 @@ impl WarmRun<'_> {
             SpareInsert::NoRoom => {
                 self.step.left_bytes += bytes;
                 self.frames_left = 0;
+                self.step.is_full = true;
             }
             SpareInsert::Unfit => self.step.left_bytes += bytes,
             SpareInsert::Off => {

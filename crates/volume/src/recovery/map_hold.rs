@@ -46,7 +46,13 @@ impl LoadTime {
 fn hold(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
     match hold_usual(store, checkpoint)? {
         Some(view) => Ok(view),
-        None => load(store, checkpoint),
+        None => {
+            tracing::info!(
+                "checkpoint {} has an unusual map: all of it is loaded at once",
+                checkpoint.number
+            );
+            load(store, checkpoint)
+        }
     }
 }
 
@@ -56,7 +62,7 @@ fn hold_usual(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<Option
     let view = without_map(checkpoint)?;
     let (groups, deltas) = split(&checkpoint.parts);
     let held: Mutex<BTreeMap<u64, HeldGroup>> = Mutex::default();
-    let are_usual = AtomicBool::new(true);
+    let is_usual = AtomicBool::new(true);
     let hold_part = |fetched: FetchedPart<'_>| {
         let FetchedPart { identity, ref bytes, .. } = fetched;
         let count = extents_of_group(bytes, &identity, view.map.size_bytes())
@@ -68,7 +74,7 @@ fn hold_usual(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<Option
                 held.lock().entry(identity.group).or_default().part = Some(part);
             }
             Some(_) => {}
-            None => are_usual.store(false, Ordering::Relaxed),
+            None => is_usual.store(false, Ordering::Relaxed),
         }
         Ok(())
     };
@@ -78,17 +84,17 @@ fn hold_usual(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<Option
         let (number, extents) = (fetched.part.number, fetched.extents()?);
         let mut held = held.lock();
         for (group, extents) in needed(&written, number, &extents) {
-            if !view.map.can_import(group, extents) {
-                are_usual.store(false, Ordering::Relaxed);
+            if !view.map.can_overlay(group, extents) {
+                is_usual.store(false, Ordering::Relaxed);
             }
             held.entry(group).or_default().deltas.push((number, extents.to_vec()));
         }
         Ok(())
     };
-    if are_usual.load(Ordering::Relaxed) {
+    if is_usual.load(Ordering::Relaxed) {
         PartFetch { store, volume_id, take: &hold_delta }.in_order(deltas)?;
     }
-    if !are_usual.load(Ordering::Relaxed) {
+    if !is_usual.load(Ordering::Relaxed) {
         return Ok(None);
     }
     let mut groups = held.into_inner().into_iter();

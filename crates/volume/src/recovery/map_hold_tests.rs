@@ -125,7 +125,12 @@ fn a_held_map_has_its_parts_and_deltas() {
     let parts = Parts::new()
         .group(0, &[extent(0, 4096, 70, 0), extent(4 * GIB, 8192, 71, 0)])
         .group(2, &[extent(36 * GIB, 4096, 72, 0)])
-        .delta(&[extent(4 * GIB, 4096, HOLE_SEQUENCE, 0), extent(20 * GIB, 4096, 73, 0)]);
+        .delta(&[
+            extent(4 * GIB, 4096, HOLE_SEQUENCE, 0),
+            // A large file was deleted.
+            extent(8 * GIB, 5 * GIB, HOLE_SEQUENCE, 0),
+            extent(20 * GIB, 4096, 73, 0),
+        ]);
     let (pieces, is_held) = parts.compared();
     assert_eq!((mapped(&pieces.unwrap()), is_held), (4, true));
 }

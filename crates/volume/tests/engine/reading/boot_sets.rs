@@ -2,6 +2,7 @@
 //!
 //! Not here: the bytes of a set (`sawmill_format::boot_set`), fetching it (`reading::warming`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +11,9 @@ use sawmill_format::boot_set::{BYTES_MAX, BootSet, boot_set_key, boot_set_prefix
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_store::{Blocking, Class};
 use sawmill_volume::boot_set::{BootSetHolders, bounded};
-use sawmill_volume::{Fencing, Volume, check, clone, delete, find, limits};
+use sawmill_volume::{
+    Fencing, RealWorld, SteppedVolume, Volume, World, check, clone, delete, find, limits,
+};
 
 use crate::faulty::{Machine, SEGMENT, keys, stored, write_tile};
 use crate::rig::MIB;
@@ -18,7 +21,7 @@ use crate::rig::MIB;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A base with data, closed, and a clone of it that is open.
-fn base_and_clone() -> (Machine, Machine, std::sync::Arc<Volume>) {
+fn base_and_clone() -> (Machine, Machine, Arc<Volume>) {
     let base = Machine::new();
     let volume = base.open();
     (0..4).for_each(|tile| write_tile(&volume, tile, 1));
@@ -59,6 +62,18 @@ fn put(machine: &Machine, key: &str, body: Vec<u8>) {
 
 fn sets_of(machine: &Machine, volume_id: VolumeId) -> Vec<String> {
     keys(&*machine.plain, &boot_set_prefix(volume_id))
+}
+
+#[test]
+fn what_is_read_before_its_map_is_loaded_is_in_the_set() {
+    let (base, machine, volume) = base_and_clone();
+    volume.close().unwrap();
+    let mut options = machine.rig.options.clone();
+    options.bounds.map_held_from_bytes = 0;
+    let world: Arc<dyn World> = Arc::new(RealWorld::default());
+    let stepped = SteppedVolume::open(world, base.plain.clone(), "clone1", &options).unwrap();
+    // No loop has made a step yet, so nothing of the map is loaded.
+    assert_eq!(record(stepped.volume()).unwrap().ranges, [(SEGMENT as u64, 8192), (0, 4096)]);
 }
 
 #[test]
