@@ -213,7 +213,8 @@ BOOT = """\
 A start is {reads} reads of 16 KiB one after the other, at places that are the same each time, \
 spread over the {size} MiB of the base. Each reads a clone on a machine that has nothing of it. \
 Answers take {delay} ms. *Fetched first*: the boot set was fetched (`sawmill warm --boot-set`) \
-before the start began; *at once*: the start began when the door was open.
+before the start began; *at once*: the start began when the door was open, and fio's own start \
+gave the set time to arrive.
 
 {table}"""
 BOOTS = {

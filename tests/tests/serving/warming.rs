@@ -125,7 +125,7 @@ fn a_warmed_volume_is_read_without_its_store(store: &StoreUnderTest) {
     let small = other.sawmill(&["warm", "disk", "4M+4M", "--bytes-max", "1M", "--json"]).json();
     assert_eq!((number(&small, "fetched_bytes"), number(&small, "left_bytes")), (MIB, 3 * MIB));
     let text = other.sawmill(&["warm", "disk"]).ok();
-    assert_eq!(text, "disk: 5.50 MiB fetched, 2.50 MiB were there, 0 B left out\n");
+    assert_eq!(text, "disk: 5.50 MiB fetched, 2.50 MiB already cached, 0 B left out\n");
     for at in 0..8 {
         read(&server, at * MIB, MIB);
     }
@@ -159,7 +159,7 @@ fn a_clone_fetches_what_the_start_of_another_read(store: &StoreUnderTest) {
     let servers = [one.serve("first").with(&ADMIN), two.serve("second").with(&ADMIN)];
     let servers = servers.map(|server| server.start());
     for server in &servers {
-        assert!(fetched_line(server).contains("320 KiB fetched, 0 B were there, 0 B left out"));
+        assert!(fetched_line(server).contains("320 KiB fetched, 0 B already cached, 0 B left out"));
         assert_eq!(cached_bytes(server), 320 << 10);
         read(server, 3 * MIB, 256 << 10);
         read(server, MIB, 64 << 10);
@@ -181,7 +181,7 @@ fn a_clone_fetches_what_the_start_of_another_read(store: &StoreUnderTest) {
     // With what the second wrote itself.
     assert_eq!(cached_bytes(&both), 324 << 10);
     let log = both.stderr();
-    assert!(log.contains("4 KiB fetched, 320 KiB were there"), "{log}");
+    assert!(log.contains("4 KiB fetched, 320 KiB already cached"), "{log}");
     let by_hand = server.sawmill(&["warm", "second", "--boot-set", "--json"]).json();
     assert!(number(&by_hand, "present_bytes") > 0 && number(&by_hand, "left_bytes") == 0);
     let _ = both.stop().ok();
@@ -218,7 +218,7 @@ fn what_cannot_be_warmed_or_recorded_is_refused_with_a_reason(store: &StoreUnder
     bed.sawmill(&["warm", "base", "60M+8M"]).refused(code::USAGE, &["beyond the end"]);
     bed.sawmill(&["warm", "base", "--boot-set"]).refused(code::NOT_FOUND, &["no boot set"]);
     bed.sawmill(&["boot-set", "record", "base", "--for", "0s"])
-        .refused(code::NEGATIVE, &["nothing of base was read"]);
+        .refused(code::NEGATIVE, &["nothing was read from the store or cache of base"]);
     let recording = Recording::begin(&bed, "base");
     read(&server, MIB, 4096);
     // Fenced by a server elsewhere: it warms nothing more, and what it saw becomes no boot set.
@@ -255,6 +255,25 @@ fn recorded() -> (TestBed, PathBuf) {
 }
 
 #[test]
+fn a_set_of_many_short_ranges_fetches_no_more_frames_than_its_bound() {
+    let bed = base(&StoreUnderTest::Folder);
+    clone(&bed, "first");
+    let server = bed.serve("first").start();
+    let recording = Recording::begin(&bed, "first");
+    for frame in 0..16 {
+        let at = frame * 2 * (64 << 10);
+        assert_eq!(server.connect().read(at, 512).expect("readable").len(), 512);
+    }
+    assert!(number(&recording.end().json(), "bytes") <= 128 << 10);
+    let _ = server.stop().ok();
+    let other = bed.neighbor();
+    let frugal = other.serve("first").with(&ADMIN).with(&["--boot-set-bytes", "128K"]).start();
+    assert!(fetched_line(&frugal).contains("128 KiB fetched"), "{}", frugal.stderr());
+    assert_eq!(cached_bytes(&frugal), 128 << 10);
+    let _ = frugal.stop().ok();
+}
+
+#[test]
 fn a_damaged_boot_set_is_one_line_in_the_log_and_delays_nothing() {
     let (bed, file) = recorded();
     let whole = fs::read(&file).expect("readable");
@@ -269,7 +288,7 @@ fn a_damaged_boot_set_is_one_line_in_the_log_and_delays_nothing() {
         wait_for("the set is looked at", || server.stderr().contains("is ignored").then_some(()));
         let log = server.stderr();
         assert_eq!(log.matches("is ignored").count(), 1, "{log}");
-        assert!(!log.contains("were there"), "{log}");
+        assert!(!log.contains("already cached"), "{log}");
         let _ = server.stop().ok();
     }
     assert_eq!(

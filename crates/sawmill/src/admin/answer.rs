@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::status::ProcessStatus;
 use super::{AdminState, Call, Callbacks, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, metrics, page};
 use crate::control::protocol::{
-    ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, WaitReply,
+    ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, WaitReply, WarmReply,
 };
 
 pub(super) async fn answer(
@@ -144,15 +144,28 @@ async fn carry_out(
     shared: &Arc<AdminState>,
     volume: String,
 ) -> Response<Full<Bytes>> {
+    let kind = match request {
+        ControlRequest::Warm(_) => Call::Warm,
+        _ => Call::Change,
+    };
     // As in `wait`.
     let token = Arc::new(());
     let caller = Arc::downgrade(&token);
-    let carried = blocking(shared, Call::Change, move |callbacks| {
+    let carried = blocking(shared, kind, move |callbacks| {
         (callbacks.carry_out)(&volume, request, &|| caller.strong_count() > 0)
     })
     .await;
     drop(token);
-    carried.map_or_else(|refused| refused, |answer| json(&answer))
+    match carried {
+        // Others have the turn: an empty step, after which the client asks again.
+        Err(refused)
+            if kind == Call::Warm && refused.status() == StatusCode::SERVICE_UNAVAILABLE =>
+        {
+            json(&WarmReply::default())
+        }
+        Err(refused) => refused,
+        Ok(answer) => json(&answer),
+    }
 }
 
 /// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a

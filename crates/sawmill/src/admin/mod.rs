@@ -139,6 +139,9 @@ impl AdminState {
 enum Call {
     /// A change, which only our own user can request.
     Change,
+    /// A step of warming: many commands may wait for their turns, and changes must not wait for
+    /// them.
+    Warm,
     /// A wait of our own user.
     OwnWait,
     /// A wait of any user, through the loopback address.
@@ -146,11 +149,12 @@ enum Call {
 }
 
 impl Call {
-    const ALL: [Call; 3] = [Call::Change, Call::OwnWait, Call::LoopbackWait];
+    const ALL: [Call; 4] = [Call::Change, Call::Warm, Call::OwnWait, Call::LoopbackWait];
 
     const fn calls_max(self) -> u32 {
         match self {
             Call::Change => 16,
+            Call::Warm => 4,
             Call::OwnWait => 32,
             Call::LoopbackWait => 8,
         }

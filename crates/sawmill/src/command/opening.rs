@@ -110,7 +110,7 @@ pub(super) struct Tuning {
           default_value = exact_size(limits::PREFETCH_BYTES_DEFAULT))]
     prefetch: u64,
 
-    /// The most of its boot set that a volume fetches into the read cache when it is open; 0: none.
+    /// How much of its boot set a volume fetches into the read cache once it is open; 0: nothing.
     #[arg(long, value_name = "SIZE", value_parser = parse_size,
           default_value = exact_size(limits::BOOT_SET_FETCH_BYTES_DEFAULT))]
     boot_set_bytes: u64,

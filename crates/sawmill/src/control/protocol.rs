@@ -137,8 +137,11 @@ pub(crate) struct WarmReply {
     pub(crate) fetched_bytes: u64,
     /// The cache had them.
     pub(crate) present_bytes: u64,
-    /// There was no room for them, or they are damaged.
+    /// There was no room for them, they are damaged, or they were deleted meanwhile.
     pub(crate) left_bytes: u64,
+    /// There is no room for more.
+    #[serde(default)]
+    pub(crate) is_full: bool,
     /// So much of the ranges, in their order, is done.
     pub(crate) done_bytes: u64,
 }

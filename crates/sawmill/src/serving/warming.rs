@@ -4,12 +4,13 @@
 //! Invariants: one step at a time runs for each store, so that volumes with one base fetch what
 //! they share once, background work has a bound, and a store that is away holds up no other. Who
 //! waits for a turn gets it next. A boot set delays and fails nothing: what is wrong with it is one
-//! line in the log, and a store that refused one is asked for no other. No volume is held while a
+//! line in the log, a store that refused one is asked for no other, and one that is unavailable is
+//! asked again later. No volume is held while a
 //! store is asked for a boot set, so that a hand-off need not wait for that.
 //!
 //! Not here: what is fetched, and in which order (`sawmill_volume`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::human_size;
 use sawmill_format::ids::VolumeId;
 use sawmill_store::ObjectStore;
+use sawmill_volume::Volume;
 use sawmill_volume::boot_set::{self, BootSetHolders};
-use sawmill_volume::{Volume, WarmStep};
 
 use super::{ServeProcess, ServedVolume};
 use crate::control::protocol::{
@@ -28,6 +29,10 @@ use crate::control::protocol::{
 
 /// How long a command's request waits for its turn. It occupies one of the threads for requests.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Turns of a volume whose store is unavailable, or has had no time for 30 s, and the pause between
+/// them: many machines may start together.
+const TURNS_MAX: u32 = 5;
+const TURN_PAUSE: Duration = Duration::from_secs(60);
 /// Boot sets that are remembered for the next volumes: 64 MiB of ranges at most.
 const FOUND_SETS_MAX: usize = 64;
 
@@ -41,8 +46,10 @@ struct BootSets {
     bytes_max: u64,
     /// Those of bases, by the store's URL and the volumes that may have one.
     found: HashMap<(String, BootSetHolders), Option<SetRanges>>,
-    /// URLs of stores that did not give a set, or not what one names.
-    failed_stores: HashSet<String>,
+    /// URLs of stores that did not give a set, or not what one names, and why.
+    failed_stores: HashMap<String, Exit>,
+    /// Volumes that have another turn.
+    put_off: Vec<usize>,
     /// What is left of the room that the cache had for all of them: it is counted once.
     frames_left: Option<u64>,
 }
@@ -87,9 +94,14 @@ impl ServeProcess {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<WarmReply> {
         let step = volume.warm(&request.ranges, request.frames_max, is_wanted)?;
-        let WarmStep { fetched_frames, fetched_bytes, present_bytes, left_bytes, done_bytes } =
-            step;
-        Ok(WarmReply { fetched_frames, fetched_bytes, present_bytes, left_bytes, done_bytes })
+        Ok(WarmReply {
+            fetched_frames: step.fetched_frames,
+            fetched_bytes: step.fetched_bytes,
+            present_bytes: step.present_bytes,
+            left_bytes: step.left_bytes,
+            is_full: step.is_full,
+            done_bytes: step.done_bytes,
+        })
     }
 
     /// Ends a recording and keeps it.
@@ -114,11 +126,12 @@ impl ServeProcess {
             serving: Arc::downgrade(self),
             bytes_max,
             found: HashMap::new(),
-            failed_stores: HashSet::new(),
+            failed_stores: HashMap::new(),
+            put_off: Vec::new(),
             frames_left: None,
         };
         let count = self.volumes.len();
-        let work = move || (0..count).for_each(|index| boot_sets.fetch(index));
+        let work = move || boot_sets.fetch_all((0..count).collect());
         if let Err(error) = std::thread::Builder::new().name("boot-set".into()).spawn(work) {
             tracing::warn!("boot sets are not fetched, which does no harm: {error}");
         }
@@ -139,6 +152,20 @@ fn with_volume<T>(
 }
 
 impl BootSets {
+    /// Fetches the boot sets of these volumes. Those whose store is unavailable, or too busy, have
+    /// further turns later.
+    fn fetch_all(&mut self, mut indices: Vec<usize>) {
+        for turn in 1..=TURNS_MAX {
+            indices.into_iter().for_each(|index| self.fetch(index));
+            indices = std::mem::take(&mut self.put_off);
+            if indices.is_empty() || turn == TURNS_MAX {
+                return;
+            }
+            std::thread::sleep(TURN_PAUSE);
+            self.failed_stores.retain(|_, exit| *exit == Exit::Denied);
+        }
+    }
+
     /// Fetches the boot set of one volume, if it has one.
     fn fetch(&mut self, index: usize) {
         let facts = with_volume(&self.serving, index, |_, served, volume| {
@@ -147,7 +174,10 @@ impl BootSets {
             Ok((served.name().to_owned(), volume.record().volume_id, store, key))
         });
         let Ok(Some((name, volume_id, store, key))) = facts else { return };
-        if self.failed_stores.contains(&key.0) {
+        if let Some(exit) = self.failed_stores.get(&key.0) {
+            if *exit == Exit::Unavailable {
+                self.put_off.push(index);
+            }
             return;
         }
         let url = key.0.clone();
@@ -159,11 +189,14 @@ impl BootSets {
         });
         let Err(failure) = fetched else { return };
         // One volume that was fenced says nothing of the others.
-        let is_of_store = matches!(failure.exit(), Exit::Unavailable | Exit::Denied);
+        let exit = failure.exit();
         let failure = failure.of_volume(&name);
         tracing::warn!("a boot set was not fetched, which does no harm: {failure}");
-        if is_of_store {
-            self.failed_stores.insert(url);
+        if exit == Exit::Unavailable {
+            self.put_off.push(index);
+        }
+        if matches!(exit, Exit::Unavailable | Exit::Denied) {
+            self.failed_stores.insert(url, exit);
         }
     }
 
@@ -191,15 +224,19 @@ impl BootSets {
 
     fn fetch_ranges(&mut self, index: usize, name: &str, ranges: &[(u64, u64)]) -> Result<()> {
         let began = Instant::now();
-        let room = match self.frames_left {
-            Some(left) => Some(left),
-            None => with_volume(&self.serving, index, |_, _, volume| Ok(volume.spare_frames()?))?,
-        };
-        let Some(mut frames_left) = room else { return Ok(()) };
+        let (frames_known, bytes_max) = (self.frames_left, self.bytes_max);
+        let room = with_volume(&self.serving, index, |_, _, volume| {
+            let frame_bytes = u64::from(volume.record().frame_bytes.max(1));
+            let frames_left = frames_known.map_or_else(|| volume.spare_frames(), Ok)?;
+            Ok((frames_left, bytes_max.div_ceil(frame_bytes)))
+        })?;
+        // Ranges are short, and frames are fetched whole: both are bounded.
+        let Some((mut frames_left, mut allowed_frames)) = room else { return Ok(()) };
         let mut left = ranges.to_vec();
         let mut sum = WarmReply::default();
         while !left.is_empty() {
-            let request = WarmStepRequest { ranges: left, frames_max: frames_left };
+            let request =
+                WarmStepRequest { ranges: left, frames_max: frames_left.min(allowed_frames) };
             let Some(serving) = self.serving.upgrade() else { return Ok(()) };
             let served = &serving.volumes[index];
             // Before the volume is held, or a hand-off would wait for the turn too.
@@ -208,15 +245,19 @@ impl BootSets {
             let outcome = ServeProcess::step(&volume, &request, &|| true);
             MutexGuard::unlock_fair(turn);
             let step = outcome?;
-            frames_left = frames_left.saturating_sub(step.fetched_frames);
+            frames_left = match step.is_full {
+                true => 0,
+                false => frames_left.saturating_sub(step.fetched_frames),
+            };
             self.frames_left = Some(frames_left);
+            allowed_frames = allowed_frames.saturating_sub(step.fetched_frames);
             left = request.ranges;
             sum.add(&step, &mut left);
         }
         tracing::info!(
             volume = name,
             took = ?began.elapsed(),
-            "boot set: {} fetched, {} were there, {} left out",
+            "boot set: {} fetched, {} already cached, {} left out",
             human_size(sum.fetched_bytes),
             human_size(sum.present_bytes),
             human_size(sum.left_bytes)

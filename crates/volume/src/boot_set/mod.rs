@@ -24,7 +24,8 @@ mod open_volume;
 
 /// Ancestors asked for a set.
 const ANCESTORS_MAX: usize = 8;
-/// Higher numbers are of no writer: one of them must not keep others from recording.
+/// No writer reaches this number: an object with it, or a higher one, must not keep others from
+/// recording.
 const NUMBER_MAX: u64 = u64::MAX / 2;
 /// Sets of one volume that are read, when the newest are damaged.
 const READ_MAX: usize = 3;
@@ -90,7 +91,7 @@ fn numbers(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<u64>> {
     let mut numbers: Vec<u64> = listed
         .iter()
         .filter_map(|object| parse_boot_set_key(&object.key))
-        .filter(|(owner, number)| *owner == volume_id && (1..=NUMBER_MAX).contains(number))
+        .filter(|(owner, number)| *owner == volume_id && (1..NUMBER_MAX).contains(number))
         .map(|(_, number)| number)
         .collect();
     numbers.sort_unstable();

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use sawmill_volume::boot_set::BootSetHolders;
 use sawmill_volume::rfc3339;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::command::Context;
@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Record what a start reads, so that clones have it in their cache before they read it.
 ///
 /// A boot set lists which parts of the disk the start of a machine or a database reads, and in
-/// which order. It is kept with the base of a clone, and with the volume itself if that is no
+/// which order. It is kept with the base of a clone, or with the volume itself if it is not a
 /// clone. `sawmill serve` fetches it into the read cache when it has opened a volume with that base
 /// (as much as --boot-set-bytes says); `sawmill warm --boot-set` fetches it at any time.
 #[derive(Args)]
@@ -116,7 +116,7 @@ fn record(context: &Context, arguments: &RecordArguments) -> Result<Exit> {
         return Err(control::not_served(&address.name));
     };
     let is_over = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, Arc::clone(&is_over))
             .map_err(|error| Failure::io("cannot listen to signals", &error))?;
     }
@@ -131,11 +131,13 @@ fn record(context: &Context, arguments: &RecordArguments) -> Result<Exit> {
         std::thread::sleep(LOOK_EVERY.min(arguments.time));
     }
     let end = ControlRequest::EndRecording { recording: begun.recording };
-    let recorded: RecordingReply = control::query_any(&folder, &address.name, &end)?;
+    let recorded: RecordingReply = control::query_any(&folder, &address.name, &end)
+        .map_err(|failure| failure.of_volume(&address.name))?;
     if recorded.kept_with.is_none() {
         let text = format!(
-            "nothing of {} was read from its store or cache meanwhile, or its server was replaced: \
-             there is no new boot set; start what is to be recorded while this command runs",
+            "nothing was read from the store or cache of {} during the recording, or its server \
+             was replaced: there is no new boot set; start what is to be recorded while this \
+             command runs",
             address.name
         );
         return Err(Failure::new(Exit::Negative, text));
@@ -143,7 +145,7 @@ fn record(context: &Context, arguments: &RecordArguments) -> Result<Exit> {
     if context.json {
         output::json(&RecordedDocument { volume: &address.name, recorded })?;
     } else {
-        let cut = if recorded.is_cut { ", and more that it cannot hold" } else { "" };
+        let cut = if recorded.is_cut { "; more was read than a boot set can hold" } else { "" };
         output::line(&format!(
             "{}: recorded {} in {} ranges{cut}",
             address.name,

@@ -30,8 +30,8 @@ const TURN_EVERY: Duration = Duration::from_millis(10);
 /// Fetch what a served volume holds into its read cache, before it is needed.
 ///
 /// Only what is in the store is fetched, behind everything else that the server asks the store for.
-/// What was read lately stays in the cache, and so does half of a full one: what does not fit, or
-/// is damaged, is left out and counted.
+/// What was read lately stays in the cache, and at least half of a full cache is left alone: what
+/// does not fit, is damaged, or is deleted meanwhile is left out and counted.
 /// Ctrl-C stops it; what was fetched stays.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
@@ -44,11 +44,11 @@ pub(in crate::command) struct Arguments {
     #[arg(value_name = "RANGE", value_parser = parse_range, conflicts_with = "boot_set")]
     ranges: Vec<(u64, u64)>,
 
-    /// What a start reads, as `sawmill boot-set record` has recorded it.
+    /// Fetch what the boot set names (see `sawmill boot-set`).
     #[arg(long)]
     boot_set: bool,
 
-    /// Fetch at most this much.
+    /// Fetch at most this much, in whole frames (64 KiB by default).
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     bytes_max: Option<u64>,
 }
@@ -87,6 +87,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         (false, false) => inside(arguments, &address, room.size_bytes)?,
     };
     let asked = arguments.bytes_max.map_or(u64::MAX, |bytes| bytes / room.frame_bytes.max(1));
+    if asked == 0 {
+        return Err(Failure::usage(format!(
+            "--bytes-max is less than a frame of {}, which has {}: nothing would be fetched",
+            address.name,
+            human_size(room.frame_bytes)
+        )));
+    }
     let sum = warm(&folder, &address, ranges, room.frames.min(asked))?;
     if context.json {
         output::json(&Document {
@@ -97,7 +104,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         })?;
     } else {
         output::line(&format!(
-            "{}: {} fetched, {} were there, {} left out",
+            "{}: {} fetched, {} already cached, {} left out",
             address.name,
             human_size(sum.fetched_bytes),
             human_size(sum.present_bytes),
@@ -141,23 +148,24 @@ fn warm(
 ) -> Result<WarmReply> {
     let total = ranges.iter().fold(0_u64, |sum, (_, length)| sum.saturating_add(*length));
     let mut progress = output::Progress::new("bytes of the disk");
-    let (mut sum, mut is_waiting) = (WarmReply::default(), false);
+    let (mut sum, mut has_waited) = (WarmReply::default(), false);
     while !ranges.is_empty() {
         let some = ranges[..ranges.len().min(WARM_RANGES_MAX)].to_vec();
         let request = ControlRequest::Warm(WarmStepRequest { ranges: some, frames_max });
         let step: WarmReply = control::query_any(folder, &address.name, &request)
             .map_err(|failure| failure.of_volume(&address.name))?;
-        frames_max = frames_max.saturating_sub(step.fetched_frames);
+        frames_max = match step.is_full {
+            true => 0,
+            false => frames_max.saturating_sub(step.fetched_frames),
+        };
         sum.add(&step, &mut ranges);
         if step.done_bytes == 0 {
             // Another command, or a boot set, has its turn.
-            if !std::mem::replace(&mut is_waiting, true) {
+            if !std::mem::replace(&mut has_waited, true) {
                 let name = &address.name;
-                tracing::warn!("{name} waits: its server warms another volume of the same store");
+                tracing::warn!("{name} waits: its server is warming something else from its store");
             }
             std::thread::sleep(TURN_EVERY);
-        } else {
-            is_waiting = false;
         }
         progress.show(sum.done_bytes, total);
     }
