@@ -153,7 +153,7 @@ def shares(found):
             ("protocol and client", ["nbdkit-null"]), ("+ engine", ["weak"], ["nbdkit-null"]),
             ("+ hop to the journal's thread", ["memory"], ["weak"]),
             ("+ the journal's disk, alone", ["raw-journal"]),
-            ("their sum", ["memory", "raw-journal"]), ("Sawmill", ["sawmill"]),
+            ("the median of their sums", ["memory", "raw-journal"]), ("Sawmill", ["sawmill"]),
             ("FUSE in the place of NBD", ["fuse"], ["sawmill"]),
             ("+ a loop device on it", ["loop"], ["fuse"])):
         yield [title, *(text(jobs, *parts) for jobs in JOBS)]
@@ -185,7 +185,9 @@ def main():
             "in between. For each pair: the CPU of the server, the syncs of its journal, and how "
             "often one of its threads went to sleep.\n\n" + "\n".join(parts)
             + "\n## What each part adds to a pair, µs\n\nDifferences within a round, and their "
-            "medians. Below the sum: the journal's disk is written and synced early, while the "
-            "client gets the write's answer and sends its flush; and flushes share syncs.\n\n"
+            "medians, which need not add up; the disk's part is that of one thread. Where parts "
+            "overlap, the total is below the sum: the journal's disk is written and synced early, "
+            "while the client gets the write's answer and sends its flush; and flushes share "
+            "syncs. Where threads wait for a core, it is above.\n\n"
             + page.table(["", *map(clients, JOBS)], shares(found), True))
     page.write(flags.page, text, found.rows("jobs"))
