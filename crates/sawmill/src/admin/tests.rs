@@ -65,7 +65,7 @@ fn start(folder: &Path) -> Admin {
 /// Status code and body of one request over TCP.
 fn request(admin: &Admin, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
-    write!(stream, "{head}\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -79,7 +79,8 @@ fn post_to_control(folder: &Path, target: &str, body: &str) -> u16 {
     let head = format!(
         "POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}"
     );
-    write!(stream, "{head}\r\n\r\n{body}").unwrap();
+    // At once: a refusal may come before a second piece.
+    stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer.split(' ').nth(1).unwrap().parse().unwrap()

@@ -184,14 +184,17 @@ pub fn keys(store: &dyn ObjectStore, part: &str) -> Vec<String> {
 
 /// A copy of all objects in a store of its own.
 pub fn copy_store(from: &dyn ObjectStore) -> Arc<dyn ObjectStore> {
-    let copy = memory();
-    for key in keys(from, "") {
-        // Gone since it was listed is as good as never there.
-        if let Ok(bytes) = Blocking(from).get(&key, None, Class::Read) {
-            Blocking(&*copy).put(&key, bytes, Class::Upload).unwrap();
+    // An object that is gone since it was listed was replaced by one that was not listed yet.
+    loop {
+        let copy = memory();
+        let is_whole = keys(from, "").iter().all(|key| {
+            let found = Blocking(from).get(key, None, Class::Read);
+            found.is_ok_and(|bytes| Blocking(&*copy).put(key, bytes, Class::Upload).is_ok())
+        });
+        if is_whole {
+            return copy;
         }
     }
-    copy
 }
 
 /// The sequence of a put of a segment.

@@ -268,6 +268,6 @@ fn small_records_that_take_much_of_the_journal_are_not_read_back_from_it() {
     let counters = volume.status().counters;
     let (round_bytes, cached_bytes) = (16 * 512, counters.written_cached_bytes);
     assert_eq!(cached_bytes + counters.written_uncached_bytes, 3 * round_bytes);
-    // On a busy machine a round may be more than one segment: then fewer bytes wait in memory.
-    assert!(counters.written_uncached_bytes >= round_bytes, "{counters:?}");
+    // On a busy machine a round may be more than one segment: then more of them wait in memory.
+    assert!(counters.written_uncached_bytes > 0, "{counters:?}");
 }
