@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::carrier::{Carrier, LinkAddress, Peer, SharedAddress, TargetListener, Waker, reach};
+use crate::carrier::{
+    Carrier, LinkAddress, Peer, SAID_NS, SharedAddress, TargetListener, Waker, reach,
+};
 use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
 use crate::source::PacketSource;
@@ -36,6 +38,7 @@ const WAIT_NS_MAX: u64 = SECOND;
 const REACH_TIME_MAX: Duration = Duration::from_secs(3);
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_millis(250);
+const _: () = assert!(REOPEN_PAUSE_MAX.as_nanos() * 10 < SAID_NS as u128);
 /// The longest time for a target to learn that exports are closed.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(2);
 /// The most connections in one burst.
@@ -414,6 +417,7 @@ impl Receiving<'_> {
                 }
                 None => match shared.listen_again() {
                     Ok(Some(again)) => {
+                        shared.recovered();
                         tracing::info!("link {address}: reopened");
                         carrier = Some(again);
                         continue;
@@ -426,7 +430,7 @@ impl Receiving<'_> {
                 return;
             }
             let message = error.to_string();
-            if shared.is_news(&message) {
+            if shared.is_news(&message, SteadyClock.now_ns()) {
                 tracing::warn!("link {address}: {message}; trying again");
             }
             self.stop.pause(pause);

@@ -34,6 +34,7 @@ pub use burst::Burst;
 pub use ethernet::{
     BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet, open_ethernet_in,
 };
+pub(crate) use open::SAID_NS;
 pub use open::{Carrier, SharedAddress, TargetListener, reach};
 pub use spin::SPIN_TIME_MAX;
 pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};

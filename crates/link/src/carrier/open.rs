@@ -16,6 +16,8 @@ use sawmill_device::{Error, ErrorKind};
 use sawmill_sys::net::FrameGroup;
 
 use super::address::HostPort;
+use crate::clock::SECOND;
+
 use super::{
     BROADCAST, LinkAddress, Peer, Receiver, Sender, StreamListener, UdpOptions, connect,
     open_ethernet, open_ethernet_in, open_udp, open_xdp,
@@ -97,12 +99,16 @@ pub struct SharedAddress {
     local: OnceLock<SocketAddr>,
     /// Keeps a UDP address from the receivers of other targets, which could join ours otherwise.
     claim: Mutex<Option<UnixDatagram>>,
-    /// What was said about carriers that are to be opened again. Bounded by SAID_MAX.
-    said: Mutex<Vec<String>>,
+    /// What was said about carriers that failed, and when one last had reason to. Bounded by
+    /// SAID_MAX.
+    said: Mutex<Vec<(String, u64)>>,
 }
 
 /// The most messages that are remembered because they were said.
 const SAID_MAX: usize = 16;
+/// What nobody had reason to say for this long is news again. Carriers that fail are tried more
+/// often than that.
+pub(crate) const SAID_NS: u64 = 60 * SECOND;
 
 impl SharedAddress {
     /// `receivers` carriers share a UDP or Ethernet address; AF_XDP has one, TCP one per stream.
@@ -125,15 +131,27 @@ impl SharedAddress {
         !matches!(self.address, LinkAddress::Udp(_))
     }
 
-    /// Whether none of the receivers has said this since one of them was opened again.
+    /// Whether none of the receivers had reason to say this lately, or one of them was opened again
+    /// since.
     #[must_use]
-    pub fn is_news(&self, message: &str) -> bool {
+    pub fn is_news(&self, message: &str, now_ns: u64) -> bool {
         let mut said = self.said.lock();
-        let is_news = said.len() < SAID_MAX && said.iter().all(|other| other != message);
+        // A UDP socket is not opened again, so nobody else tells when it receives again.
+        said.retain(|(_, seen_at_ns)| now_ns.saturating_sub(*seen_at_ns) < SAID_NS);
+        if let Some((_, seen_at_ns)) = said.iter_mut().find(|(other, _)| other == message) {
+            *seen_at_ns = now_ns;
+            return false;
+        }
+        let is_news = said.len() < SAID_MAX;
         if is_news {
-            said.push(message.to_owned());
+            said.push((message.to_owned(), now_ns));
         }
         is_news
+    }
+
+    /// A carrier was opened again: what fails from now on is news.
+    pub fn recovered(&self) {
+        self.said.lock().clear();
     }
 
     /// Listens.
@@ -151,9 +169,7 @@ impl SharedAddress {
             LinkAddress::Tcp(_) => return Ok(None),
             _ => self.carrier(),
         };
-        let carrier = carrier.map_err(|error| explained(&self.address, error))?;
-        self.said.lock().clear();
-        Ok(Some(carrier))
+        carrier.map(Some).map_err(|error| explained(&self.address, error))
     }
 
     fn try_listen(&self) -> io::Result<TargetListener> {
@@ -339,11 +355,28 @@ mod tests {
     fn receivers_say_once_that_their_interface_is_down_and_again_after_it_was_up() {
         let free_address = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
         let address = SharedAddress::new(free_address, 2);
-        assert!(address.is_news("down") && !address.is_news("down") && address.is_news("gone"));
-        address.listen_again().expect("opened");
-        assert!(address.is_news("down"));
-        let long = (0..1000).filter(|number| address.is_news(&number.to_string())).count();
+        assert!(address.is_news("down", 0) && !address.is_news("down", 0));
+        assert!(address.is_news("gone", 0));
+        address.recovered();
+        assert!(address.is_news("down", 0));
+        let long = (0..1000).filter(|number| address.is_news(&number.to_string(), 0)).count();
         assert!(long < SAID_MAX, "{long} are remembered");
+    }
+
+    #[test]
+    fn what_fails_again_after_a_minute_is_said_again_and_what_fails_on_is_not() {
+        let address = SharedAddress::new("udp:127.0.0.1:9".parse().expect("one"), 2);
+        let mut now_ns = 7;
+        assert!(address.is_news("aborted", now_ns));
+        for _ in 0..100 {
+            now_ns += SAID_NS - 1;
+            assert!(!address.is_news("aborted", now_ns), "it fails on");
+        }
+        now_ns += SAID_NS;
+        assert!(address.is_news("aborted", now_ns), "it has received since");
+        let many = (0..1000).filter(|number| address.is_news(&number.to_string(), now_ns)).count();
+        assert!(many < SAID_MAX && !address.is_news("refused", now_ns));
+        assert!(address.is_news("refused", now_ns + SAID_NS), "however many failed before");
     }
 
     #[test]
