@@ -39,8 +39,9 @@ pub struct UdpOptions {
     pub local: SocketAddr,
     /// The one interface to use.
     pub interface: Option<String>,
-    /// Whether several pairs share the port, one for each receiving thread. The kernel distributes
-    /// by address and port of the peer: all packets of one peer go to the same pair.
+    /// Whether it joins the pairs that share the port ([`UdpSender::share_port`]), one for each
+    /// receiving thread. The kernel distributes by address and port of the peer: all packets of one
+    /// peer go to the same pair.
     pub shared_port: bool,
     /// The kernel buffers to request, for each direction.
     pub buffer_bytes: usize,
@@ -110,6 +111,11 @@ impl UdpSender {
     /// The address on which the pair receives.
     pub fn local(&self) -> io::Result<SocketAddr> {
         self.shared.socket.local()
+    }
+
+    /// Lets pairs that are opened from now on with `shared_port` join this one.
+    pub fn share_port(&self) -> io::Result<()> {
+        self.shared.socket.share_port()
     }
 
     /// Whether packets of equal size leave as one message.

@@ -1,12 +1,16 @@
 //! UDP.
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::io;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::sync::Barrier;
 use std::time::Duration;
 
 use sawmill_link::carrier::{
-    Burst, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp,
+    Burst, Carrier, Peer, Receiver, Sender, SharedAddress, TargetListener, UdpOptions, UdpReceiver,
+    UdpSender, open_udp,
 };
+use sawmill_testkit::wait_until;
 
 use crate::cable::{Cable, End};
 use crate::packets::{
@@ -89,13 +93,8 @@ fn invalid_lengths_are_counted_and_what_follows_a_packet_is_cut() {
 
 #[test]
 fn receivers_that_share_a_port_have_their_peers_dealt_out() {
-    let shared = |local| {
-        open_udp(&UdpOptions { shared_port: true, ..UdpOptions::on(local) })
-            .expect("UDP on a shared port")
-    };
-    let (first, mut receiver) = shared("127.0.0.1:0".parse().expect("an address"));
-    let Peer::Udp(local) = peer_of(&first) else { panic!("UDP") };
-    let (_second, mut other) = shared(local);
+    let local = SocketAddr::from(([127, 0, 0, 4], free_port()));
+    let mut carriers = listen(&format!("udp:{local}"), 3).expect("listens");
     let senders: Vec<_> = (0..64).map(|_| open("127.0.0.1:0", true)).collect();
     for (number, (sender, _)) in (0..).zip(&senders) {
         assert_eq!(
@@ -104,10 +103,10 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
         );
     }
     let mut receiver_of_peer = HashMap::new();
-    let mut counts = [0; 2];
-    while counts[0] + counts[1] < 128 {
-        for (index, receiver) in [&mut receiver, &mut other].into_iter().enumerate() {
-            let woken = receiver.receive(Some(Duration::ZERO), false, &mut |peer, _| {
+    let mut counts = [0; 3];
+    while counts.iter().sum::<usize>() < 128 {
+        for (index, carrier) in carriers.iter_mut().enumerate() {
+            let woken = carrier.receiver.receive(Some(Duration::ZERO), false, &mut |peer, _| {
                 assert_eq!(
                     *receiver_of_peer.entry(*peer).or_insert(index),
                     index,
@@ -117,8 +116,74 @@ fn receivers_that_share_a_port_have_their_peers_dealt_out() {
             counts[index] += woken.expect("lives").packets;
         }
     }
-    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
     assert_eq!(receiver_of_peer.len(), 64);
+}
+
+/// A port that no TCP socket had, and no UDP socket is likely to have.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("bound").port()
+}
+
+/// Listens as a target with this many receivers.
+fn listen(address: &str, receivers: usize) -> io::Result<Vec<Carrier>> {
+    let address = SharedAddress::new(address.parse().expect("an address"), receivers);
+    address.listen().map(|listener| match listener {
+        TargetListener::Packets(carriers) => carriers,
+        TargetListener::Streams(_) => panic!("UDP"),
+    })
+}
+
+#[test]
+fn of_two_targets_that_begin_at_once_where_their_addresses_overlap_one_is_refused() {
+    for pair in [
+        ["udp:127.0.0.1:PORT", "udp:127.0.0.1:PORT"],
+        ["udp:0.0.0.0:PORT", "udp:127.0.0.1:PORT"],
+        ["udp:[::]:PORT", "udp:0.0.0.0:PORT"],
+        ["udp:[::]:PORT", "udp:127.0.0.1:PORT"],
+        ["udp:[::]:PORT", "udp:[::1]:PORT"],
+        ["udp:0.0.0.0:PORT@lo", "udp:127.0.0.1:PORT"],
+    ] {
+        let port = free_port().to_string();
+        let addresses = pair.map(|address| address.replace("PORT", &port));
+        let mut listens_count = 0;
+        for round in 0..100 {
+            let start = Barrier::new(2);
+            let listen_now = |address: &String| {
+                start.wait();
+                listen(address, 4)
+            };
+            let both = std::thread::scope(|scope| {
+                let threads = addresses.each_ref().map(|at| scope.spawn(move || listen_now(at)));
+                threads.map(|thread| thread.join().expect("no panic"))
+            });
+            assert!(both.iter().any(io::Result::is_err), "{addresses:?} in round {round}");
+            listens_count += both.iter().filter(|one| one.is_ok()).count();
+            for (address, refused) in addresses.iter().zip(both) {
+                let Err(error) = refused else { continue };
+                let text = error.to_string();
+                assert!(text.contains(address) && text.contains("another port"), "{text}");
+            }
+        }
+        // A process that another test starts may keep a socket of the last round for a moment.
+        assert!(listens_count > 50, "{listens_count} of 100: {addresses:?}");
+    }
+}
+
+#[test]
+fn targets_have_the_same_port_at_addresses_that_do_not_overlap_and_in_other_namespaces() {
+    let port = free_port();
+    let _one = listen(&format!("udp:127.0.0.5:{port}"), 2).expect("listens");
+    let _other = listen(&format!("udp:127.0.0.6:{port}"), 2).expect("another address");
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let everywhere = |end| cable.at(end, || listen("udp:0.0.0.0:9700", 2));
+    let _a = everywhere(End::A).expect("a namespace of its own");
+    let b = everywhere(End::B).expect("a namespace of its own");
+    assert!(everywhere(End::B).is_err());
+    let last = b.into_iter().next_back().expect("two").sender;
+    assert!(everywhere(End::B).is_err(), "a socket of the target before is open");
+    drop(last);
+    wait_until("the port is free again", || everywhere(End::B).is_ok());
 }
 
 #[test]

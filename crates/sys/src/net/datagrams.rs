@@ -34,8 +34,8 @@ pub struct DatagramOptions<'a> {
     pub local: SocketAddr,
     /// The one interface to use.
     pub interface: Option<&'a str>,
-    /// Whether several sockets (of one user) share the port: the kernel distributes peers among
-    /// them.
+    /// Whether it joins sockets of the same user that share the port (see
+    /// [`DatagramSocket::share_port`]), or begins to share it, if it is free.
     pub shared_port: bool,
     /// The kernel buffer to request, for each direction.
     pub buffer_bytes: usize,
@@ -104,6 +104,14 @@ impl DatagramSocket {
         let _ = set_number(&descriptor, libc::SOL_UDP, libc::UDP_GRO, 1);
         bind(&descriptor, &options.local)?;
         Ok(DatagramSocket { descriptor, family, interface: options.interface.map(str::to_owned) })
+    }
+
+    /// Lets sockets join this one that are opened from now on with `shared_port`, by the same user:
+    /// the kernel distributes peers among them. A socket that was opened without `shared_port`
+    /// found nobody's address in the way, and from here on shares its port without having joined
+    /// anybody.
+    pub fn share_port(&self) -> io::Result<()> {
+        Ok(sockopt::set_socket_reuseport(&self.descriptor, true)?)
     }
 
     /// Where it receives.
