@@ -237,8 +237,8 @@ fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
              MTU at both ends, or use eth:"
         }
         Some(Errno::OPNOTSUPP) if matches!(address, LinkAddress::Ethernet(_)) => {
-            "; the kernel is older than 4.12 and cannot share an interface among receivers (use \
-             one), or the interface has just gone down"
+            "; the kernel is older than 4.12 and cannot share an interface among receivers: use \
+             one (--receivers 1)"
         }
         Some(Errno::PERM | Errno::ACCESS) => {
             "; it needs CAP_NET_RAW: run it as root, or grant it this capability"

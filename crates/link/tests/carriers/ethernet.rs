@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
 use sawmill_link::carrier::{
     BROADCAST, Burst, ETHERTYPE, EthernetReceiver, EthernetSender, Peer, Receiver, Sender,
     open_ethernet, open_ethernet_in,
@@ -292,6 +293,19 @@ fn receivers_of_a_group_share_the_links_and_each_link_stays_with_one() {
             senders.push(sender);
             receivers.push(receiver);
         }
+    }
+}
+
+#[test]
+fn an_interface_that_goes_down_before_its_socket_joins_a_group_is_named_as_down() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (socket, _ring) =
+        cable.at(End::B, || FrameSocket::open("cable", ETHERTYPE, 1, 1 << 16).expect("opened"));
+    cable.link(End::B, &["down"]);
+    match FrameGroup::default().add(&socket, &[0]) {
+        Err(error) => assert_eq!(errno(&error), Some(Errno::NETDOWN), "{error}"),
+        // From Linux 6.13 on, it joins, and its receiver is told.
+        Ok(()) => assert_eq!(socket_error(&socket), Ok(Err(Errno::NETDOWN))),
     }
 }
 

@@ -15,6 +15,8 @@ use std::sync::{Arc, Weak};
 
 use libc::{sock_filter, sock_fprog};
 use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::sockopt;
 
 use super::frames::{FrameSocket, SOL_PACKET};
 use super::{counted, set_number};
@@ -45,8 +47,9 @@ pub struct FrameGroup {
 impl FrameGroup {
     /// Adds a bound socket. The group deals frames out by the sender and these bytes of a payload.
     ///
-    /// Errors: those of the kernel; EOPNOTSUPP if it is too old (before Linux 4.12); EAGAIN if the
-    /// group ended just now. Then the socket receives all frames.
+    /// Errors: those of the kernel; ENETDOWN if the interface is down (before Linux 6.13);
+    /// EOPNOTSUPP if the kernel is too old (before 4.12); EAGAIN if the group ended just now. Then
+    /// the socket receives all frames.
     pub fn add(&self, socket: &Arc<FrameSocket>, payload_bytes: &[u32]) -> io::Result<()> {
         let mut members = self.members.lock();
         members.retain(|member| member.upgrade().is_some_and(|socket| number_of(&socket).is_ok()));
@@ -57,11 +60,12 @@ impl FrameGroup {
         match joined {
             // Who was a member before and after the join kept the group's number from others.
             Some(member) if number_of(&member).is_err() => {
-                return Err(rustix::io::Errno::AGAIN.into());
+                return Err(Errno::AGAIN.into());
             }
             Some(_) => {}
             None => {
-                join(socket, 0, BY_PROGRAM | NEW_NUMBER).map_err(of_old_kernel)?;
+                join(socket, 0, BY_PROGRAM | NEW_NUMBER)
+                    .map_err(|error| refusal(error, sockopt::socket_error(socket)))?;
                 choose_by(socket, payload_bytes)?;
             }
         }
@@ -74,10 +78,13 @@ fn join(socket: &FrameSocket, number: c_int, how: c_int) -> io::Result<()> {
     set_number(socket, SOL_PACKET, PACKET_FANOUT, number | how << 16)
 }
 
-/// A kernel that does not know how to find a number takes that for an invalid one.
-fn of_old_kernel(error: io::Error) -> io::Error {
-    match rustix::io::Errno::from_io_error(&error) {
-        Some(rustix::io::Errno::INVAL) => rustix::io::Errno::OPNOTSUPP.into(),
+/// Why a socket cannot begin a group. EINVAL has two reasons: the interface is down, which the
+/// socket reports as its own error, or the kernel does not know how to find a number and takes that
+/// for an invalid one.
+fn refusal(error: io::Error, of_socket: rustix::io::Result<Result<(), Errno>>) -> io::Error {
+    match (Errno::from_io_error(&error), of_socket) {
+        (Some(Errno::INVAL), Ok(Err(reason))) => reason.into(),
+        (Some(Errno::INVAL), _) => Errno::OPNOTSUPP.into(),
         _ => error,
     }
 }
@@ -91,7 +98,7 @@ fn number_of(socket: &FrameSocket) -> io::Result<c_int> {
         libc::getsockopt(descriptor, SOL_PACKET, PACKET_FANOUT, into, &raw mut length)
     })?;
     match value >> 16 {
-        0 => Err(rustix::io::Errno::INVAL.into()),
+        0 => Err(Errno::INVAL.into()),
         _ => Ok(value & 0xFFFF),
     }
 }
@@ -113,4 +120,19 @@ fn choose_by(socket: &FrameSocket, payload_bytes: &[u32]) -> io::Result<()> {
     // live until the end of this function, and keeps neither.
     counted(unsafe { libc::setsockopt(descriptor, SOL_PACKET, PACKET_FANOUT_DATA, from, length) })
         .map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_that_is_down_is_told_from_a_kernel_that_is_too_old() {
+        let errno = |error: Errno, of_socket| {
+            Errno::from_io_error(&refusal(error.into(), of_socket)).expect("a system error")
+        };
+        assert_eq!(errno(Errno::INVAL, Ok(Err(Errno::NETDOWN))), Errno::NETDOWN);
+        assert_eq!(errno(Errno::INVAL, Ok(Ok(()))), Errno::OPNOTSUPP);
+        assert_eq!(errno(Errno::NOMEM, Ok(Err(Errno::NETDOWN))), Errno::NOMEM);
+    }
 }
