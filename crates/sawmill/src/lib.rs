@@ -13,6 +13,7 @@
 
 mod admin;
 mod attach;
+mod busy_poll;
 mod command;
 mod config;
 mod control;

@@ -4,10 +4,10 @@
 
 use std::path::PathBuf;
 
-use sawmill_frontend::nbd::Budget;
 use sawmill_volume::OpenOptions;
 
 use crate::config::{Paths, VolumeAddress};
+use crate::doors::nbd::NbdShare;
 use crate::doors::plan::DoorPlan;
 use crate::sizes::JournalSize;
 use sawmill_console::exit::Result;
@@ -38,7 +38,7 @@ pub(crate) struct ServePlan {
     /// How much of its boot set a volume fetches when it is open; 0: nothing.
     pub(crate) boot_set_bytes: u64,
     pub(crate) doors: Vec<DoorPlan>,
-    pub(crate) nbd_budget: Budget,
+    pub(crate) nbd: NbdShare,
     pub(crate) admin: Option<std::net::SocketAddr>,
 }
 

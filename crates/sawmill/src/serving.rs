@@ -75,7 +75,7 @@ impl ServeProcess {
         started: Instant,
         hand_off: HandOffNotifier,
     ) -> Self {
-        let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
+        let (doors, cache) = (Doors::new(plan.nbd.clone()), Mutex::new(cache));
         let (loop_threads, gc_start) = (plan.options.loop_threads.clone(), plan.options.gc.start);
         let urls = volumes.iter().map(|served| served.address.store_url.clone());
         let warm_turns = urls.map(|url| (url, Mutex::default())).collect();

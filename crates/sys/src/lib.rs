@@ -9,10 +9,11 @@
 //! [`restrict`] (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
 //! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
 //! files and block devices), [`ublk`] (the kernel's driver for block devices in user space),
+//! [`Spin`] (when to look for messages before a sleep),
 //! [`reclaim`] (a server of disks must not wait for its own disk), [`CountingAllocator`] (for
 //! tests).
 //!
-//! Not here: what the bytes mean; any policy.
+//! Not here: what the bytes mean; any policy but that of [`Spin`].
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod aligned;
@@ -30,6 +31,7 @@ mod pages;
 pub mod reclaim;
 mod sandbox;
 mod shared_memory;
+mod spin;
 pub mod staging;
 pub mod sync;
 pub mod ublk;
@@ -46,6 +48,7 @@ pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
 pub use sandbox::{Bounds, is_no_network, restrict};
 pub use shared_memory::SharedMemory;
+pub use spin::{SPIN_TIME_MAX, Spin};
 pub use staging::{Consumer, FillProof, ReserveError, Ring, Span, StagingFile, StagingSlot};
 pub use waker::Waker;
 

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Operation, Request};
+use sawmill_sys::Spin;
 
 use super::budget::{Account, BudgetBuffer, ConnectionBudget};
 use super::intake::{Intake, Payload};
@@ -88,6 +89,9 @@ pub(super) struct Connection {
     filling: Option<RequestHeader>,
     draining: Option<Drain>,
     spare_reads: Vec<BudgetBuffer>,
+    spin: Spin,
+    /// Requests that were taken up to the last receive.
+    submitted_before: u64,
     account: Account,
     /// Memory that is missing to continue.
     short_of: Option<u64>,
@@ -111,6 +115,8 @@ impl Connection {
     ) -> Self {
         let woken_channel = channel.clone();
         let account = Account::new(connection_budget, Arc::new(move || woken_channel.waker.wake()));
+        let mut spin = Spin::new();
+        spin.set_limit(shared.options.spin_time_max);
         let has_timeout =
             set_socket_timeout(&channel.socket, Timeout::Recv, Some(RECEIVE_TIME_MAX)).is_ok();
         Connection {
@@ -123,6 +129,8 @@ impl Connection {
             filling: None,
             draining: backlog.draining,
             spare_reads: Vec::new(),
+            spin,
+            submitted_before: 0,
             account,
             short_of: None,
             wanted_since: None,
@@ -357,7 +365,8 @@ impl Connection {
         }
     }
 
-    /// Receives once; with `is_patient`, waits a little for bytes.
+    /// Receives once; with `is_patient`, waits a little for bytes: awake where more are expected
+    /// soon.
     fn receive(&mut self, wanted_bytes: usize, is_patient: bool) -> ReceiveOutcome {
         // With a header there, its payload is on its way. Without one, the client may be silent for
         // hours, and turning the CPU would be for nothing.
@@ -366,20 +375,37 @@ impl Connection {
         let socket = &self.channel.socket;
         let space = self.intake.space(wanted_bytes);
         let mut received = Err(Errno::AGAIN);
-        for _ in 0..tries {
+        let mut has_received = || {
             received = recv(socket, &mut *space, RecvFlags::DONTWAIT);
-            if received.is_ok() {
+            received != Err(Errno::AGAIN)
+        };
+        for _ in 0..tries {
+            if has_received() {
                 break;
             }
             (0..16).for_each(|_| std::hint::spin_loop());
         }
-        if received.is_err() {
+        let is_next_awaited = is_patient && !inside_request;
+        let requests =
+            self.submitted - std::mem::replace(&mut self.submitted_before, self.submitted);
+        if is_next_awaited {
+            let is_found = self.spin.look(None, || false, has_received);
+            if is_found {
+                self.channel.counters.received_awake();
+            }
+        }
+        if received == Err(Errno::AGAIN) {
             let flags = if is_patient && self.has_timeout {
                 RecvFlags::empty()
             } else {
                 RecvFlags::DONTWAIT
             };
             received = recv(socket, space, flags);
+        }
+        if is_next_awaited {
+            // How many requests these are is not known yet: as many as the last time.
+            let messages = if received.is_ok() { requests.max(1) as usize } else { 0 };
+            self.spin.received(messages);
         }
         match received {
             // `ClientChannel::stop` shuts the receiving side down, which looks here as if the

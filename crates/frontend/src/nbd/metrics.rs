@@ -65,6 +65,9 @@ pub struct NbdMetrics {
     pub in_flight: u64,
     /// Connections closed because the client broke the protocol.
     pub protocol_violations: u64,
+    /// Receives that a look found ([`NbdOptions::spin_time_max`](super::NbdOptions)); not handed
+    /// over.
+    pub receives_awake: u64,
 }
 
 /// The counters of one connection.
@@ -75,6 +78,7 @@ pub(super) struct Counters {
     written_bytes: AtomicU64,
     read_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
+    receives_awake: AtomicU64,
     /// Accepted requests, counted by the connection's own thread.
     pub(super) submitted: AtomicU64,
     read: AtomicU64,
@@ -104,6 +108,11 @@ impl Counters {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Counts a receive that a look found; only the connection's own thread does.
+    pub(super) fn received_awake(&self) {
+        self.receives_awake.store(self.receives_awake.load(Relaxed) + 1, Relaxed);
+    }
+
     /// Counts the payload of a write; only the connection's own thread does.
     pub(super) fn written(&self, length: u64) {
         self.written_bytes.store(self.written_bytes.load(Relaxed) + length, Relaxed);
@@ -123,6 +132,7 @@ impl Counters {
             (&mut metrics.written_bytes, &self.written_bytes),
             (&mut metrics.read_bytes, &self.read_bytes),
             (&mut metrics.errors, &self.errors),
+            (&mut metrics.receives_awake, &self.receives_awake),
             (&mut requests.read, &self.read),
             (&mut requests.write, &self.write),
             (&mut requests.flush, &self.flush),

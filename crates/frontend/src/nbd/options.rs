@@ -45,13 +45,16 @@ pub struct NbdOptions {
     /// that: how long it may read, or send, less than 1 MiB while others wait for the memory it
     /// keeps.
     pub linger_time_max: Duration,
+    /// How long a connection looks for its client's next request before it sleeps, if requests
+    /// come one by one at short intervals. Zero: it always sleeps.
+    pub spin_time_max: Duration,
     /// Memory of all servers with this budget.
     pub budget: Budget,
 }
 
 impl NbdOptions {
     /// The defaults for this address: 256 connections, 10 s for the handshake, 10 s to linger, 64
-    /// handshakes, a budget of its own.
+    /// handshakes, no looks before a sleep, a budget of its own.
     #[must_use]
     pub fn new(listen: Listen) -> Self {
         NbdOptions {
@@ -61,6 +64,7 @@ impl NbdOptions {
             handshakes_max: 64,
             handshake_time_max: Duration::from_secs(10),
             linger_time_max: Duration::from_secs(10),
+            spin_time_max: Duration::ZERO,
             budget: Budget::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! Every command in every style, against a plain vector of bytes, with its errors.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +9,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Geometry, MemoryDev
 
 use crate::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, PAYLOAD_LEN, READ, REQ_ONE,
-    STYLES, Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve,
+    STYLES, Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve, serve_with, wait_until,
 };
 use crate::devices::{ErrorDevice, ThreadDevice};
 
@@ -23,6 +24,31 @@ const SIZE: u64 = 1 << 20;
 
 fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(SIZE))
+}
+
+#[test]
+fn a_client_that_asks_one_by_one_is_looked_for_if_that_is_allowed() {
+    let [awake, asleep] = [Duration::from_secs(1), Duration::ZERO].map(|spin_time_max| {
+        serve_with(&[("disk", memory())], |options| options.spin_time_max = spin_time_max)
+    });
+    let mut client = awake.client(Style::Simple);
+    wait_until("a look finds a request", || {
+        client.write_ok(3, b"one by one");
+        assert_eq!(client.read_ok(3, 10), b"one by one");
+        awake.server.metrics().receives_awake > 0
+    });
+    // Bursts, and a client that leaves during a look.
+    let pending: Vec<_> = (0..100).map(|at| client.request(0, READ, at, 10)).collect();
+    let mut answered: Vec<_> = pending.iter().map(|_| client.answer().cookie).collect();
+    answered.sort_unstable();
+    assert_eq!(answered, pending);
+    drop(client);
+    awake.wait_for_connections(0);
+    let mut client = asleep.client(Style::Simple);
+    for _ in 0..200 {
+        client.write_ok(3, b"one by one");
+    }
+    assert_eq!(asleep.server.metrics().receives_awake, 0);
 }
 
 #[test]

@@ -16,10 +16,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use sawmill_sys::Spin;
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameGroup, FrameRing, FrameSocket, Interface};
 
 use super::pace::{FrameBurst, Pace};
-use super::spin::Spin;
 use super::wait::{PacketWait, nap, send_in_pieces, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
@@ -167,7 +167,7 @@ impl Receiver for EthernetReceiver {
         let is_there = self.has_frame()
             || (!writable_too
                 && slept.is_none()
-                && self.spin.look(waker, wait, || self.ring.has_frame()));
+                && self.spin.look(wait, || waker.is_called(), || self.ring.has_frame()));
         let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
@@ -185,7 +185,7 @@ impl Receiver for EthernetReceiver {
             }
         });
         self.is_busy = handed > 0;
-        self.spin.received(&woken);
+        woken.tell(&mut self.spin);
         self.pace.took(&burst);
         if let Some((began_at_ns, ended_at_ns)) = slept {
             self.pace.napped(began_at_ns, ended_at_ns, &burst);

@@ -6,8 +6,8 @@
 //!
 //! Modules: [`address`] (what users write), `open` (from addresses to carriers), `burst` (the input
 //! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
-//! `wait`, `spin` and `pace` (how a receiver waits, looks for packets before it sleeps, and lets
-//! Ethernet frames accumulate). A new carrier is another such module.
+//! `wait` and `pace` (how a receiver waits, and lets Ethernet frames accumulate). A new carrier is
+//! another such module.
 //!
 //! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a
 //! packet arrives whole or not at all. Not here: what packets mean; recovery from loss, duplicates
@@ -18,7 +18,6 @@ mod burst;
 mod ethernet;
 mod open;
 mod pace;
-mod spin;
 mod tcp;
 mod udp;
 mod wait;
@@ -29,6 +28,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sawmill_sys::Spin;
+
 pub use address::LinkAddress;
 pub use burst::Burst;
 pub use ethernet::{
@@ -36,7 +37,6 @@ pub use ethernet::{
 };
 pub(crate) use open::SAID_NS;
 pub use open::{Carrier, SharedAddress, TargetListener, reach};
-pub use spin::SPIN_TIME_MAX;
 pub use tcp::{AcceptedStream, StreamListener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
@@ -69,6 +69,16 @@ pub struct WakeReasons {
     pub writable: bool,
     /// The waker was called.
     pub waker: bool,
+}
+
+impl WakeReasons {
+    /// What a wait that ended like this says about the next one.
+    fn tell(&self, spin: &mut Spin) {
+        match self.packets {
+            0 if self.waker => spin.called(),
+            packets => spin.received(packets),
+        }
+    }
 }
 
 /// The half of a carrier that sends.

@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
 };
+use sawmill_sys::Spin;
 use sawmill_sys::net::bind_to_interface;
 
-use super::spin::Spin;
 use super::wait::{Interest, is_readable, wait_for};
 use super::{
     Burst, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
@@ -346,7 +346,7 @@ impl Receiver for StreamReceiver {
         let socket = connection.descriptor.as_fd();
         let interest = Interest::of(writable_too || has_rest);
         let is_there = interest == Interest::Readable
-            && self.spin.look(&connection.waker, wait, || is_readable(socket));
+            && self.spin.look(wait, || connection.waker.is_called(), || is_readable(socket));
         let wait = if is_there { Some(Duration::ZERO) } else { wait };
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, interest)?;
         let mut reasons = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
@@ -357,7 +357,7 @@ impl Receiver for StreamReceiver {
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
         if !ready.readable && !ready.failed {
-            self.spin.received(&reasons);
+            reasons.tell(&mut self.spin);
             return Ok(reasons);
         }
         match self.read() {
@@ -376,7 +376,7 @@ impl Receiver for StreamReceiver {
         if !self.hand_on(&mut reasons, each) {
             self.end();
         }
-        self.spin.received(&reasons);
+        reasons.tell(&mut self.spin);
         Ok(reasons)
     }
 

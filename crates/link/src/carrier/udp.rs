@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sawmill_sys::Spin;
 use sawmill_sys::net::{DatagramOptions, DatagramRun, DatagramSocket, Inbox, RUNS_MAX};
 
-use super::spin::Spin;
 use super::wait::{PacketWait, is_readable, send_in_pieces, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
@@ -195,13 +195,14 @@ impl Receiver for UdpReceiver {
     ) -> io::Result<WakeReasons> {
         let UdpState { socket, waker, refused, .. } = &*self.shared;
         let is_there = self.is_busy
-            || (!writable_too && self.spin.look(waker, wait, || is_readable(socket.as_fd())));
+            || (!writable_too
+                && self.spin.look(wait, || waker.is_called(), || is_readable(socket.as_fd())));
         let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         if !ready.readable {
-            self.spin.received(&woken);
+            woken.tell(&mut self.spin);
             return Ok(woken);
         }
         let messages = socket.receive(&mut self.inbox, &mut |from, glued_bytes, bytes| {
@@ -219,7 +220,7 @@ impl Receiver for UdpReceiver {
             }
         })?;
         self.is_busy = messages > 1;
-        self.spin.received(&woken);
+        woken.tell(&mut self.spin);
         Ok(woken)
     }
 

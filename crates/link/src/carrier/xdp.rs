@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use sawmill_sys::Spin;
 use sawmill_sys::net::{self, Interface, XdpInbox, XdpOutbox, XdpSocket};
 
 use super::ethernet::{ETHERTYPE, header};
-use super::spin::Spin;
 use super::wait::{PacketWait, wait_for_packets};
 use super::{
     Burst, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
@@ -127,7 +127,8 @@ impl Receiver for XdpReceiver {
             false => wait,
         };
         let is_there = self.inbox.has_frame()
-            || (!writable_too && self.spin.look(waker, wait, || self.inbox.has_frame()));
+            || (!writable_too
+                && self.spin.look(wait, || waker.is_called(), || self.inbox.has_frame()));
         let until = PacketWait { is_there, wait, writable_too };
         let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
@@ -141,7 +142,7 @@ impl Receiver for XdpReceiver {
             }
             None => woken.malformed += 1,
         });
-        self.spin.received(&woken);
+        woken.tell(&mut self.spin);
         if handed == 0 && !woken.waker {
             // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Paths, VolumeAddress};
+use crate::doors::nbd::NbdShare;
 use crate::fencing::FencingOption;
 use crate::folders;
 use crate::memory::StagingOption;
@@ -221,7 +221,7 @@ impl OpenArguments {
                 ..defaults()
             },
             doors: Vec::new(),
-            nbd_budget: Budget::default(),
+            nbd: NbdShare::default(),
             volumes,
             cache,
             cache_bytes: self.cache_bytes,

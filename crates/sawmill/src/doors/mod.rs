@@ -26,12 +26,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
-use sawmill_frontend::nbd::{Budget, BudgetUse};
+use sawmill_frontend::nbd::BudgetUse;
 use sawmill_frontend::{Door, DoorPiece, QuietDoor, Stop};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
 use kind::DoorInstance;
+use nbd::NbdShare;
 use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -73,8 +74,7 @@ struct DoorResources {
     ublk_workers: ublk::Workers,
     /// Devices that a dead server left, as the command that opens doors now found them.
     ublk_orphans: ublk::Orphans,
-    /// Memory of all NBD servers.
-    nbd_budget: Budget,
+    nbd: NbdShare,
 }
 
 /// What a door is opened with.
@@ -165,8 +165,8 @@ pub(crate) struct Doors {
 
 impl Doors {
     /// Starts without doors.
-    pub(crate) fn new(nbd_budget: Budget) -> Self {
-        let shared = DoorResources { nbd_budget, ..DoorResources::default() };
+    pub(crate) fn new(nbd: NbdShare) -> Self {
+        let shared = DoorResources { nbd, ..DoorResources::default() };
         Doors { shared, ..Doors::default() }
     }
 
@@ -177,7 +177,7 @@ impl Doors {
 
     /// The memory of all NBD servers.
     pub(crate) fn nbd_memory(&self) -> NbdMemoryStatus {
-        let BudgetUse { bytes_max, bytes, waiting } = self.shared.nbd_budget.in_use();
+        let BudgetUse { bytes_max, bytes, waiting } = self.shared.nbd.budget.in_use();
         NbdMemoryStatus { bytes_max, bytes, waiting }
     }
 

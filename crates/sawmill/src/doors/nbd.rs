@@ -5,6 +5,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_device::{BlockDevice, Geometry};
@@ -13,6 +14,7 @@ use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
 
 use super::kind::{DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, absolute};
 use super::{DoorContext, DoorResources, DoorVolume};
+use crate::busy_poll::BusyPoll;
 use crate::folders::make_parent;
 use crate::listening::{check_free, resolve};
 use crate::nbd_device::NbdDevice;
@@ -48,23 +50,39 @@ struct Options {
     insecure_listen: bool,
 }
 
-/// Memory of all NBD doors of a process.
+/// What all NBD doors of a process share, as the user says it.
 #[derive(Args)]
 #[command(next_help_heading = "Doors")]
-pub(crate) struct NbdMemory {
+pub(crate) struct NbdShareOptions {
     /// Memory for the requests and replies of all NBD connections of this process, at least 160M.
     /// When it is full, clients wait; a client that does not read its replies is disconnected when
     /// others wait.
     #[arg(long, value_name = "SIZE", value_parser = parse_budget,
           default_value = exact_size(Budget::BYTES_DEFAULT))]
     nbd_memory_max: Budget,
+
+    /// Whether a connection looks for its client's next request, for up to 50 us, before it sleeps:
+    /// auto (while requests come one by one at short intervals and no other thread wants the core;
+    /// not where one core is allowed, or processor time is limited, at the start) or never.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Auto)]
+    nbd_busy_poll: BusyPoll,
 }
 
-impl NbdMemory {
-    /// The memory that all doors of the process share.
-    pub(crate) fn budget(&self) -> Budget {
-        self.nbd_memory_max.clone()
+impl NbdShareOptions {
+    pub(crate) fn share(&self) -> NbdShare {
+        NbdShare {
+            budget: self.nbd_memory_max.clone(),
+            spin_time_max: self.nbd_busy_poll.spin_time_max(),
+        }
     }
+}
+
+/// What all NBD doors of a process share.
+#[derive(Clone, Default)]
+pub(crate) struct NbdShare {
+    pub(crate) budget: Budget,
+    /// See [`NbdOptions::spin_time_max`].
+    spin_time_max: Duration,
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {
@@ -116,7 +134,8 @@ impl NbdPlan {
     fn options(&self, shared: &DoorResources) -> NbdOptions {
         NbdOptions {
             insecure_listen: self.insecure,
-            budget: shared.nbd_budget.clone(),
+            budget: shared.nbd.budget.clone(),
+            spin_time_max: shared.nbd.spin_time_max,
             ..NbdOptions::new(self.listen.clone())
         }
     }
@@ -202,6 +221,16 @@ mod tests {
         ] {
             let error = parse_listen(text).unwrap_err().to_string();
             assert!(error.contains("10809"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_door_looks_for_requests_as_long_as_its_process_allows() {
+        for spin_time_max in [Duration::ZERO, Duration::from_micros(50)] {
+            let nbd = NbdShare { spin_time_max, ..NbdShare::default() };
+            let shared = DoorResources { nbd, ..DoorResources::default() };
+            let plan = NbdPlan { listen: Listen::Unix("/run/x".into()), insecure: false };
+            assert_eq!(plan.options(&shared).spin_time_max, spin_time_max);
         }
     }
 

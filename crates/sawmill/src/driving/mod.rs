@@ -19,12 +19,12 @@ use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::ControlFacts;
-use sawmill_frontend::nbd::Budget;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::child::{BACK_OFF_MIN, Drivers};
 use crate::daemon::{self, DoorDocument};
+use crate::doors::nbd::NbdShare;
 use crate::doors::plan::DoorPlan;
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
@@ -45,7 +45,7 @@ pub(crate) struct RunPlan {
     /// Options that override what drivers declare.
     pub(crate) overrides: ControlFacts,
     pub(crate) doors: Vec<DoorPlan>,
-    pub(crate) nbd_budget: Budget,
+    pub(crate) nbd: NbdShare,
     /// The command that starts a driver; empty: drivers start on their own.
     pub(crate) command: Vec<OsString>,
     /// Secret variables of the environment that the driver gets anyway.
@@ -145,7 +145,7 @@ pub(crate) fn drive(
         Host::start(&plan.name, &plan.folder.join(SOCKET), plan.overrides.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
-        doors: Arc::new(Doors::new(plan.nbd_budget.clone())),
+        doors: Arc::new(Doors::new(plan.nbd.clone())),
         plan,
         host,
         drivers,

@@ -12,10 +12,10 @@ pub(crate) mod standing;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use sawmill_link::carrier::SPIN_TIME_MAX;
+use clap::Args;
 use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
+use crate::busy_poll::BusyPoll;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Only many small requests on many connections need more than one.
@@ -47,37 +47,10 @@ pub(crate) struct BusyPollOption {
     busy_poll: BusyPoll,
 }
 
-/// When a receiver looks for packets before it sleeps.
-#[derive(Clone, Copy, ValueEnum)]
-enum BusyPoll {
-    Auto,
-    Never,
-}
-
 impl BusyPollOption {
     pub(crate) fn spin_time_max(&self) -> Duration {
-        match self.busy_poll {
-            BusyPoll::Auto if !may_have_quota(allowed_cores(), cores_of_quota()) => SPIN_TIME_MAX,
-            BusyPoll::Auto | BusyPoll::Never => Duration::ZERO,
-        }
+        self.busy_poll.spin_time_max()
     }
-}
-
-/// Whether a control group may limit the processor time. A receiver that looks would use it up: the
-/// kernel then stops all threads of the group for a while, and no look notices that in time. Where
-/// one core is allowed, a quota below it does not show.
-fn may_have_quota(allowed_cores: usize, cores_of_quota: usize) -> bool {
-    cores_of_quota < allowed_cores || allowed_cores == 1
-}
-
-/// The cores that this process may run on.
-fn allowed_cores() -> usize {
-    rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count() as usize)
-}
-
-/// The same, or less where a quota allows less.
-fn cores_of_quota() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// How both ends authenticate each other.
@@ -120,25 +93,4 @@ pub(crate) fn key_failed(error: KeyError) -> Failure {
         KeyError::Random => Exit::Unavailable,
     };
     Failure::new(exit, error.to_string()).caused_by(error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn spin_time_max(busy_poll: BusyPoll) -> Duration {
-        BusyPollOption { busy_poll }.spin_time_max()
-    }
-
-    #[test]
-    fn receivers_look_only_on_request_and_never_under_a_limit_on_processor_time() {
-        assert_eq!(spin_time_max(BusyPoll::Never), Duration::ZERO);
-        for (allowed_cores, cores_of_quota, expected) in
-            [(1, 1, true), (8, 8, false), (2, 1, true), (64, 2, true)]
-        {
-            assert_eq!(may_have_quota(allowed_cores, cores_of_quota), expected);
-        }
-        let is_off = may_have_quota(allowed_cores(), cores_of_quota());
-        assert_eq!(spin_time_max(BusyPoll::Auto).is_zero(), is_off);
-    }
 }

@@ -25,7 +25,7 @@ use crate::command::Context;
 use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::Paths;
 use crate::daemon::{self, DoorDocument, print_event};
-use crate::doors::nbd::NbdMemory;
+use crate::doors::nbd::NbdShareOptions;
 use crate::doors::plan::DoorOptions;
 use crate::handoff::again::ReopenQueue;
 use crate::handoff::predecessor::Predecessor;
@@ -78,7 +78,7 @@ pub(in crate::command) struct Arguments {
     doors: DoorOptions,
 
     #[command(flatten)]
-    nbd_memory: NbdMemory,
+    nbd: NbdShareOptions,
 
     #[command(flatten)]
     tuning: Tuning,
@@ -178,12 +178,7 @@ fn plan(paths: &Paths, arguments: &Arguments) -> Result<ServePlan> {
     let doors = arguments.doors.plans_or(&paths.nbd_socket()?);
     doors.iter().try_for_each(|door| door.check(volumes.len()))?;
     let plan = arguments.opening.plan(paths, &arguments.tuning, volumes)?;
-    Ok(ServePlan {
-        doors,
-        nbd_budget: arguments.nbd_memory.budget(),
-        admin: arguments.admin.address,
-        ..plan
-    })
+    Ok(ServePlan { doors, nbd: arguments.nbd.share(), admin: arguments.admin.address, ..plan })
 }
 
 /// What SIGHUP does to a process.

@@ -14,7 +14,7 @@ use sawmill_driver::protocol::ControlFacts;
 
 use crate::command::Context;
 use crate::daemon;
-use crate::doors::nbd::NbdMemory;
+use crate::doors::nbd::NbdShareOptions;
 use crate::doors::plan::{self, DoorOptions, DoorPlan};
 use crate::driving::{self, DeviceEvent, RunPlan};
 use sawmill_console::Console;
@@ -42,7 +42,7 @@ pub(in crate::command) struct Arguments {
     more_doors: DoorOptions,
 
     #[command(flatten)]
-    nbd_memory: NbdMemory,
+    nbd: NbdShareOptions,
 
     #[command(flatten)]
     device: DeviceOptions,
@@ -106,7 +106,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         overrides: options
             .fold(ControlFacts::default(), |facts, (name, value)| facts.with(name, value)),
         doors,
-        nbd_budget: arguments.nbd_memory.budget(),
+        nbd: arguments.nbd.share(),
         command: arguments.command.clone(),
         passed: arguments.driver_env.clone(),
         restarts: !arguments.no_restart,

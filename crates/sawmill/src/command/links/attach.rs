@@ -24,7 +24,7 @@ use crate::command::Context;
 use crate::command::disks::serve::REMIND_EVERY;
 use crate::config::check_name;
 use crate::daemon::{self, DoorDocument};
-use crate::doors::nbd::NbdMemory;
+use crate::doors::nbd::NbdShareOptions;
 use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
@@ -97,7 +97,7 @@ pub(in crate::command) struct Arguments {
     doors: DoorOptions,
 
     #[command(flatten)]
-    nbd_memory: NbdMemory,
+    nbd: NbdShareOptions,
 }
 
 /// The cache in this machine's memory.
@@ -266,7 +266,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         None => ExposedDevice::Plain(Arc::clone(&device)),
     };
-    let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
+    let doors = Arc::new(Doors::new(arguments.nbd.share()));
     let volume = DoorVolume {
         name: name.clone(),
         description: location.to_string(),

@@ -1,25 +1,23 @@
-//! Decides when a receiver looks for packets for a while before it sleeps (busy polling).
+//! Decides when a thread looks for its next messages for a while before it sleeps (busy polling).
 //!
-//! To sleep and to be woken costs both ends more than a small request. So where the next packet is
+//! To sleep and to be woken costs both ends more than a small request. So where the next message is
 //! expected soon, a receiver looks for it first, and gives way to other threads between two looks.
-//! Where packets arrive in bursts, it sleeps, because more of them are handled at once then.
+//! Where messages arrive in bursts, it sleeps, because more of them are handled at once then.
 //!
 //! Invariants: one look lasts no longer than the limit. A receiver looks only while recent waits
 //! were shorter than that, so an idle one stops after one look. A receiver that notices another
 //! thread waiting for its core stops looking, and tries again after longer and longer rests.
 //!
-//! Not here: how packets are found and received, the sleep (`wait`).
+//! Not here: how messages are found and received, the sleep, whether looks are allowed at all.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::WakeReasons;
-use super::wait::Waker;
-use crate::clock::{Clock, MS, SteadyClock};
+const MS: u64 = 1_000_000;
 
 /// The longest look that is worthwhile: what a sleep costs here and at the other end.
 pub const SPIN_TIME_MAX: Duration = Duration::from_micros(50);
-/// After more packets at once than this, a receiver sleeps.
-const PACKETS_MAX: usize = 4;
+/// After more messages at once than this, a receiver sleeps.
+const MESSAGES_MAX: usize = 4;
 /// A longer step to another thread and back means that somebody needs the core. (An interrupt, or a
 /// thread that does a little, takes less.)
 const STEP_NS_MAX: u64 = 100_000;
@@ -39,12 +37,13 @@ const LIMIT_NS_MAX: u64 = 1000 * MS;
 
 /// Decides on looks.
 #[derive(Debug)]
-pub(super) struct Spin {
+pub struct Spin {
+    clock: Instant,
     limit_ns: u64,
     /// The expected wait: a mean of recent ones.
     wait_ns: u64,
-    /// Packets that the last call found.
-    packets: usize,
+    /// Messages that the last wait ended with.
+    messages: usize,
     rest_ns: u64,
     rests_until_ns: u64,
     /// Looks since the last rest that gave way to nobody for long.
@@ -60,11 +59,11 @@ trait Stepper {
     fn step(&mut self);
 }
 
-struct ThreadStepper;
+struct ThreadStepper(Instant);
 
 impl Stepper for ThreadStepper {
     fn now_ns(&mut self) -> u64 {
-        SteadyClock.now_ns()
+        now_ns(self.0)
     }
 
     fn step(&mut self) {
@@ -72,13 +71,26 @@ impl Stepper for ThreadStepper {
     }
 }
 
+fn now_ns(clock: Instant) -> u64 {
+    // 584 years.
+    clock.elapsed().as_nanos() as u64
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Spin::new()
+    }
+}
+
 impl Spin {
     /// One that never looks.
-    pub(super) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         Spin {
+            clock: Instant::now(),
             limit_ns: 0,
             wait_ns: u64::MAX / NEWEST_SHARE,
-            packets: 0,
+            messages: 0,
             rest_ns: REST_NS_MIN / REST_GROWTH,
             rests_until_ns: 0,
             calm_looks: 0,
@@ -87,24 +99,24 @@ impl Spin {
     }
 
     /// Looks last this long at most from now on; zero: none.
-    pub(super) fn set_limit(&mut self, limit: Duration) {
+    pub fn set_limit(&mut self, limit: Duration) {
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         self.limit_ns = limit_ns.min(LIMIT_NS_MAX);
     }
 
-    /// A wait for packets begins: looks for them if that is worthwhile. Returns whether `is_there`
-    /// found some. Ends early when the waker is called.
-    pub(super) fn look(
+    /// A wait for messages begins: looks for them if that is worthwhile. Returns whether `is_there`
+    /// found some. Ends early when `is_over`.
+    pub fn look(
         &mut self,
-        waker: &Waker,
         wait: Option<Duration>,
+        mut is_over: impl FnMut() -> bool,
         mut is_there: impl FnMut() -> bool,
     ) -> bool {
         if self.limit_ns == 0 {
             return false;
         }
-        let is_over = &mut || waker.is_called();
-        self.look_by(&mut ThreadStepper, wait, &mut is_there, is_over)
+        let stepper = &mut ThreadStepper(self.clock);
+        self.look_by(stepper, wait, &mut is_there, &mut is_over)
     }
 
     fn look_by(
@@ -116,7 +128,7 @@ impl Spin {
     ) -> bool {
         let began_at_ns = stepper.now_ns();
         self.began_at_ns = Some(began_at_ns);
-        let is_soon = self.wait_ns <= self.limit_ns && self.packets <= PACKETS_MAX;
+        let is_soon = self.wait_ns <= self.limit_ns && self.messages <= MESSAGES_MAX;
         if !is_soon || began_at_ns < self.rests_until_ns {
             return false;
         }
@@ -148,21 +160,24 @@ impl Spin {
         self.calm_looks = 0;
     }
 
-    /// The wait has ended.
-    pub(super) fn received(&mut self, reasons: &WakeReasons) {
+    /// The wait has ended with so many messages.
+    pub fn received(&mut self, messages: usize) {
         if self.limit_ns > 0 {
-            self.received_at(SteadyClock.now_ns(), reasons);
+            self.received_at(now_ns(self.clock), messages);
         }
     }
 
-    fn received_at(&mut self, now: u64, &WakeReasons { packets, waker, .. }: &WakeReasons) {
-        self.packets = packets;
+    /// Another thread has ended the wait: that says nothing about messages.
+    pub fn called(&mut self) {
+        self.messages = 0;
+        self.began_at_ns = None;
+    }
+
+    fn received_at(&mut self, now: u64, messages: usize) {
+        self.messages = messages;
         let Some(began_at_ns) = self.began_at_ns.take() else { return };
-        if packets == 0 && waker {
-            return;
-        }
         let longest_ns = self.limit_ns * LONG_WAIT_LIMITS;
-        let took_ns = match packets {
+        let took_ns = match messages {
             0 => longest_ns,
             _ => now.saturating_sub(began_at_ns).min(longest_ns),
         };
@@ -177,7 +192,7 @@ mod tests {
 
     const US: u64 = 1000;
 
-    /// Each step takes this long; packets are there from a moment on.
+    /// Each step takes this long; messages are there from a moment on.
     struct FakeSteps {
         now_ns: u64,
         step_ns: u64,
@@ -208,19 +223,18 @@ mod tests {
             Scene { spin, steps }
         }
 
-        /// A wait whose packets come after this time. Returns the steps of its look.
-        fn wait(&mut self, packets: usize, after_ns: u64) -> u64 {
+        /// A wait whose messages come after this time. Returns the steps of its look.
+        fn wait(&mut self, messages: usize, after_ns: u64) -> u64 {
             let (before, began_at_ns) = (self.steps.steps, self.steps.now_ns);
-            // The look cannot see the clock, so packets count steps.
+            // The look cannot see the clock, so messages count steps.
             let mut looks_left = after_ns / US;
             let is_there = &mut || {
                 looks_left = looks_left.saturating_sub(1);
-                looks_left == 0 && packets > 0
+                looks_left == 0 && messages > 0
             };
             self.spin.look_by(&mut self.steps, None, is_there, &mut || false);
             self.steps.now_ns = self.steps.now_ns.max(began_at_ns + after_ns);
-            let reasons = WakeReasons { packets, ..WakeReasons::default() };
-            self.spin.received_at(self.steps.now_ns, &reasons);
+            self.spin.received_at(self.steps.now_ns, messages);
             self.steps.steps - before
         }
 
@@ -247,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_whose_packets_come_at_long_intervals_never_looks() {
+    fn a_receiver_whose_messages_come_at_long_intervals_never_looks() {
         let mut scene = Scene::new(SPIN_TIME_MAX);
         let steps: u64 = (0..1000).map(|_| scene.wait(1, 60 * US)).sum();
         assert_eq!(steps, 0);
@@ -290,12 +304,11 @@ mod tests {
 
     #[test]
     fn a_limit_of_zero_turns_it_off_and_no_limit_is_too_long() {
-        let waker = Waker::new().expect("an eventfd");
         let mut off = Spin::new();
         off.set_limit(Duration::ZERO);
         for _ in 0..100 {
-            assert!(!off.look(&waker, None, || panic!("it looks")));
-            off.received(&WakeReasons { packets: 1, ..WakeReasons::default() });
+            assert!(!off.look(None, || false, || panic!("it looks")));
+            off.received(1);
         }
         let mut endless = Scene::new(Duration::MAX);
         endless.short_waits(20);
