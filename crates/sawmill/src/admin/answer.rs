@@ -21,7 +21,8 @@ use serde::Serialize;
 use super::status::ProcessStatus;
 use super::{AdminState, Call, Callbacks, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, metrics, page};
 use crate::control::protocol::{
-    ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, WaitReply, WarmReply,
+    ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET, Refusal, UNKNOWN_REQUEST, WaitReply,
+    WarmReply,
 };
 
 pub(super) async fn answer(
@@ -136,7 +137,7 @@ async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Resp
     let body = body.map_err(|error| unread(format!("the request did not arrive: {error}")))?;
     let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
     serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| unread(format!("unknown request: {error}")))
+        .map_err(|error| unread(format!("{UNKNOWN_REQUEST}: {error}")))
 }
 
 async fn carry_out(

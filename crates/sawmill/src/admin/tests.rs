@@ -72,8 +72,8 @@ fn request(admin: &Admin, head: &str) -> (u16, String) {
     (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
 }
 
-/// The status code of a POST on the control socket.
-fn post_to_control(folder: &Path, target: &str, body: &str) -> u16 {
+/// Status code and answer of a POST on the control socket.
+fn post_to_control(folder: &Path, target: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(folder.join(control::WRITER_SOCKET)).unwrap();
     let length = body.len();
     let head = format!(
@@ -83,7 +83,7 @@ fn post_to_control(folder: &Path, target: &str, body: &str) -> u16 {
     stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap().parse().unwrap()
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
 }
 
 fn get(admin: &Admin, target: &str) -> (u16, String) {
@@ -134,9 +134,11 @@ fn changes_are_taken_on_the_control_socket_alone() {
     for (body, code) in
         [("{\"shrink\":1}", 400), ("", 400), (&*" ".repeat(REQUEST_BYTES_MAX + 1), 400)]
     {
-        assert_eq!(post_to_control(folder.path(), "/request", body), code);
+        assert_eq!(post_to_control(folder.path(), "/request", body).0, code);
     }
-    assert_eq!(post_to_control(folder.path(), "/gc", "{}"), 404);
+    let (_, answer) = post_to_control(folder.path(), "/request", "{\"shrink\":1}");
+    assert!(answer.contains(&format!("\"{}", control::protocol::UNKNOWN_REQUEST)), "{answer}");
+    assert_eq!(post_to_control(folder.path(), "/gc", "{}").0, 404);
     let (code, _) =
         request(&admin, "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405, "not over TCP");

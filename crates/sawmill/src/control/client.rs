@@ -240,7 +240,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::control::protocol::ResizeReply;
+    use crate::control::protocol::{ResizeReply, WarmRoomReply};
 
     #[test]
     fn no_process_listens_in_a_folder_that_does_not_exist() {
@@ -308,6 +308,29 @@ mod tests {
             let failure = query_writer::<ResizeReply>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");
         });
+    }
+
+    #[test]
+    fn a_server_that_does_not_know_a_request_is_named_as_older_and_what_to_do_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap();
+        let failure = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let body = r#"{"error":"unknown request: unknown variant `warm_room`, expected one
+                    of `collect_garbage`, `past` at line 1 column 11","exit":2}"#
+                    .replace('\n', "");
+                let _ = stream.read(&mut [0; 4096]).unwrap();
+                let head = "HTTP/1.1 400 Bad Request\r\nContent-Length";
+                write!(stream, "{head}: {}\r\n\r\n{body}", body.len()).unwrap();
+            });
+            let room = ControlRequest::WarmRoom;
+            query_any::<WarmRoomReply>(folder.path(), "disk1", &room).unwrap_err()
+        });
+        let text = failure.to_string();
+        assert!(text.contains("older than this command") && text.contains("restart it"), "{text}");
+        assert!(!text.contains("collect_garbage"), "{text}");
+        assert_eq!(failure.exit(), Exit::Usage);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use hyper::{Method, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-use super::protocol::Refusal;
+use super::protocol::{Refusal, UNKNOWN_REQUEST};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The longest answer of a process: the status of thousands of volumes.
@@ -143,7 +143,14 @@ fn refusal(status: StatusCode, body: &[u8]) -> Failure {
         .iter()
         .map(|(known, _, _)| *known)
         .find(|known| known.code() == exit);
-    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {error}"))
+    let text = match error.starts_with(UNKNOWN_REQUEST) {
+        // The requests that it knows, which it lists, are no help.
+        true => "the serving process is older than this command and does not know its request: \
+                 replace it by this version with `sawmill handoff VOL`, or restart it"
+            .to_owned(),
+        false => format!("the serving process says: {error}"),
+    };
+    Failure::new(known.unwrap_or(Exit::Internal), text)
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ pub(crate) const REQUEST_TARGET: &str = "/request";
 /// The longest request that a process reads.
 pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 10;
 
+/// How the refusal of a request begins that a server does not know, or knows only in part.
+pub(crate) const UNKNOWN_REQUEST: &str = "unknown request";
+
 /// A request to the process of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 // An older server must refuse a request that it knows only in part, not carry out that part.

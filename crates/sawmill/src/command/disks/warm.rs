@@ -79,8 +79,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         wiring::find(&address)?;
         return Err(control::not_served(&address.name));
     };
-    let room: WarmRoomReply =
-        control::query_any(&folder, &address.name, &ControlRequest::WarmRoom)?;
+    let room: WarmRoomReply = control::query_any(&folder, &address.name, &ControlRequest::WarmRoom)
+        .map_err(|failure| failure.of_volume(&address.name))?;
     let ranges = match (arguments.boot_set, arguments.ranges.is_empty()) {
         (true, _) => boot_set(&address)?,
         (false, true) => vec![(0, room.size_bytes)],
