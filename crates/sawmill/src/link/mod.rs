@@ -41,8 +41,8 @@ impl ReceiversOption {
 #[derive(Args)]
 pub(crate) struct BusyPollOption {
     /// Whether receivers look for the next packet before they sleep: auto (while packets come one
-    /// by one at short intervals, no other thread wants the core, and no limit on processor time
-    /// applies) or never.
+    /// by one at short intervals and no other thread wants the core; not where one core is allowed,
+    /// or processor time is limited, at the start) or never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Never)]
     busy_poll: BusyPoll,
 }
