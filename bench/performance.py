@@ -2,26 +2,29 @@
 """Aims of performance beside what a run found: docs/performance.md, and whether a change costs
 speed.
 
-    bench/performance.py            writes docs/performance.md from the newest of bench/results
-    bench/performance.py --check    measures the aims again (a quarter of an hour); fails if a ratio
-                                    lies below nine tenths of the committed one (`make bench-check`)
+    bench/performance.py            measures the aims (25 minutes); writes docs/performance.md, and
+                                    every sample below docs/measurements/raw
+    bench/performance.py --words    writes the page from these samples again
+    bench/performance.py --check    measures again; fails if a ratio lies below nine tenths of the
+                                    committed one (`make bench-check`)
 
 Only ratios within a run are compared: they survive another machine. Not here: how a figure comes
 about (`run.py`, bench/README.md).
 """
 
 import json
-import re
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
 
-from harness import ROOT, cli, log, page
-from harness.page import RAW, RESULTS, kept, table, text_of
+from harness import MIB, ROOT, cli, log, machine, page
+from harness.page import MEASUREMENTS, RAW, kept, table, text_of
 from suite.contest import WORKLOADS
 from suite.report import Results
 
 PAGE = ROOT / "docs/performance.md"
+KEPT = MEASUREMENTS / "raw/performance.json"
 TITLES = {workload.name: workload.title for workload in WORKLOADS}
 # A ratio below this share of the committed one is a loss, if the run's spread allows to see it.
 LOSS = 0.9
@@ -44,9 +47,9 @@ class Aim:
 AIMS = [
     Aim("randwrite-4k", "nbdkit-null", 0.90),
     Aim("randwrite-4k-4", "nbdkit-null", 0.90),
-    Aim("randwrite-16k", "nbdkit-null", 0.85, 0.8, "twice"),
-    Aim("seqwrite-64k", "raw", 0.45, 0.5, "twice"),
-    Aim("seqwrite-1m", "raw", 0.45, 0.5, "twice"),
+    Aim("randwrite-16k", "nbdkit-null", 0.85, 0.8, limit="twice"),
+    Aim("seqwrite-64k", "raw", 0.45, 0.5, limit="twice"),
+    Aim("seqwrite-1m", "raw", 0.45, 0.5, limit="twice"),
     Aim("seqwrite-64k", "raw", 0.8, server="sawmill-memory"),
     Aim("seqwrite-1m", "raw", 0.8, server="sawmill-memory"),
     Aim("fsync-4k", "raw", 0.95, limit="serial"),
@@ -56,14 +59,6 @@ AIMS = [
     Aim("read-4k-1", "nbdkit-null", 0.90),
 ]
 SERVERS = ["raw", "nbdkit-null", "nbdkit-file", "twice", "sawmill", "sawmill-memory"]
-
-
-def newest():
-    """The newest committed run of everything."""
-    found = sorted(path for path in RESULTS.glob("*.json"))
-    if not found:
-        sys.exit("performance.py: bench/results has no run; `make bench` makes one")
-    return found[-1]
 
 
 def limit_rate(results, aim):
@@ -82,50 +77,74 @@ def title_of(aim):
     return TITLES[aim.workload] + where
 
 
+def more_of(results, name, aim, key):
+    return results.median(name, aim.workload, lambda cell: cell["more"].get(key))
+
+
 def row(results, aim):
     ours = results.median(aim.server, aim.workload, "iops")
     ratios = {base: results.ratio(aim.server, base, aim.workload, "iops")
               for base in ("raw", "nbdkit-null", "nbdkit-file")}
-    cpu = {name: results.median(name, aim.workload,
-                                lambda cell: cell["more"].get("cpu_s_per_gib"))
-           for name in (aim.server, "nbdkit-null", "nbdkit-file")}
+    cpu_s = more_of(results, aim.server, aim, "cpu_s_per_gib")
     limit = limit_rate(results, aim)
     reached = ratios[aim.base]
     is_met = reached is not None and reached >= aim.ratio and (
-        not aim.cpu_s_per_gib or (cpu[aim.server] or 0) <= aim.cpu_s_per_gib)
+        not aim.cpu_s_per_gib or (cpu_s or 0) <= aim.cpu_s_per_gib)
     wanted = f"≥ {aim.ratio:.2f} × {aim.base}" + (
         f", ≤ {aim.cpu_s_per_gib} s/GiB" if aim.cpu_s_per_gib else "")
     return [title_of(aim), text_of(ours),
-            *(text_of(ratios[base], ".2f") for base in ratios),
-            *(text_of(value, ".2f") for value in cpu.values()),
+            *(spread(results, aim, base) for base in ratios),
             wanted, kept(is_met), text_of(limit and ours and ours / limit, ".2f")]
 
 
-def write_page(path, page_path):
-    document = json.loads(path.read_text())
+def spread(results, aim, base):
+    """A ratio, with the smallest and the largest of a round."""
+    ratios = results.ratios(aim.server, base, aim.workload, "iops")
+    if not ratios:
+        return "–"
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}–{max(ratios):.2f}]"
+
+
+def cost(results, aim):
+    """CPU and memory of each server, for one row."""
+    servers = [aim.server, "nbdkit-null", "nbdkit-file"]
+    peaks = [more_of(results, name, aim, "peak_bytes") for name in servers]
+    return [title_of(aim),
+            *(text_of(more_of(results, name, aim, "cpu_s_per_gib"), ".2f") for name in servers),
+            *(text_of(peak and peak / MIB) for peak in peaks)]
+
+
+def write_page(page_path):
+    document = json.loads(KEPT.read_text())
     results = Results(document)
-    measured = {workload for cells in results.rounds for workload in cells}
-    aims = [aim for aim in AIMS if aim.workload in measured and aim.server in results.servers]
-    head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "CPU s/GiB", "null's", "file's",
-            "aim", "met", "÷ limit"]
-    rows = [row(results, aim) for aim in aims]
-    where = document["machine"]
+    aims = [aim for aim in AIMS if aim.server in results.servers]
+    head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "aim", "met", "÷ limit"]
+    costs = ["work", "CPU s/GiB", "null's", "file's", "MiB at most", "null's", "file's"]
+    where, settings = document["machine"], document["settings"]
     text = (
         "# Performance: aims, and what a run found\n\n"
-        f"Generated by `bench/performance.py` from [{path.stem}](../bench/results/{path.stem}.md), "
-        f"measured with `{document['command']}` on {where['cores']} cores of {where['cpu']}.\n\n"
+        f"Generated by `bench/performance.py` on {document['date']}, on the code of "
+        f"{document['commit']}, on {where['cores']} cores of {where['cpu']}; "
+        "[every sample](measurements/raw/performance.json).\n\n"
         "Sawmill's journal and its store, a folder, are on one disk, but for the rows that say "
         "otherwise. Clients are fio over one Unix socket each. *raw* is fio with io_uring and "
         "O_DIRECT on a file of that disk, *null* is nbdkit's null, which keeps nothing, *file* is "
-        "nbdkit's file. Rates are medians of the rounds; a ratio is taken in each round, and the "
-        "median of those is shown.\n\n"
-        f"{table(head, rows, range(1, 8))}\n"
+        f"nbdkit's file. Rates are medians of {settings['rounds']} rounds of "
+        f"{settings['runtime_s']} s in turn. A ratio is taken in each round: the median, and the "
+        "smallest and the largest.\n\n"
+        f"{table(head, [row(results, aim) for aim in aims], range(1, 5))}\n"
         "*÷ limit* compares with what bounds the work on this machine:\n\n"
         "- Large writes: the contestant *twice* writes each byte to a ring and to a new file of "
         "8 MiB, syncs it, and deletes what was overwritten, with no protocol, checksum or map.\n"
         "- Writes with a sync: the disk's write and sync one after the other with the protocol's "
-        "two round trips, as raw and null take them. Above 1, they overlap.\n\n"
-        "What other tables show, each with its command in its first lines: "
+        "two round trips, as raw and null take them. Above 1, they overlap. "
+        "[Where a flush takes its time](measurements/flush.md).\n\n"
+        "## What it costs\n\n"
+        "Processor time of the server, kernel included, until everything is stored; and the most "
+        "memory that it had, staging memory included.\n\n"
+        f"{table(costs, [cost(results, aim) for aim in aims], True)}\n"
+        "## Other tables\n\n"
+        "Each has its command in its first lines: "
         f"{', '.join(others())}. How figures come about: [bench/README.md](../bench/README.md).\n")
     page_path.write_text(text)
     log(f"wrote {page_path}")
@@ -136,7 +155,7 @@ def others():
     return [f"[{each.stem.replace('_', ' ')}](measurements/{each.name})" for each in pages]
 
 
-def measured_again(flags):
+def measured(flags):
     only = [aim.workload for aim in AIMS] + SERVERS
     words = [word for name in only for word in ("--only", name)]
     before = set(RAW.glob("*.json"))
@@ -147,8 +166,10 @@ def measured_again(flags):
 
 def check(flags):
     """Compares a new run's ratios with the committed ones; the number of losses."""
-    committed = Results(json.loads(newest().read_text()))
-    found = Results(json.loads(measured_again(flags).read_text()))
+    if not KEPT.exists():
+        sys.exit(f"performance.py: {KEPT} is missing; `bench/performance.py` makes it")
+    committed = Results(json.loads(KEPT.read_text()))
+    found = Results(json.loads(measured(flags).read_text()))
     rows, losses = [], 0
     for aim in AIMS:
         ratios = [results.ratio(aim.server, aim.base, aim.workload, "iops")
@@ -166,8 +187,12 @@ def check(flags):
 @cli.script
 def main():
     flags = cli.parse(__doc__, ("--check", False, "measure again, and compare"),
+                      ("--words", False, "measure nothing: only write the page"),
                       rounds=3, seconds=5, page=PAGE)
     if flags.check:
         return min(check(flags), 1)
-    write_page(newest(), flags.page)
+    if not flags.words:
+        document = json.loads(measured(flags).read_text())
+        page.write_raw(KEPT.stem, {"commit": machine.commit(), **document}, KEPT.parent)
+    write_page(flags.page)
     return 0

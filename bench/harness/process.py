@@ -6,6 +6,7 @@ ended by its id alone. Not here: programs that run to their end (`machine.run`).
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -86,6 +87,11 @@ class Process:
         """User and system time so far, in seconds."""
         spent = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
         return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
+
+    def peak_bytes(self):
+        """The most memory that it had at once, shared memory included."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
 
     def threads_cpu_s(self):
         """Processor time of the threads that it has now:

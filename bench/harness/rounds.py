@@ -61,6 +61,10 @@ class Rounds:
 
     def ratio(self, name, base, cell, key):
         """`None` where no round has both."""
-        pairs = zip(self.of(name, cell, key), self.of(base, cell, key))
-        ratios = [one / other for one, other in pairs if one is not None and other]
+        ratios = self.ratios(name, base, cell, key)
         return median(ratios) if ratios else None
+
+    def ratios(self, name, base, cell, key):
+        """One of each round that has both."""
+        pairs = zip(self.of(name, cell, key), self.of(base, cell, key))
+        return [one / other for one, other in pairs if one is not None and other]

@@ -151,9 +151,11 @@ class Server:
             if workload.writes:
                 self.settle()
             after = {} if self.counts_at_end else self.counters()
+            peak_bytes = sum(process.peak_bytes() for process in self.processes)
         more = {"settle_s": time.monotonic() - since,
                 "counted": difference(before, self.counters() if self.counts_at_end else after)}
         if self.processes:
             cpu_s = sum(process.cpu_total_s for process in self.processes) - cpu_before_s
             more["cpu_s_per_gib"] = cpu_s / max(cell["bytes"] / GIB, 1e-9)
+            more["peak_bytes"] = peak_bytes
         return {**cell, "more": more}
