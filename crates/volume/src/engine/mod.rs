@@ -198,10 +198,10 @@ impl Engine {
             self.end();
             return None;
         }
-        self.map_loading.step(&self.context);
         self.apply_stored();
         self.log.repeat_failed(&self.context, now);
         self.orders.take(&self.context);
+        self.load_map();
         let Engine { context, options, collector, garbage_bound, map_loading, .. } = self;
         let sealing = match map_loading.is_whole {
             true => garbage_bound.step(context, options, collector, now),
@@ -340,6 +340,17 @@ impl Engine {
         }
     }
 
+    /// Has more of the map loaded. The checkpoint that a close ends with needs only the groups that
+    /// changes wait for; what else the close still does needs all.
+    fn load_map(&mut self) {
+        if self.map_loading.is_whole {
+            return;
+        }
+        let is_last = self.is_drained() && self.context.mailbox.next_resize().is_none();
+        let goal = if is_last { LoadGoal::Changes } else { LoadGoal::WholeMap };
+        self.map_loading.step(&self.context, goal);
+    }
+
     fn resize(&mut self) {
         if self.map_loading.is_whole
             && self.resizes.begin(&self.context, &self.log, &mut self.checkpoints)
@@ -360,10 +371,11 @@ impl Engine {
         if self.closed {
             return;
         }
-        if !self.map_loading.is_whole {
+        let is_closing = !self.checkpoints.is_clean() && self.is_drained();
+        let has_map = self.map_loading.is_whole || is_closing && self.map_loading.is_enough;
+        if !has_map {
             return;
         }
-        let is_closing = !self.checkpoints.is_clean() && self.is_drained();
         let requested = self.context.mailbox.take_checkpoint_requests();
         let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
         if is_due || is_closing || !requested.is_empty() {
@@ -455,27 +467,41 @@ impl Engine {
 /// Until the map is whole and all that was replaced in it is counted, no checkpoint begins, nothing
 /// is collected, and neither the disk's size nor its state changes: each of these needs the whole
 /// map. What the table of segments says of live data meanwhile is never too little.
+///
+/// The exception is the checkpoint that a close ends with. No change follows it, so it needs only
+/// that those are made and counted that wait. The other groups are as the checkpoint before says.
 #[derive(Default)]
 struct MapLoading {
     /// One group is being loaded.
     is_under_way: bool,
     is_whole: bool,
+    /// All that the last goal asked for is loaded and counted.
+    is_enough: bool,
+}
+
+/// How much of the map is to be loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LoadGoal {
+    WholeMap,
+    /// The groups that changes wait for.
+    Changes,
 }
 
 impl MapLoading {
     /// Has the next group loaded, if one is left and none is being loaded. A map of which a part
     /// cannot be loaded ends the volume.
-    fn step(&mut self, context: &Arc<Context>) {
-        if self.is_whole {
-            return;
-        }
+    fn step(&mut self, context: &Arc<Context>, goal: LoadGoal) {
         let view = context.stored.view();
+        // First: what the changes replaced that were made by now is counted next.
+        let are_changes_made = goal == LoadGoal::Changes && !view.map.may_have_changes_waiting();
         let is_whole = view.count_losses();
+        self.is_enough = false;
         if let Some(error) = view.map.broken() {
             return context.write.fail(error);
         }
         self.is_whole = is_whole;
-        if self.is_whole || self.is_under_way {
+        self.is_enough = is_whole || are_changes_made;
+        if self.is_enough || self.is_under_way {
             return;
         }
         self.is_under_way = true;
@@ -483,7 +509,10 @@ impl MapLoading {
         context.map_loader.run(move || {
             // A panic must not leave the rest unloaded.
             let _told = ToldWhenDropped(job_context);
-            view.map.load_next();
+            match goal {
+                LoadGoal::WholeMap => view.map.load_next(),
+                LoadGoal::Changes => view.map.load_next_changed(),
+            }
         });
     }
 }

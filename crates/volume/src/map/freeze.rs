@@ -15,6 +15,8 @@
 //!    must not fill it again.
 //! 4. Nothing is marked clean before everything is encoded: a group that is clean and in no
 //!    checkpoint would be missing from the next one.
+//! 5. A held group without changes is what the checkpoint before says, and stays so without being
+//!    loaded. Its deltas count as those of any other.
 //!
 //! Not here: the objects (`part`), putting them (`engine::checkpoint`), reading them
 //! (`recovery::checkpoint`).
@@ -26,7 +28,7 @@ use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{HOLE_SEQUENCE, PartIdentity, delta_group};
 
 use super::part::MapPart;
-use super::{Location, MapExtent, MapPiece, ObjectMap};
+use super::{GROUP_BYTES, Location, MapExtent, MapPiece, ObjectMap};
 use crate::Result;
 use crate::limits::{AttachmentBounds, MAP_DELTAS_MAX};
 
@@ -49,7 +51,7 @@ pub(crate) struct FrozenMap {
 }
 
 /// Encodes what changed since the checkpoint with the parts `before`. Nobody may change the map
-/// meanwhile. What is held of it is loaded first.
+/// meanwhile. What is held and changed, or is written, is loaded first.
 pub(crate) fn freeze_map(
     map: &ObjectMap,
     before: &[PartEntry],
@@ -57,11 +59,15 @@ pub(crate) fn freeze_map(
     put_id: PutId,
     bounds: &AttachmentBounds,
 ) -> Result<FrozenMap> {
-    map.load_all();
+    while map.may_have_changes_waiting() {
+        map.load_next_changed();
+    }
+    let plan = Plan::make(map, before, bounds.map_delta_from_bytes);
+    // Some may be held and unchanged: they are taken out of deltas.
+    plan.all().iter().try_for_each(|group| map.load(group * GROUP_BYTES, GROUP_BYTES))?;
     if let Some(error) = map.broken() {
         return Err(error);
     }
-    let plan = Plan::make(map, before, bounds.map_delta_from_bytes);
     let freezing = Freezing { map, before, checkpoint, put_id, bounds };
     let without_delta = Plan { changed: BTreeMap::new(), whole: plan.all() };
     match plan.changed.is_empty() {

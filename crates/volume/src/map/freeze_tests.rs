@@ -11,10 +11,10 @@ use sawmill_format::kept_block::KeptBlock;
 use sawmill_format::map_part::{PartIdentity, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore, StoreOptions};
 
-use super::freeze::freeze_map;
+use super::freeze::{FrozenMap, freeze_map};
 use super::{GROUP_BYTES, Location, MapPiece, ObjectMap, PAGE_BYTES};
 use crate::limits::{AttachmentBounds, MAP_DELTAS_MAX};
-use crate::recovery::map_load::load;
+use crate::recovery::map_hold::LoadTime;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const VOLUME: VolumeId = VolumeId([7; 16]);
@@ -44,15 +44,7 @@ impl Kept {
     fn checkpoint(&mut self, map: &ObjectMap, map_part_bytes_max: u64) -> u64 {
         self.number += 1;
         self.size_bytes = map.size_bytes();
-        let identity = CheckpointIdentity { volume_id: VOLUME, number: self.number };
-        let bounds = AttachmentBounds {
-            map_delta_from_bytes: 0,
-            map_part_bytes_max,
-            ..AttachmentBounds::default()
-        };
-        let put_id = PutId(u128::from(self.number).to_be_bytes());
-        let frozen = freeze_map(map, &self.parts, identity, put_id, &bounds).unwrap();
-        assert!(map.dirty_groups().is_empty());
+        let frozen = self.freeze(map, map_part_bytes_max);
         let mut put_bytes = 0;
         for part in frozen.objects {
             put_bytes += part.bytes.len() as u64;
@@ -66,11 +58,28 @@ impl Kept {
         put_bytes
     }
 
-    fn load(&self) -> ObjectMap {
-        self.try_load().unwrap()
+    fn freeze(&self, map: &ObjectMap, map_part_bytes_max: u64) -> FrozenMap {
+        let identity = CheckpointIdentity { volume_id: VOLUME, number: self.number };
+        let bounds = AttachmentBounds {
+            map_delta_from_bytes: 0,
+            map_part_bytes_max,
+            ..AttachmentBounds::default()
+        };
+        let put_id = PutId(u128::from(self.number).to_be_bytes());
+        let frozen = freeze_map(map, &self.parts, identity, put_id, &bounds).unwrap();
+        assert!(map.dirty_groups().is_empty());
+        frozen
     }
 
-    fn try_load(&self) -> crate::Result<ObjectMap> {
+    fn load(&self) -> ObjectMap {
+        self.try_load(LoadTime::AtOnce).unwrap()
+    }
+
+    fn hold(&self) -> ObjectMap {
+        self.try_load(LoadTime::WhenNeeded { from_bytes: 0 }).unwrap()
+    }
+
+    fn try_load(&self, load_time: LoadTime) -> crate::Result<ObjectMap> {
         let root = Checkpoint {
             volume_id: VOLUME,
             put_id: PutId([1; 16]),
@@ -92,7 +101,7 @@ impl Kept {
         };
         let identity = CheckpointIdentity { volume_id: VOLUME, number: self.number };
         let read = Checkpoint::decode(&root.encode().unwrap(), &identity).unwrap();
-        Ok(load(&*self.store, &read)?.map)
+        Ok(load_time.view(&*self.store, &read)?.map)
     }
 
     fn deltas(&self) -> impl Iterator<Item = &PartEntry> {
@@ -112,6 +121,9 @@ fn insert(map: &ObjectMap, address: u64, length: u64, sequence: u32) {
 
 fn resize(map: &ObjectMap, size_bytes: u64) {
     let before = map.size_bytes();
+    if size_bytes < before {
+        map.load_all();
+    }
     map.remove(size_bytes, before.saturating_sub(size_bytes), &mut |_, _| {});
     map.set_size(size_bytes);
 }
@@ -187,6 +199,43 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn a_checkpoint_is_the_same_whether_its_map_is_held_or_loaded(
+        rounds in prop::collection::vec(changes(), 1..24),
+    ) {
+        let (mut kept, mut sequence) = (Kept::new(), 1000);
+        kept.checkpoint(&filled(3, FILLED), 1 << 32);
+        for changes in rounds {
+            let (held, loaded) = (kept.hold(), kept.load());
+            for one in changes {
+                sequence += 1;
+                change(&held, one, sequence);
+                change(&loaded, one, sequence);
+            }
+            // Their checksums are among them.
+            kept.number += 1;
+            let named = kept.freeze(&held, 1 << 32).parts;
+            kept.number -= 1;
+            kept.checkpoint(&loaded, 1 << 32);
+            prop_assert_eq!(&named, &kept.parts);
+            prop_assert_eq!(held.delta_since(), loaded.delta_since());
+            prop_assert_eq!(pieces(&held), pieces(&loaded));
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_loads_no_held_group_that_did_not_change() {
+    let (map, mut kept) = (filled(3, FILLED), Kept::new());
+    kept.checkpoint(&map, 1 << 32);
+    let held = kept.hold();
+    insert(&held, GROUP_BYTES, PAGE, 1000);
+    kept.checkpoint(&held, 1 << 32);
+    let is_loaded = |group: u64| held.is_loaded(group * GROUP_BYTES, 1);
+    assert_eq!([0, 1, 2].map(is_loaded), [false, true, false]);
+    insert(&map, GROUP_BYTES, PAGE, 1000);
+    assert_eq!(pieces(&kept.load()), pieces(&map));
 }
 
 #[test]
@@ -248,7 +297,7 @@ fn a_map_of_many_parts_is_loaded_whole_or_not_at_all() {
             Blocking(&*kept.store).delete(vec![key.clone()], Class::Background).unwrap();
             let is_whole = bytes == whole;
             Blocking(&*kept.store).put(&key, Bytes::from(bytes), Class::Upload).unwrap();
-            match kept.try_load() {
+            match kept.try_load(LoadTime::AtOnce) {
                 Ok(_) => assert!(is_whole, "{key}"),
                 Err(error) => assert!(!is_whole && error.to_string().contains(&key), "{error}"),
             }

@@ -89,6 +89,15 @@ impl Hold {
         self.is_held.store(true, Ordering::Release);
     }
 
+    /// Whether changes wait, or may wait: somebody is loading the group, or died of that.
+    pub(super) fn may_have_changes(&self) -> bool {
+        self.is_held()
+            && match self.content.try_lock() {
+                Some(content) => content.is_none() || !self.changes.lock().is_empty(),
+                None => true,
+            }
+    }
+
     /// The caller holds the lock of `changes`, and none waits there.
     pub(super) fn end(&self) {
         self.is_held.store(false, Ordering::Release);

@@ -39,7 +39,11 @@ impl ObjectMap {
         held.bytes.fetch_add(content.bytes(), Ordering::Relaxed);
         held.order.lock().push_back(number);
         held.count.fetch_add(1, Ordering::AcqRel);
-        entry.get_or_init(Group::new).hold.begin(content);
+        let group = entry.get_or_init(Group::new);
+        // A checkpoint names the deltas that held groups need, too.
+        let since = content.deltas.first().map_or(0, |(number, _)| *number);
+        group.delta_since.store(since, Ordering::Relaxed);
+        group.hold.begin(content);
         true
     }
 
@@ -86,6 +90,22 @@ impl ObjectMap {
                 return;
             }
         }
+    }
+
+    /// Whether changes wait for their groups, or may wait.
+    pub(crate) fn may_have_changes_waiting(&self) -> bool {
+        !self.is_whole() && self.next_changed().is_some()
+    }
+
+    /// Loads one more group for which changes wait.
+    pub(crate) fn load_next_changed(&self) {
+        if let Some((number, group)) = self.next_changed() {
+            self.load_group(number, group);
+        }
+    }
+
+    fn next_changed(&self) -> Option<(u64, &Group)> {
+        self.present().find(|(_, group)| group.hold.may_have_changes())
     }
 
     /// Whoever loads the group waits while this is held.

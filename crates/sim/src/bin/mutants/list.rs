@@ -485,6 +485,18 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "drop(self.map.take_losses());",
     ),
     mutant(
+        "a close names no delta of the groups that it does not load",
+        "volume/src/map/load.rs",
+        "group.delta_since.store(since, Ordering::Relaxed);",
+        "let _ = since;",
+    ),
+    mutant(
+        "a close counts what is live before it has made the changes that wait",
+        "volume/src/engine/mod.rs",
+        "goal == LoadGoal::Changes && !view.map.may_have_changes_waiting();",
+        "goal == LoadGoal::Changes;",
+    ),
+    mutant(
         "collection supersedes a block whose killer is not stored",
         "volume/src/gc/gather.rs",
         "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",

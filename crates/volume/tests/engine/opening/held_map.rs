@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use sawmill_device::BlockDeviceExt;
+use sawmill_store::{Call, CallKind};
 use sawmill_volume::{FlushMode, RealWorld, RecoveryStep, SteppedVolume, Volume, World};
 
-use crate::faulty::{Machine, holds, root_put, stored};
+use crate::faulty::{
+    Machine, WAIT_TIME_MAX, holds, is_engine, root_put, segment_put, stored, until,
+};
 
 const GIB: u64 = 1 << 30;
 /// One place in each of five groups, and one across a border.
@@ -71,19 +74,116 @@ fn no_checkpoint_begins_before_all_of_the_map_is_loaded() {
     let mut stepped = open_stepped(&machine);
     let roots = || machine.count(|call| root_put(call).is_some());
     let before = roots();
-    stepped.begin_close();
+    let grown = stepped.volume().begin_grow(96 * GIB).unwrap();
     for _ in 0..4 {
         // One of five groups each time.
         step(&mut stepped);
         assert_eq!(roots(), before);
     }
-    while !stepped.is_settled() {
+    until("it grows", || {
         step(&mut stepped);
-    }
-    stepped.finish_close().unwrap();
+        grown.try_recv().is_ok_and(|outcome| outcome.is_ok())
+    });
     assert!(roots() > before);
-    machine.assert_sound("closed when all was loaded");
+    close(stepped);
+    machine.assert_sound("grown when all was loaded");
     assert_all(&machine.open(), 1);
+}
+
+/// Opens and closes. Returns in which step of the close its checkpoint began.
+fn steps_of_a_close(machine: &Machine) -> usize {
+    let mut stepped = open_stepped(machine);
+    let is_of_checkpoint =
+        |call: &Call| call.kind == CallKind::Put && is_engine(call) && segment_put(call).is_none();
+    let puts = || machine.count(is_of_checkpoint);
+    let before = puts();
+    stepped.begin_close();
+    let mut steps = 0;
+    while puts() == before {
+        step(&mut stepped);
+        steps += 1;
+    }
+    close(stepped);
+    steps
+}
+
+fn close(mut stepped: SteppedVolume) {
+    stepped.begin_close();
+    until("all is stored", || {
+        step(&mut stepped);
+        stepped.is_settled()
+    });
+    stepped.finish_close().unwrap();
+}
+
+#[test]
+fn a_close_loads_nothing_of_a_map_that_did_not_change() {
+    let machine = volume_of_five_groups(1);
+    // Each loads one of five groups, where it loads any.
+    assert_eq!(steps_of_a_close(&machine), 1);
+    machine.assert_sound("closed before its map was loaded");
+    // Without the journal, as after any clean close.
+    std::fs::remove_file(machine.journal()).unwrap();
+    assert_eq!(steps_of_a_close(&machine), 1);
+    machine.assert_sound("and once more");
+    assert_all(&machine.open(), 1);
+}
+
+#[test]
+fn a_close_loads_and_counts_what_changed_of_a_map() {
+    let machine = volume_of_five_groups(1);
+    let volume = machine.open();
+    for place in [PLACES[1], PLACES[5]] {
+        volume.write_at(place, &[2; 4096]).unwrap();
+    }
+    stored(&volume);
+    volume.close_now();
+    // Two groups have changes, which the open found in the log.
+    assert_eq!(steps_of_a_close(&machine), 3);
+    machine.assert_sound("closed when what changed was loaded");
+    let volume = machine.open();
+    for (index, place) in PLACES.iter().enumerate() {
+        let version = if [1, 5].contains(&index) { 2 } else { 1 };
+        holds(&volume, *place, &[version; 4096]);
+    }
+}
+
+#[test]
+fn a_close_keeps_the_deltas_of_groups_that_it_does_not_load() {
+    let mut machine = volume_of_five_groups(1);
+    machine.options.bounds.map_delta_from_bytes = 0;
+    let volume = machine.open();
+    let write = |block: u64, version: u8| {
+        volume.write_at(PLACES[1] + block * 16384, &[version; 4096]).unwrap();
+    };
+    // So many that the delta is small beside them, and stays.
+    (0..400).for_each(|block| write(block, 1));
+    stored(&volume);
+    assert!(volume.checkpoint(WAIT_TIME_MAX));
+    (0..3).for_each(|block| write(block * 7, 2));
+    stored(&volume);
+    assert!(volume.checkpoint(WAIT_TIME_MAX));
+    let deltas = || {
+        let is_delta = |key: &&String| key.contains("/80000000");
+        machine.keys("/map/").iter().filter(is_delta).count()
+    };
+    assert_eq!(deltas(), 1);
+    volume.close_now();
+    // A delta that the last two checkpoints do not name is deleted.
+    for version in 2..5 {
+        let volume = machine.open();
+        volume.write_at(PLACES[0], &[version; 4096]).unwrap();
+        stored(&volume);
+        volume.close_now();
+        assert_eq!(steps_of_a_close(&machine), 2);
+        machine.assert_sound("closed with a delta");
+    }
+    assert_eq!(deltas(), 1);
+    let volume = machine.open();
+    for block in 0..400 {
+        let version = if [0, 7, 14].contains(&block) { 2 } else { 1 };
+        holds(&volume, PLACES[1] + block * 16384, &[version; 4096]);
+    }
 }
 
 #[test]
