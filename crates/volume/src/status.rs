@@ -126,8 +126,10 @@ pub struct Status {
     pub slowed_for_garbage: bool,
     /// Extents of the object map.
     pub extents: u64,
-    /// Memory of the object map.
+    /// Memory of the object map, with what is not loaded yet and the changes that wait for that.
     pub map_bytes: u64,
+    /// Groups of the object map that are not loaded yet: a volume with a large map serves before.
+    pub map_groups_unloaded: u64,
     /// Capacity of the journal.
     pub journal_bytes: u64,
     /// Bytes of the journal that hold writes not yet stored.

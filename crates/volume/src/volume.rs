@@ -297,6 +297,7 @@ impl Volume {
             slowed_for_garbage: self.write.mailbox.is_slowed_for_garbage(),
             extents: view.map.extents(),
             map_bytes: view.map.memory_bytes(),
+            map_groups_unloaded: view.map.held_groups(),
             journal_bytes,
             journal_unstored_bytes: positions.accepted.saturating_sub(stored),
             journal_unstored_records: unstored_records,
@@ -335,7 +336,6 @@ impl Volume {
             Safety::Logged => journal.when_logged(through, callback),
             Safety::Stored => self.write.mailbox.when_stored(through, callback),
         }
-        let closed = || Error::new(ErrorKind::Closed, "the volume was closed before this was done");
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let time_left =
@@ -344,7 +344,7 @@ impl Volume {
                 time_left.map_or(WANTED_EVERY, |time_left| time_left.min(WANTED_EVERY)),
             ) {
                 Ok(outcome) => return outcome.map(|()| true),
-                Err(RecvTimeoutError::Disconnected) => return Err(closed()),
+                Err(RecvTimeoutError::Disconnected) => return Err(closed_too_early()),
                 Err(RecvTimeoutError::Timeout) => {
                     if time_left.is_some_and(|time_left| time_left <= WANTED_EVERY) || !is_wanted()
                     {
@@ -377,9 +377,7 @@ impl Volume {
         let (sender, receiver) = sync_channel(1);
         // The requester waits for it.
         self.request_collection(threshold, Box::new(move |outcome| drop(sender.send(outcome))))?;
-        receiver.recv().map_err(|_| {
-            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
-        })?
+        receiver.recv().map_err(|_| closed_too_early())?
     }
 
     /// As [`collect_garbage`](Self::collect_garbage); passes the result to `callback`.
@@ -439,9 +437,7 @@ impl Volume {
             // Data in flight may lie beyond the new end.
             self.wait(Safety::Stored, None)?;
         }
-        self.request_resize(size_bytes, current).recv().map_err(|_| {
-            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
-        })?
+        self.request_resize(size_bytes, current).recv().map_err(|_| closed_too_early())?
     }
 
     /// Grows the disk, as [`resize`](Self::resize) does, but does not block: the result arrives
@@ -557,6 +553,10 @@ impl Volume {
         self.dropped.lock().push(sender);
         receiver
     }
+}
+
+fn closed_too_early() -> Error {
+    Error::new(ErrorKind::Closed, "the volume was closed before this was done")
 }
 
 impl Drop for Volume {

@@ -116,6 +116,12 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_segments", "Segments in the store.", |volume| volume.segments),
     gauge("sawmill_extents", "Extents of the map.", |volume| volume.extents),
     gauge("sawmill_map_bytes", "Memory of the map.", |volume| volume.map_bytes),
+    gauge(
+        "sawmill_map_groups_unloaded",
+        "Groups of the map (16 GiB of addresses each) that are not loaded yet: a volume with a \
+         large map serves before. Until 0, no checkpoint begins and nothing is collected.",
+        |volume| volume.map_groups_unloaded,
+    ),
     gauge("sawmill_clients", "Clients connected to the volume.", |volume| {
         volume.clients.len() as u64
     }),

@@ -90,6 +90,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) segments: u64,
     pub(crate) extents: u64,
     pub(crate) map_bytes: u64,
+    #[serde(default)]
+    pub(crate) map_groups_unloaded: u64,
     pub(crate) journal_bytes: u64,
     pub(crate) journal_unstored_bytes: u64,
     pub(crate) journal_unstored_records: u64,
@@ -126,6 +128,7 @@ impl VolumeStatus {
             segments: status.segments,
             extents: status.extents,
             map_bytes: status.map_bytes,
+            map_groups_unloaded: status.map_groups_unloaded,
             journal_bytes: status.journal_bytes,
             journal_unstored_bytes: status.journal_unstored_bytes,
             journal_unstored_records: status.journal_unstored_records,

@@ -98,6 +98,11 @@ impl Hold {
             }
     }
 
+    /// Memory of the changes that wait.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.changes.lock().capacity() * size_of::<HeldChange>()
+    }
+
     /// The caller holds the lock of `changes`, and none waits there.
     pub(super) fn end(&self) {
         self.is_held.store(false, Ordering::Release);

@@ -52,6 +52,11 @@ impl ObjectMap {
         self.held.count.load(Ordering::Acquire) == 0
     }
 
+    /// How many groups are held.
+    pub(crate) fn held_groups(&self) -> u64 {
+        self.held.count.load(Ordering::Acquire) as u64
+    }
+
     /// Whether no group of the range is held: then a lookup takes no longer than usual.
     pub(crate) fn is_loaded(&self, address: u64, length: u64) -> bool {
         let is_loaded = |number| self.group(number).is_none_or(|group| !group.hold.is_held());

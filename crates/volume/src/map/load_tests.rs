@@ -131,6 +131,23 @@ fn a_held_map_is_the_map_whatever_changes_and_whenever_it_is_loaded() {
 }
 
 #[test]
+fn what_waits_for_a_held_group_counts_as_memory_until_it_is_loaded() {
+    let map = held_page();
+    let before = map.memory_bytes();
+    for page in 0..1000 {
+        map.insert(GROUP_BYTES + 2 * page * PAGE, PAGE, 2, 0, &mut |_, _| {});
+    }
+    let waiting_bytes = map.memory_bytes() - before;
+    let least = 1000 * size_of::<HeldChange>() as u64;
+    assert!((least..=2 * least).contains(&waiting_bytes), "{waiting_bytes} bytes");
+    assert_eq!(map.held_groups(), 1);
+    map.load_all();
+    assert_eq!(map.held_groups(), 0);
+    let group = map.group(1).unwrap();
+    assert_eq!(group.hold.waiting_bytes(), 0);
+}
+
+#[test]
 fn what_a_delta_says_counts_over_the_part_and_under_what_came_since() {
     let extent = |page: u64, sequence| MapExtent {
         address: GROUP_BYTES + page * PAGE,

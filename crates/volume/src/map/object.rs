@@ -344,7 +344,9 @@ impl ObjectMap {
 
     /// Memory held, as requested from the allocator.
     pub fn memory_bytes(&self) -> u64 {
-        let group_bytes = |group: &Group| size_of::<Group>() + group.changed.lock().heap_bytes();
+        let changes_bytes =
+            |group: &Group| group.changed.lock().heap_bytes() + group.hold.waiting_bytes();
+        let group_bytes = |group: &Group| size_of::<Group>() + changes_bytes(group);
         let groups: usize = self.present().map(|(_, group)| group_bytes(group)).sum();
         let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.table)).sum();
         let loaded_bytes = (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed);

@@ -226,6 +226,7 @@ function numbers(v) {
     row('in the store', bytes(v.segment_object_bytes)),
     row('segments, extents', count(v.segments) + ', ' + count(v.extents)),
     row('memory of the map', bytes(v.map_bytes)),
+    v.map_groups_unloaded ? row('groups of the map to load', count(v.map_groups_unloaded)) : '',
     row('stored per byte written', stored),
     row('coalesced', bytes(c.coalesced_bytes)),
     row('uploads in flight', v.uploads_in_flight),

@@ -222,7 +222,8 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
     rows.push(("live data", human_size(document.live_bytes)));
     rows.push(("in the store", human_size(document.object_bytes)));
     rows.push(("segments", human_count(document.segments)));
-    rows.push(("extents", human_count(document.extents)));
+    let unloaded = document.live.as_ref().map_or(0, |volume| volume.map_groups_unloaded);
+    rows.push(("extents", extents_with(unloaded, document.extents)));
     rows.push(("checkpoint", document.checkpoint_number.to_string()));
     if let Some(volume) = document.live.as_ref().filter(|volume| !volume.read_only) {
         let unstored = human_size(volume.journal_unstored_bytes);
@@ -263,6 +264,18 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
     rows
 }
 
+/// How many there are, and how many groups of the map that has them are not loaded yet.
+fn extents_with(unloaded: u64, extents: u64) -> String {
+    match unloaded {
+        0 => human_count(extents),
+        groups => format!(
+            "{} ({} groups of the map are not loaded yet)",
+            human_count(extents),
+            human_count(groups)
+        ),
+    }
+}
+
 fn attachment_facts(document: &Document) -> Vec<(&'static str, String)> {
     let Some(attached) = &document.attached else {
         let last = match document.clean {
@@ -283,4 +296,15 @@ fn attachment_facts(document: &Document) -> Vec<(&'static str, String)> {
         attached.health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     rows.push(("health", format!("{}{reason}", attached.health.state.replace('_', " "))));
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_says_how_much_of_a_map_is_not_loaded() {
+        assert_eq!(extents_with(0, 7000), "7,000");
+        assert_eq!(extents_with(3, 7000), "7,000 (3 groups of the map are not loaded yet)");
+    }
 }

@@ -53,8 +53,10 @@ fn a_volume_serves_before_its_map_is_loaded() {
     let map = steps.iter().find(|one| one.step == RecoveryStep::Map).unwrap();
     assert!(map.detail.contains("loaded when needed"), "{}", map.detail);
     assert_eq!(volume.status().extents, 6 + 1, "one extent across a border is two");
+    assert_eq!(volume.status().map_groups_unloaded, 5);
     // No loop has made a step yet.
     holds(&volume, PLACES[2], &[1; 4096]);
+    assert_eq!(volume.status().map_groups_unloaded, 3, "both sides of the border");
     volume.write_at(PLACES[3], &[2; 4096]).unwrap();
     holds(&volume, PLACES[3], &[2; 4096]);
     let unwritten = volume.allocation(PLACES[4] + GIB, 4096).unwrap();
@@ -65,6 +67,7 @@ fn a_volume_serves_before_its_map_is_loaded() {
     }
     let unwritten = volume.allocation(PLACES[4] + GIB, 4096).unwrap();
     assert!(unwritten.iter().all(|run| !run.data), "all is loaded now");
+    assert_eq!(volume.status().map_groups_unloaded, 0);
     assert_all(&volume, 1);
 }
 
