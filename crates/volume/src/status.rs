@@ -198,7 +198,8 @@ pub struct Counters {
     /// Frames fetched ahead.
     pub prefetched_frames: u64,
     /// Hints to prefetch a range of which a part was left out: the volume has no read cache, more
-    /// was on its way than `prefetch_bytes` allows, or the range is very long.
+    /// was on its way than `prefetch_bytes` allows, the range is very long, or its map is not
+    /// loaded yet.
     pub prefetches_cut: u64,
     /// Requests that had to wait for staging memory, journal space, the limit of unstored records,
     /// or the age limit of unstored writes.

@@ -206,7 +206,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter(
         "sawmill_prefetches_cut_total",
         "Hints to prefetch a range of which a part was left out: without a read cache, beyond \
-        what `--prefetch` allows on its way, or beyond 1 GiB.",
+        what `--prefetch` allows on its way, beyond 1 GiB, or where the map is not loaded yet.",
         |volume| volume.counters.prefetches_cut,
     ),
 ];

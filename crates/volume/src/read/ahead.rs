@@ -305,7 +305,7 @@ pub(super) fn note(context: &Arc<ReadContext>, read: ReadSpan) {
     };
     let frames_max = ahead_bytes / u64::from(context.attachment.record.frame_bytes);
     let wanted = wanted_frames(context, &ranges, frames_max as usize);
-    fetch_ahead(context, wanted, room);
+    fetch_ahead(context, wanted.frames, room);
 }
 
 /// Fetches the stored frames of a range that are not cached, in the background, if there is a cache
@@ -323,7 +323,9 @@ pub(super) fn fetch_hinted(context: &Arc<ReadContext>, address: u64, length: u64
             let step = (at, HINT_STEP_BYTES.min(end - at));
             // One too many shows that some are left out.
             let found = wanted_frames(context, &[step], frames_max as usize + 1);
-            wanted.extend(found);
+            // A hint is answered at once: it does not wait until a map is loaded.
+            is_cut |= found.lacks_map;
+            wanted.extend(found.frames);
             if wanted.len() > frames_max as usize {
                 is_cut = true;
                 break;
@@ -334,18 +336,27 @@ pub(super) fn fetch_hinted(context: &Arc<ReadContext>, address: u64, length: u64
     add(&context.attachment.counters.prefetches_cut, u64::from(is_cut));
 }
 
+/// What is to be fetched of some ranges.
+#[derive(Default)]
+struct WantedFrames {
+    frames: HashSet<FrameName>,
+    /// The map of a part of them is not loaded.
+    lacks_map: bool,
+}
+
 /// The stored frames of ranges that are not here, `frames_max` of them at most.
 fn wanted_frames(
     context: &Arc<ReadContext>,
     ranges: &[(u64, u64)],
     frames_max: usize,
-) -> HashSet<FrameName> {
-    let mut wanted: HashSet<FrameName> = HashSet::new();
+) -> WantedFrames {
+    let mut wanted = WantedFrames::default();
     for (address, length) in ranges {
         for piece in resolve(context, *address, *length) {
+            wanted.lacks_map |= matches!(piece.source, ReadSource::Unloaded);
             let ReadSource::Frame { name, .. } = piece.source else { continue };
-            if wanted.len() < frames_max && !is_here(context, name) {
-                wanted.insert(name);
+            if wanted.frames.len() < frames_max && !is_here(context, name) {
+                wanted.frames.insert(name);
             }
         }
     }

@@ -15,7 +15,7 @@ use sawmill_store::{
     Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError,
     StoreErrorKind, StoreOptions,
 };
-use sawmill_volume::{CreateOptions, Volume, open_cache};
+use sawmill_volume::{CreateOptions, RealWorld, SteppedVolume, Volume, World, open_cache};
 
 use crate::faulty::until;
 use crate::rig::{Dice, MIB, Rig, pattern};
@@ -218,4 +218,20 @@ fn hints_take_no_more_room_than_all_that_is_fetched_ahead_and_what_is_left_out_i
     assert_eq!(hint(8 * MIB, BLOCK), 2, "no room is left");
     store.release();
     until("the room is given back", || hint(12 * MIB, BLOCK) == hint(13 * MIB, BLOCK));
+}
+
+#[test]
+fn a_hint_where_the_map_is_not_loaded_yet_is_counted_as_cut() {
+    let (mut rig, store) = written(MIB);
+    rig.options.bounds.map_held_from_bytes = 0;
+    let world: Arc<dyn World> = Arc::new(RealWorld::default());
+    let stepped = SteppedVolume::open(world, store, "disk", &rig.options).unwrap();
+    let volume = stepped.volume();
+    let hint = || {
+        volume.call(Operation::Prefetch, 0, BLOCK, Flags::default(), Vec::new()).unwrap();
+        volume.status().counters.prefetches_cut
+    };
+    assert_eq!(hint(), 1);
+    read(volume, 0, 4096);
+    assert_eq!(hint(), 1, "the read has loaded it");
 }
