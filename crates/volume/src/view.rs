@@ -47,12 +47,9 @@ impl View {
         }
     }
 
-    /// Counts what changes replaced that waited for their groups. Returns whether the map is whole,
-    /// and everything replaced is counted.
-    pub(crate) fn count_losses(&self) -> bool {
-        let is_whole = self.map.is_whole();
+    /// Subtracts from the live data of segments what changes replaced that waited for their groups.
+    pub(crate) fn subtract_losses(&self) {
         self.segments.lose(&self.map.take_losses());
-        is_whole
     }
 
     /// Returns this volume with the map of a cut: what that map names is live again, all else is

@@ -22,6 +22,7 @@
 //! | [`resize`] | another size, in a checkpoint |
 //! | [`fence_check`] | checks for fences |
 //! | [`clock`] | the clock by which moments age |
+//! | [`map_loading`] | what of the map is still to be loaded |
 //!
 //! [`root`] is a durable checkpoint. [`mailbox`] is how others reach the engine, [`messages`] what
 //! they send, [`context`] what the engine uses.
@@ -54,6 +55,7 @@ mod kept_memory;
 mod log_age;
 mod log_tail;
 pub(crate) mod mailbox;
+mod map_loading;
 mod messages;
 mod orders;
 mod outgoing;
@@ -82,6 +84,7 @@ use garbage_bound::GarbageBound;
 use kept_memory::KeptMemory;
 use log_age::LogAge;
 use log_tail::{LogTail, Sealing};
+use map_loading::{LoadGoal, MapLoading};
 use orders::Orders;
 use resize::Resizes;
 use stall_watch::StallWatch;
@@ -459,68 +462,5 @@ impl Engine {
 
     fn attached_ms(&self) -> u64 {
         self.clock.attached_ms(self.context.attachment.world.now())
-    }
-}
-
-/// Loads what an open left of the map, one group after the other, beside everything else.
-///
-/// Until the map is whole and all that was replaced in it is counted, no checkpoint begins, nothing
-/// is collected, and neither the disk's size nor its state changes: each of these needs the whole
-/// map. What the table of segments says of live data meanwhile is never too little.
-///
-/// The exception is the checkpoint that a close ends with. No change follows it, so it needs only
-/// that those are made and counted that wait. The other groups are as the checkpoint before says.
-#[derive(Default)]
-struct MapLoading {
-    /// One group is being loaded.
-    is_under_way: bool,
-    is_whole: bool,
-    /// All that the last goal asked for is loaded and counted.
-    is_enough: bool,
-}
-
-/// How much of the map is to be loaded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LoadGoal {
-    WholeMap,
-    /// The groups that changes wait for.
-    Changes,
-}
-
-impl MapLoading {
-    /// Has the next group loaded, if one is left and none is being loaded. A map of which a part
-    /// cannot be loaded ends the volume.
-    fn step(&mut self, context: &Arc<Context>, goal: LoadGoal) {
-        let view = context.stored.view();
-        // First: what the changes replaced that were made by now is counted next.
-        let are_changes_made = goal == LoadGoal::Changes && !view.map.may_have_changes_waiting();
-        let is_whole = view.count_losses();
-        self.is_enough = false;
-        if let Some(error) = view.map.broken() {
-            return context.write.fail(error);
-        }
-        self.is_whole = is_whole;
-        self.is_enough = is_whole || are_changes_made;
-        if self.is_enough || self.is_under_way {
-            return;
-        }
-        self.is_under_way = true;
-        let job_context = context.clone();
-        context.map_loader.run(move || {
-            // A panic must not leave the rest unloaded.
-            let _told = ToldWhenDropped(job_context);
-            match goal {
-                LoadGoal::WholeMap => view.map.load_next(),
-                LoadGoal::Changes => view.map.load_next_changed(),
-            }
-        });
-    }
-}
-
-struct ToldWhenDropped(Arc<Context>);
-
-impl Drop for ToldWhenDropped {
-    fn drop(&mut self) {
-        self.0.mailbox.push_event(Event::MapLoaded);
     }
 }

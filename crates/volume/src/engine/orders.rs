@@ -19,11 +19,12 @@ use sawmill_format::segment::{
     FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentKind, frame_seal, raw_frames,
 };
 
+use super::EngineOptions;
 use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
+use super::map_loading::MapLoading;
 use super::messages::OrderRequest;
-use super::{EngineOptions, MapLoading};
 use crate::cuts::LogPosition;
 use crate::recovery::end::RollbackRecord;
 use crate::segment::builder::BuiltSegment;

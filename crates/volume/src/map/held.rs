@@ -108,8 +108,8 @@ impl Hold {
         self.is_held.store(false, Ordering::Release);
     }
 
-    /// Lets a change wait, if the group is held.
-    pub(super) fn keeps(&self, change: HeldChange) -> bool {
+    /// Lets a change wait, if the group is held: returns whether it is.
+    pub(super) fn queue_if_held(&self, change: HeldChange) -> bool {
         if !self.is_held() {
             return false;
         }

@@ -136,9 +136,9 @@ impl ObjectMap {
         std::mem::take(&mut *self.held.losses.lock()).into_iter().collect()
     }
 
-    /// Lets a change of a group wait, if that is held.
-    pub(super) fn defers(&self, number: u64, change: HeldChange) -> bool {
-        !self.is_whole() && self.group(number).is_some_and(|group| group.hold.keeps(change))
+    /// Lets a change of a group wait, if that is held: returns whether it is.
+    pub(super) fn queue_if_held(&self, number: u64, change: HeldChange) -> bool {
+        !self.is_whole() && self.group(number).is_some_and(|group| group.hold.queue_if_held(change))
     }
 
     /// Loads what is held of `address..end`.

@@ -239,7 +239,7 @@ fn a_group_whose_loader_died_stops_the_volume_and_is_not_held_forever() {
     // No volume has such a change: whoever makes it panics.
     let past = GROUPS * GROUP_BYTES;
     let location = Location { sequence: 2, data_offset: 0 };
-    assert!(map.defers(1, HeldChange::Insert { start: past, end: past + PAGE, location }));
+    assert!(map.queue_if_held(1, HeldChange::Insert { start: past, end: past + PAGE, location }));
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| map.load_next()));
     assert!(died.is_err() && !map.is_whole() && map.broken().is_none());
     map.load_next();

@@ -216,7 +216,7 @@ impl ObjectMap {
         for (number, start, end) in spans(address, end, GROUP_BYTES) {
             let location =
                 Location { sequence, data_offset: data_offset + (start - address) as u32 };
-            if !self.defers(number, HeldChange::Insert { start, end, location }) {
+            if !self.queue_if_held(number, HeldChange::Insert { start, end, location }) {
                 self.insert_now(start, end, location, replaced);
             }
         }
@@ -252,7 +252,7 @@ impl ObjectMap {
             return self.remove_now(address, end, replaced);
         }
         for (number, start, end) in spans(address, end, GROUP_BYTES) {
-            if !self.defers(number, HeldChange::Remove { start, end }) {
+            if !self.queue_if_held(number, HeldChange::Remove { start, end }) {
                 self.remove_now(start, end, replaced);
             }
         }
@@ -284,7 +284,7 @@ impl ObjectMap {
         for (number, start, end) in spans(address, self.clamped_end(address, length), GROUP_BYTES) {
             let distance = (start - address) as u32;
             let (from, to) = (from.advanced(distance), to.advanced(distance));
-            match self.defers(number, HeldChange::Move { start, end, from, to }) {
+            match self.queue_if_held(number, HeldChange::Move { start, end, from, to }) {
                 true => outcome.held_bytes += end - start,
                 false => outcome.moved_bytes += self.move_now(start, end, from, to),
             }
