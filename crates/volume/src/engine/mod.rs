@@ -374,15 +374,16 @@ impl Engine {
         if self.closed {
             return;
         }
-        let is_closing = !self.checkpoints.is_clean() && self.is_drained();
-        let has_map = self.map_loading.is_whole || is_closing && self.map_loading.is_enough;
+        let is_drained = self.is_drained();
+        let has_map = self.map_loading.is_whole || is_drained && self.map_loading.is_enough;
         if !has_map {
             return;
         }
+        let is_closing = is_drained && !self.checkpoints.is_clean();
         let requested = self.context.mailbox.take_checkpoint_requests();
         let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
         if is_due || is_closing || !requested.is_empty() {
-            self.begin_checkpoint(self.is_drained());
+            self.begin_checkpoint(is_drained);
         }
         self.checkpoints.notify_when_durable(requested);
     }

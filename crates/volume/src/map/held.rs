@@ -75,7 +75,7 @@ pub(super) struct Hold {
     /// Locked while the group is loaded. `None` in a held group: its loader panicked.
     pub(super) content: Mutex<Option<HeldGroup>>,
     /// Bounded by the log since the checkpoint that the map was read from: no newer one begins
-    /// before the map is whole.
+    /// before these are made.
     pub(super) changes: Mutex<Vec<HeldChange>>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sawmill_device::BlockDeviceExt;
+use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_store::{Call, CallKind};
 use sawmill_volume::{FlushMode, RealWorld, RecoveryStep, SteppedVolume, Volume, World};
 
@@ -130,6 +130,39 @@ fn a_close_loads_nothing_of_a_map_that_did_not_change() {
     assert_eq!(steps_of_a_close(&machine), 1);
     machine.assert_sound("and once more");
     assert_all(&machine.open(), 1);
+}
+
+#[test]
+fn a_close_deletes_what_a_deleted_snapshot_alone_named() {
+    let machine = volume_of_five_groups(1);
+    let volume = machine.open();
+    volume.create_snapshot("old").unwrap();
+    write_all(&volume, 2);
+    volume.close().unwrap();
+    let segments = || machine.keys("/seg/").len();
+    let before = segments();
+    let mut stepped = open_stepped(&machine);
+    let deleted = stepped.volume().begin_delete_snapshot("old").unwrap();
+    // Before its map is loaded, which takes five steps.
+    stepped.begin_close();
+    step(&mut stepped);
+    close(stepped);
+    deleted.try_recv().unwrap().unwrap();
+    assert!(segments() < before, "{} of {before} segments are left", segments());
+    machine.assert_sound("closed when a snapshot was deleted");
+    assert_all(&machine.open(), 2);
+}
+
+#[test]
+fn a_close_waits_for_the_growth_that_came_before_it() {
+    let machine = volume_of_five_groups(1);
+    let stepped = open_stepped(&machine);
+    let grown = stepped.volume().begin_grow(96 * GIB).unwrap();
+    close(stepped);
+    grown.try_recv().unwrap().unwrap();
+    let volume = machine.open();
+    assert_eq!(volume.geometry().size_bytes, 96 * GIB);
+    assert_all(&volume, 1);
 }
 
 #[test]
