@@ -178,4 +178,6 @@ pub struct DoorCounts {
     pub in_flight: u64,
     /// Protocol violations of peers.
     pub protocol_violations: u64,
+    /// Receives that a look before a sleep found (NBD).
+    pub receives_awake: u64,
 }

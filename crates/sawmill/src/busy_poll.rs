@@ -15,6 +15,11 @@ pub(crate) enum BusyPoll {
 }
 
 impl BusyPoll {
+    /// How many threads may look at once: of a few cores, half are left to clients and disks.
+    pub(crate) fn lookers_max(self) -> usize {
+        if self.spin_time_max().is_zero() { 0 } else { allowed_cores() / 2 }
+    }
+
     /// The longest look; zero: none.
     pub(crate) fn spin_time_max(self) -> Duration {
         match self {
@@ -55,5 +60,7 @@ mod tests {
         }
         let is_off = may_have_quota(allowed_cores(), cores_of_quota());
         assert_eq!(BusyPoll::Auto.spin_time_max().is_zero(), is_off);
+        let most = if is_off { 0 } else { allowed_cores() / 2 };
+        assert_eq!([BusyPoll::Auto, BusyPoll::Never].map(BusyPoll::lookers_max), [most, 0]);
     }
 }

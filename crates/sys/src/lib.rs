@@ -48,7 +48,7 @@ pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
 pub use sandbox::{Bounds, is_no_network, restrict};
 pub use shared_memory::SharedMemory;
-pub use spin::{SPIN_TIME_MAX, Spin};
+pub use spin::{Looker, Lookers, SPIN_TIME_MAX, Spin};
 pub use staging::{Consumer, FillProof, ReserveError, Ring, Span, StagingFile, StagingSlot};
 pub use waker::Waker;
 

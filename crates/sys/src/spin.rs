@@ -6,10 +6,14 @@
 //!
 //! Invariants: one look lasts no longer than the limit. A receiver looks only while recent waits
 //! were shorter than that, so an idle one stops after one look. A receiver that notices another
-//! thread waiting for its core stops looking, and tries again after longer and longer rests.
+//! thread waiting for its core stops looking, and tries again after longer and longer rests. A step
+//! to another thread reaches those of the same scheduling group only, so a message that comes right
+//! after a look was in vain counts as such a notice: its sender may have waited for this core.
 //!
 //! Not here: how messages are found and received, the sleep, whether looks are allowed at all.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
@@ -21,6 +25,8 @@ const MESSAGES_MAX: usize = 4;
 /// A longer step to another thread and back means that somebody needs the core. (An interrupt, or a
 /// thread that does a little, takes less.)
 const STEP_NS_MAX: u64 = 100_000;
+/// A message that comes so soon after a look means the same.
+const LATE_NS_MAX: u64 = 50_000;
 /// How long a receiver only sleeps after that, the first time and at most, and how many times as
 /// long each time. What it finds out costs it a turn of the other thread: some milliseconds.
 const REST_NS_MIN: u64 = MS;
@@ -50,6 +56,39 @@ pub struct Spin {
     calm_looks: u32,
     /// The start of the wait under way.
     began_at_ns: Option<u64>,
+    /// The end of its look, if that was in vain.
+    looked_until_ns: Option<u64>,
+    lookers: Option<Arc<Lookers>>,
+}
+
+/// How many threads may look at once: more would take the cores from each other and from the rest.
+#[derive(Debug)]
+pub struct Lookers {
+    looking: AtomicUsize,
+    most: usize,
+}
+
+/// The right to look, until it is dropped.
+pub struct Looker<'a>(&'a Lookers);
+
+impl Lookers {
+    /// At most so many.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Lookers { looking: AtomicUsize::new(0), most }
+    }
+
+    /// The right to look, if it is left.
+    pub fn enter(&self) -> Option<Looker<'_>> {
+        let more = |looking: usize| Some(looking + 1).filter(|more| *more <= self.most);
+        self.looking.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Looker(self))
+    }
+}
+
+impl Drop for Looker<'_> {
+    fn drop(&mut self) {
+        self.0.looking.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Time, and a step to another thread.
@@ -95,7 +134,18 @@ impl Spin {
             rests_until_ns: 0,
             calm_looks: 0,
             began_at_ns: None,
+            looked_until_ns: None,
+            lookers: None,
         }
+    }
+
+    /// One that looks for up to [`SPIN_TIME_MAX`], while no more than these do.
+    #[must_use]
+    pub fn among(lookers: Arc<Lookers>) -> Self {
+        let mut spin = Spin::new();
+        spin.set_limit(if lookers.most > 0 { SPIN_TIME_MAX } else { Duration::ZERO });
+        spin.lookers = Some(lookers);
+        spin
     }
 
     /// Looks last this long at most from now on; zero: none.
@@ -127,9 +177,14 @@ impl Spin {
         is_over: &mut dyn FnMut() -> bool,
     ) -> bool {
         let began_at_ns = stepper.now_ns();
-        self.began_at_ns = Some(began_at_ns);
+        (self.began_at_ns, self.looked_until_ns) = (Some(began_at_ns), None);
         let is_soon = self.wait_ns <= self.limit_ns && self.messages <= MESSAGES_MAX;
         if !is_soon || began_at_ns < self.rests_until_ns {
+            return false;
+        }
+        let lookers = self.lookers.clone();
+        let looker = lookers.as_deref().map(Lookers::enter);
+        if matches!(looker, Some(None)) {
             return false;
         }
         let wait_ns = wait.map_or(u64::MAX, |wait| wait.as_nanos().try_into().unwrap_or(u64::MAX));
@@ -150,6 +205,7 @@ impl Spin {
         }
         // What is there at once says nothing about the core.
         self.calm_looks = self.calm_looks.saturating_add(u32::from(now > began_at_ns));
+        self.looked_until_ns = Some(now).filter(|_| !is_found);
         is_found
     }
 
@@ -170,12 +226,16 @@ impl Spin {
     /// Another thread has ended the wait: that says nothing about messages.
     pub fn called(&mut self) {
         self.messages = 0;
-        self.began_at_ns = None;
+        (self.began_at_ns, self.looked_until_ns) = (None, None);
     }
 
     fn received_at(&mut self, now: u64, messages: usize) {
         self.messages = messages;
         let Some(began_at_ns) = self.began_at_ns.take() else { return };
+        let is_late = |until: u64| messages > 0 && now.saturating_sub(until) <= LATE_NS_MAX;
+        if self.looked_until_ns.take().is_some_and(is_late) {
+            self.rest_from(now);
+        }
         let longest_ns = self.limit_ns * LONG_WAIT_LIMITS;
         let took_ns = match messages {
             0 => longest_ns,
@@ -300,6 +360,33 @@ mod tests {
         assert!(scene.short_waits(50) > 0, "a core that is free again is used again");
         scene.spin.rest_from(scene.steps.now_ns);
         assert_eq!(scene.spin.rest_ns, REST_NS_MIN, "and one turn of another costs little");
+    }
+
+    #[test]
+    fn a_message_right_after_a_look_in_vain_means_that_its_sender_waited_for_the_core() {
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.short_waits(20);
+        assert_eq!(scene.wait(1, 70 * US), 50, "the sender ran when the look had ended");
+        assert_eq!(scene.wait(1, 10 * US), 0, "so it sleeps");
+        scene.steps.now_ns += REST_NS_MIN;
+        assert!(scene.short_waits(50) > 0, "for a while");
+    }
+
+    #[test]
+    fn only_so_many_threads_look_at_once() {
+        let lookers = Lookers::new(2);
+        let (first, second) = (lookers.enter(), lookers.enter());
+        assert!(first.is_some() && second.is_some() && lookers.enter().is_none());
+        drop((first, second));
+        let lookers = Arc::new(lookers);
+        let mut scene = Scene::new(SPIN_TIME_MAX);
+        scene.spin = Spin::among(lookers.clone());
+        assert!(scene.short_waits(20) > 0);
+        let others = (lookers.enter(), lookers.enter());
+        assert_eq!(scene.short_waits(20), 0);
+        drop(others);
+        assert!(scene.short_waits(20) > 0, "a look that ends makes room");
+        assert!(lookers.enter().is_some() && Spin::among(Arc::new(Lookers::new(0))).limit_ns == 0);
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Counters {
             errors: of(&self.errors),
             in_flight,
             protocol_violations: of(&self.malformed),
+            receives_awake: 0,
         };
         FuseMetrics { counts, resent: of(&self.resent) }
     }

@@ -115,8 +115,7 @@ impl Connection {
     ) -> Self {
         let woken_channel = channel.clone();
         let account = Account::new(connection_budget, Arc::new(move || woken_channel.waker.wake()));
-        let mut spin = Spin::new();
-        spin.set_limit(shared.options.spin_time_max);
+        let spin = Spin::among(shared.options.lookers.clone());
         let has_timeout =
             set_socket_timeout(&channel.socket, Timeout::Recv, Some(RECEIVE_TIME_MAX)).is_ok();
         Connection {
@@ -372,6 +371,9 @@ impl Connection {
         // hours, and turning the CPU would be for nothing.
         let inside_request = wanted_bytes > self.session.style.request_bytes();
         let tries = if is_patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
+        // Neither the rest of a request nor what is dropped: a client could trickle either.
+        let is_inside = self.intake.is_partial() || self.draining.is_some();
+        let is_next_awaited = is_patient && !is_inside;
         let socket = &self.channel.socket;
         let space = self.intake.space(wanted_bytes);
         let mut received = Err(Errno::AGAIN);
@@ -385,12 +387,11 @@ impl Connection {
             }
             (0..16).for_each(|_| std::hint::spin_loop());
         }
-        let is_next_awaited = is_patient && !inside_request;
         let requests =
             self.submitted - std::mem::replace(&mut self.submitted_before, self.submitted);
         if is_next_awaited {
-            let is_found = self.spin.look(None, || false, has_received);
-            if is_found {
+            let is_found = self.spin.look(None, || self.shared.is_pausing(), has_received);
+            if is_found && received.is_ok_and(|(_, length)| length > 0) {
                 self.channel.counters.received_awake();
             }
         }

@@ -177,6 +177,7 @@ impl Door for NbdServer {
             errors: metrics.errors,
             in_flight: metrics.in_flight,
             protocol_violations: metrics.protocol_violations,
+            receives_awake: metrics.receives_awake,
         }
     }
 

@@ -65,8 +65,8 @@ pub struct NbdMetrics {
     pub in_flight: u64,
     /// Connections closed because the client broke the protocol.
     pub protocol_violations: u64,
-    /// Receives that a look found ([`NbdOptions::spin_time_max`](super::NbdOptions)); not handed
-    /// over.
+    /// Receives that a look found ([`NbdOptions::lookers`](super::NbdOptions::lookers)); not
+    /// handed over.
     pub receives_awake: u64,
 }
 

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::budget::Budget;
 use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::Lookers;
 
 /// The address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +47,10 @@ pub struct NbdOptions {
     /// that: how long it may read, or send, less than 1 MiB while others wait for the memory it
     /// keeps.
     pub linger_time_max: Duration,
-    /// How long a connection looks for its client's next request before it sleeps, if requests
-    /// come one by one at short intervals. Zero: it always sleeps.
-    pub spin_time_max: Duration,
+    /// How many connections, of all servers that share it, may look at once for their client's
+    /// next request before they sleep, up to 50 us each: where requests come one by one at short
+    /// intervals.
+    pub lookers: Arc<Lookers>,
     /// Memory of all servers with this budget.
     pub budget: Budget,
 }
@@ -64,7 +67,7 @@ impl NbdOptions {
             handshakes_max: 64,
             handshake_time_max: Duration::from_secs(10),
             linger_time_max: Duration::from_secs(10),
-            spin_time_max: Duration::ZERO,
+            lookers: Arc::new(Lookers::new(0)),
             budget: Budget::default(),
         }
     }

@@ -56,6 +56,7 @@ impl Counters {
             errors: value(&self.errors),
             in_flight: value(&self.in_flight),
             protocol_violations: value(&self.violations),
+            receives_awake: 0,
         }
     }
 }

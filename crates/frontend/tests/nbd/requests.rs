@@ -1,15 +1,15 @@
 //! Every command in every style, against a plain vector of bytes, with its errors.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Geometry, MemoryDevice};
+use sawmill_sys::Lookers;
 
 use crate::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, PAYLOAD_LEN, READ, REQ_ONE,
-    STYLES, Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve, serve_with, wait_until,
+    STYLES, Style, TRIM, TestServer, WRITE, WRITE_ZEROES, pattern, serve, serve_with, wait_until,
 };
 use crate::devices::{ErrorDevice, ThreadDevice};
 
@@ -26,18 +26,22 @@ fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(SIZE))
 }
 
+/// A server of which so many connections may look at once.
+fn serve_looking(most: usize) -> TestServer {
+    serve_with(&[("disk", memory())], |options| options.lookers = Arc::new(Lookers::new(most)))
+}
+
 #[test]
 fn a_client_that_asks_one_by_one_is_looked_for_if_that_is_allowed() {
-    let [awake, asleep] = [Duration::from_secs(1), Duration::ZERO].map(|spin_time_max| {
-        serve_with(&[("disk", memory())], |options| options.spin_time_max = spin_time_max)
-    });
+    let [awake, asleep] = [1, 0].map(serve_looking);
     let mut client = awake.client(Style::Simple);
     wait_until("a look finds a request", || {
-        client.write_ok(3, b"one by one");
-        assert_eq!(client.read_ok(3, 10), b"one by one");
+        for _ in 0..100 {
+            client.write_ok(3, b"one by one");
+        }
         awake.server.metrics().receives_awake > 0
     });
-    // Bursts, and a client that leaves during a look.
+    // Bursts, and a client that leaves.
     let pending: Vec<_> = (0..100).map(|at| client.request(0, READ, at, 10)).collect();
     let mut answered: Vec<_> = pending.iter().map(|_| client.answer().cookie).collect();
     answered.sort_unstable();
@@ -49,6 +53,20 @@ fn a_client_that_asks_one_by_one_is_looked_for_if_that_is_allowed() {
         client.write_ok(3, b"one by one");
     }
     assert_eq!(asleep.server.metrics().receives_awake, 0);
+}
+
+#[test]
+fn no_connection_looks_for_the_rest_of_a_request() {
+    let served = serve_looking(1);
+    let mut client = served.client(Style::Simple);
+    // A write that is refused, so that its payload is dropped, and one that is done.
+    for (address, error) in [(2 * SIZE, ENOSPC), (0, 0)] {
+        for byte in client.write_bytes(0, address, &[1; 500]) {
+            client.send(&[byte]);
+        }
+        assert_eq!(client.answer().error, error);
+    }
+    assert_eq!(served.server.metrics().receives_awake, 0);
 }
 
 #[test]

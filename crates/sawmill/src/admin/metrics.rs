@@ -270,6 +270,11 @@ const DOOR: &[Metric<DoorStatus>] = &[
         "Connections closed because the client broke the protocol.",
         |door| door.protocol_violations,
     ),
+    counter(
+        "sawmill_door_receives_awake_total",
+        "Receives for which an NBD connection did not sleep (`--nbd-busy-poll`).",
+        |door| door.receives_awake,
+    ),
 ];
 
 /// Per process, without labels; absent when there is no read cache. Hits and misses count frames,

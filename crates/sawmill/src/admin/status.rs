@@ -359,6 +359,7 @@ pub(crate) struct DoorStatus {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) protocol_violations: u64,
+    pub(crate) receives_awake: u64,
 }
 
 impl DoorStatus {
@@ -379,6 +380,7 @@ impl DoorStatus {
             bytes_in: counts.bytes_in,
             bytes_out: counts.bytes_out,
             protocol_violations: counts.protocol_violations,
+            receives_awake: counts.receives_awake,
         }
     }
 }

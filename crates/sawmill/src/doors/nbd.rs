@@ -5,12 +5,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_device::{BlockDevice, Geometry};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
+use sawmill_sys::Lookers;
 
 use super::kind::{DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, absolute};
 use super::{DoorContext, DoorResources, DoorVolume};
@@ -61,9 +61,10 @@ pub(crate) struct NbdShareOptions {
           default_value = exact_size(Budget::BYTES_DEFAULT))]
     nbd_memory_max: Budget,
 
-    /// Whether a connection looks for its client's next request, for up to 50 us, before it sleeps:
-    /// auto (while requests come one by one at short intervals and no other thread wants the core;
-    /// not where one core is allowed, or processor time is limited, at the start) or never.
+    /// Whether connections look for their clients' next requests, for up to 50 us, before they
+    /// sleep: auto (as many at once as half of the cores, while requests come one by one at short
+    /// intervals and no other thread wants the core; not where one core is allowed, or processor
+    /// time is limited, at the start) or never.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = BusyPoll::Auto)]
     nbd_busy_poll: BusyPoll,
 }
@@ -72,7 +73,7 @@ impl NbdShareOptions {
     pub(crate) fn share(&self) -> NbdShare {
         NbdShare {
             budget: self.nbd_memory_max.clone(),
-            spin_time_max: self.nbd_busy_poll.spin_time_max(),
+            lookers: Some(Arc::new(Lookers::new(self.nbd_busy_poll.lookers_max()))),
         }
     }
 }
@@ -81,8 +82,8 @@ impl NbdShareOptions {
 #[derive(Clone, Default)]
 pub(crate) struct NbdShare {
     pub(crate) budget: Budget,
-    /// See [`NbdOptions::spin_time_max`].
-    spin_time_max: Duration,
+    /// See [`NbdOptions::lookers`]; none: nobody looks.
+    lookers: Option<Arc<Lookers>>,
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {
@@ -132,11 +133,12 @@ impl NbdPlan {
     }
 
     fn options(&self, shared: &DoorResources) -> NbdOptions {
+        let defaults = NbdOptions::new(self.listen.clone());
         NbdOptions {
             insecure_listen: self.insecure,
             budget: shared.nbd.budget.clone(),
-            spin_time_max: shared.nbd.spin_time_max,
-            ..NbdOptions::new(self.listen.clone())
+            lookers: shared.nbd.lookers.clone().unwrap_or(defaults.lookers.clone()),
+            ..defaults
         }
     }
 }
@@ -225,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn a_door_looks_for_requests_as_long_as_its_process_allows() {
-        for spin_time_max in [Duration::ZERO, Duration::from_micros(50)] {
-            let nbd = NbdShare { spin_time_max, ..NbdShare::default() };
-            let shared = DoorResources { nbd, ..DoorResources::default() };
-            let plan = NbdPlan { listen: Listen::Unix("/run/x".into()), insecure: false };
-            assert_eq!(plan.options(&shared).spin_time_max, spin_time_max);
-        }
+    fn all_doors_of_a_process_share_who_may_look_for_requests() {
+        let lookers = Arc::new(Lookers::new(1));
+        let nbd = NbdShare { lookers: Some(lookers.clone()), ..NbdShare::default() };
+        let shared = DoorResources { nbd, ..DoorResources::default() };
+        let plan = NbdPlan { listen: Listen::Unix("/run/x".into()), insecure: false };
+        assert!(Arc::ptr_eq(&plan.options(&shared).lookers, &lookers));
+        assert!(plan.options(&DoorResources::default()).lookers.enter().is_none());
     }
 
     #[test]
