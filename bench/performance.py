@@ -129,7 +129,7 @@ def write_page(page_path):
         "Sawmill's journal and its store, a folder, are on one disk, but for the rows that say "
         "otherwise. Clients are fio over one Unix socket each. *raw* is fio with io_uring and "
         "O_DIRECT on a file of that disk, *null* is nbdkit's null, which keeps nothing, *file* is "
-        f"nbdkit's file. Rates are medians of {settings['rounds']} rounds of "
+        f"nbdkit's file. Rates are medians of {len(results.rounds)} rounds of "
         f"{settings['runtime_s']} s in turn. A ratio is taken in each round: the median, and the "
         "smallest and the largest.\n\n"
         f"{table(head, [row(results, aim) for aim in aims], range(1, 5))}\n"
