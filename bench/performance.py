@@ -111,6 +111,7 @@ def cost(results, aim):
     peaks = [more_of(results, name, aim, "peak_bytes") for name in servers]
     return [title_of(aim),
             *(text_of(more_of(results, name, aim, "cpu_s_per_gib"), ".2f") for name in servers),
+            *(text_of(more_of(results, name, aim, "cores_busy"), ".2f") for name in servers),
             *(text_of(peak and peak / MIB) for peak in peaks)]
 
 
@@ -119,7 +120,8 @@ def write_page(page_path):
     results = Results(document)
     aims = [aim for aim in AIMS if aim.server in results.servers]
     head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "aim", "met", "÷ limit"]
-    costs = ["work", "CPU s/GiB", "null's", "file's", "MiB at most", "null's", "file's"]
+    costs = [f"{what}{whose}" for what in ("CPU s/GiB", "cores busy", "MiB at most")
+             for whose in ("", ", null", ", file")]
     where, settings = document["machine"], document["settings"]
     text = (
         "# Performance: aims, and what a run found\n\n"
@@ -140,9 +142,11 @@ def write_page(page_path):
         "two round trips, as raw and null take them. Above 1, they overlap. "
         "[Where a flush takes its time](measurements/flush.md).\n\n"
         "## What it costs\n\n"
-        "Processor time of the server, kernel included, until everything is stored; and the most "
-        "memory that it had, staging memory included.\n\n"
-        f"{table(costs, [cost(results, aim) for aim in aims], True)}\n"
+        "Processor time of the server, kernel included, until everything is stored; how many "
+        f"cores of the machine's {where['cores']} were busy while the client worked, with the "
+        "client itself; and the most memory that the server had, staging memory included. Where "
+        "all cores are busy, they are the limit: a faster disk would change nothing.\n\n"
+        f"{table(['work', *costs], [cost(results, aim) for aim in aims], True)}\n"
         "## Other tables\n\n"
         "Each has its command in its first lines: "
         f"{', '.join(others())}. How figures come about: [bench/README.md](../bench/README.md).\n")

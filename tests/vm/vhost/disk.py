@@ -211,6 +211,10 @@ class Server:
         return "\n".join(["; the server's log ends:", *lines[-20:]])
 
 
+class DiedInBoot(Exception):
+    """The guest's kernel died before it had the disk."""
+
+
 class Guest:
     """QEMU, and what the guest says on its console."""
 
@@ -230,7 +234,7 @@ class Guest:
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT)
         os.set_blocking(self.process.stdout.fileno(), False)
-        self.output_lines, self.rest = [], b""
+        self.output_lines, self.rest, self.is_up = [], b"", False
         # What the watcher in the guest has reported: how often, requests answered, the disk's size.
         self.looks, self.answered, self.sectors = 0, 0, 0
         self.selector = selectors.DefaultSelector()
@@ -249,6 +253,9 @@ class Guest:
                 else:
                     self.output_lines.append(line)
                     print("guest:", line, flush=True)
+                self.is_up |= line.startswith("DISK")
+                if "Kernel panic" in line and not self.is_up:
+                    raise DiedInBoot(line)
                 if line.startswith("GUEST-FAILED") or "Kernel panic" in line:
                     self.fail(line)
                 if until(line):
@@ -332,7 +339,14 @@ def main():
     server = Server(work)
     guest = Guest(version, work, options.queues)
     try:
-        guest.see_what_it_got(options.queues)
+        try:
+            guest.see_what_it_got(options.queues)
+        except DiedInBoot as death:
+            # An emulated kernel was seen to die of code that another core had just patched.
+            print(f"the kernel died before it had the disk ({death}): once more", flush=True)
+            guest.process.wait()
+            guest = Guest(version, work, options.queues)
+            guest.see_what_it_got(options.queues)
         trouble(guest, server, options)
         (work / "stop").touch()
         if guest.listen(lambda line: line.startswith("GUEST-EXIT")) != "GUEST-EXIT 0":
