@@ -62,7 +62,8 @@ pub struct Spin {
 }
 
 /// How many threads may look at once: more would take the cores from each other and from the rest.
-#[derive(Debug)]
+/// By default, none.
+#[derive(Debug, Default)]
 pub struct Lookers {
     looking: AtomicUsize,
     most: usize,

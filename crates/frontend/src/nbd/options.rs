@@ -67,7 +67,7 @@ impl NbdOptions {
             handshakes_max: 64,
             handshake_time_max: Duration::from_secs(10),
             linger_time_max: Duration::from_secs(10),
-            lookers: Arc::new(Lookers::new(0)),
+            lookers: Arc::default(),
             budget: Budget::default(),
         }
     }

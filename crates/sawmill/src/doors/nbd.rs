@@ -73,7 +73,7 @@ impl NbdShareOptions {
     pub(crate) fn share(&self) -> NbdShare {
         NbdShare {
             budget: self.nbd_memory_max.clone(),
-            lookers: Some(Arc::new(Lookers::new(self.nbd_busy_poll.lookers_max()))),
+            lookers: Arc::new(Lookers::new(self.nbd_busy_poll.lookers_max())),
         }
     }
 }
@@ -82,8 +82,8 @@ impl NbdShareOptions {
 #[derive(Clone, Default)]
 pub(crate) struct NbdShare {
     pub(crate) budget: Budget,
-    /// See [`NbdOptions::lookers`]; none: nobody looks.
-    lookers: Option<Arc<Lookers>>,
+    /// See [`NbdOptions::lookers`].
+    lookers: Arc<Lookers>,
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {
@@ -133,12 +133,11 @@ impl NbdPlan {
     }
 
     fn options(&self, shared: &DoorResources) -> NbdOptions {
-        let defaults = NbdOptions::new(self.listen.clone());
         NbdOptions {
             insecure_listen: self.insecure,
             budget: shared.nbd.budget.clone(),
-            lookers: shared.nbd.lookers.clone().unwrap_or(defaults.lookers.clone()),
-            ..defaults
+            lookers: shared.nbd.lookers.clone(),
+            ..NbdOptions::new(self.listen.clone())
         }
     }
 }
@@ -229,7 +228,7 @@ mod tests {
     #[test]
     fn all_doors_of_a_process_share_who_may_look_for_requests() {
         let lookers = Arc::new(Lookers::new(1));
-        let nbd = NbdShare { lookers: Some(lookers.clone()), ..NbdShare::default() };
+        let nbd = NbdShare { lookers: lookers.clone(), ..NbdShare::default() };
         let shared = DoorResources { nbd, ..DoorResources::default() };
         let plan = NbdPlan { listen: Listen::Unix("/run/x".into()), insecure: false };
         assert!(Arc::ptr_eq(&plan.options(&shared).lookers, &lookers));

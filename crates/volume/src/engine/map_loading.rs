@@ -4,8 +4,9 @@
 //! begins, nothing is collected, and neither the disk's size nor its state changes: each of these
 //! needs the whole map. What the table of segments says of live data meanwhile is never too little.
 //!
-//! The exception is the checkpoint that a close ends with. No change follows it, so it needs only
-//! that those are made and counted that wait. The other groups are as the checkpoint before says.
+//! The exception are the checkpoints that a close ends with: one, or two where something is due to
+//! be deleted. No change follows them, so they need only that those are made and counted that wait.
+//! The other groups are as the checkpoint before says.
 //!
 //! Not here: loading a group (`map::load`), and who has to wait (`Engine`, `orders`).
 
