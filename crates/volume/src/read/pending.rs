@@ -137,7 +137,9 @@ impl PendingRead {
             let pending = self.clone();
             let waiter = Box::new(move |fetched| match fetched {
                 FetchResult::Frame(data) => pending.arrived_in(&piece, name, offset, &data),
-                FetchResult::Gone | FetchResult::Away(_) => pending.resolve_again(&piece),
+                FetchResult::Gone => pending.resolve_again(&piece),
+                // Who fetched ahead gives up; a read waits for the store, however often that was.
+                FetchResult::Away(_) => pending.fetch(vec![piece]),
                 FetchResult::Failed(error) => pending.end_piece(Some(error)),
             });
             wanted.push((name, Some(waiter)));
