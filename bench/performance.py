@@ -2,7 +2,7 @@
 """Aims of performance beside what a run found: docs/performance.md, and whether a change costs
 speed.
 
-    bench/performance.py            measures the aims (25 minutes); writes docs/performance.md, and
+    bench/performance.py            measures the aims (17 minutes); writes docs/performance.md, and
                                     every sample below docs/measurements/raw
     bench/performance.py --words    writes the page from these samples again
     bench/performance.py --check    measures again; fails if a ratio lies below nine tenths of the
@@ -26,6 +26,9 @@ from suite.report import Results
 PAGE = ROOT / "docs/performance.md"
 KEPT = MEASUREMENTS / "raw/performance.json"
 TITLES = {workload.name: workload.title for workload in WORKLOADS}
+JOBS = {workload.name: workload.jobs for workload in WORKLOADS}
+# What is busy for this share of the time is the limit.
+BUSY = 0.9
 # A ratio below this share of the committed one is a loss, if the run's spread allows to see it.
 LOSS = 0.9
 
@@ -115,6 +118,24 @@ def cost(results, aim):
             *(text_of(peak and peak / MIB) for peak in peaks)]
 
 
+def busy(results, aim, cores):
+    """What was busy how long, and which of it was the limit."""
+    def share(key):
+        return more_of(results, aim.server, aim, key)
+    threads = results.found(aim.server, aim.workload, lambda cell: cell["more"].get("thread"))
+    thread = statistics.mode(threads) if threads else "–"
+    jobs = JOBS[aim.workload]
+    all_busy = {"all cores": (share("cores_busy"), cores), "the disk": (share("disk_busy"), 1),
+                f"thread {thread}": (share("thread_busy"), 1)}
+    if jobs < cores:
+        all_busy["the client"] = (share("clients_busy"), jobs)
+    limits = [name for name, (value, most) in all_busy.items() if (value or 0) >= BUSY * most]
+    return [title_of(aim),
+            *(text_of(share(key), ".2f") for key in ("cores_busy", "cores_awaited", "clients_busy",
+                                                     "disk_busy", "thread_busy")),
+            thread, ", ".join(limits) or "–"]
+
+
 def write_page(page_path):
     document = json.loads(KEPT.read_text())
     results = Results(document)
@@ -122,6 +143,8 @@ def write_page(page_path):
     head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "aim", "met", "÷ limit"]
     costs = [f"{what}{whose}" for what in ("CPU s/GiB", "cores busy", "MiB at most")
              for whose in ("", ", null", ", file")]
+    work_and_busy = ["work", "cores busy", "a core awaited", "clients", "disk", "busiest thread",
+                     "its name", "limit"]
     where, settings = document["machine"], document["settings"]
     text = (
         "# Performance: aims, and what a run found\n\n"
@@ -144,10 +167,15 @@ def write_page(page_path):
         "## What it costs\n\n"
         "Processor time of the server, kernel included, until everything is stored; how many "
         f"cores of the machine's {where['cores']} were busy while the client worked, with the "
-        "client itself; and the most memory that the server had, staging memory included. Where "
-        "all cores are busy, they are the limit: a faster disk would change nothing.\n\n"
+        "client itself; and the most memory that the server had, staging memory included.\n\n"
         f"{table(['work', *costs], [cost(results, aim) for aim in aims], True)}\n"
-        "## Other tables\n\n"
+        "## What was busy\n\n"
+        "Sawmill's rows: cores that were busy, of all; the share of the time in which somebody "
+        "waited for a core; cores that the clients took; the share of the time in which the disk "
+        "had something to do, and the same for the busiest thread of the server. What was busy "
+        f"for {BUSY} of the time is the limit.\n\n"
+        f"{table(work_and_busy, [busy(results, aim, where['cores']) for aim in aims], range(1, 6))}"
+        "\n## Other tables\n\n"
         "Each has its command in its first lines: "
         f"{', '.join(others())}. How figures come about: [bench/README.md](../bench/README.md).\n")
     page_path.write_text(text)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import fio
-from harness.machine import GIB, Unfit, busy_s, forget_cached, missing, wait_until
+from harness.busy import Busy
+from harness.machine import GIB, Unfit, forget_cached, missing, wait_until
 from harness.process import Process
 
 
@@ -145,14 +146,14 @@ class Server:
             if workload.warm:
                 fio.once("read", self)
             cpu_before_s = sum(process.cpu_s() for process in self.processes)
-            before, began, busy_before_s = self.counters(), time.monotonic(), busy_s()
+            before, busy = self.counters(), Busy(self)
             cell = workload.measure(self, seconds)
-            since, spent_s = time.monotonic(), busy_s() - busy_before_s
+            since, shares = time.monotonic(), busy.found(cell["seconds"])
             if workload.writes:
                 self.settle()
             after = {} if self.counts_at_end else self.counters()
             peak_bytes = sum(process.peak_bytes() for process in self.processes)
-        more = {"settle_s": time.monotonic() - since, "cores_busy": spent_s / (since - began),
+        more = {"settle_s": time.monotonic() - since, **shares,
                 "counted": difference(before, self.counters() if self.counts_at_end else after)}
         if self.processes:
             cpu_s = sum(process.cpu_total_s for process in self.processes) - cpu_before_s

@@ -1,0 +1,62 @@
+"""What a machine was busy with while a load ran: its cores, its disk, clients, and the threads of
+the server. What is busy all the time is the limit.
+
+Shares are of the time: 1 is always; of a thread or of clients: of one core. Not here: what the load
+is (`suite/`).
+"""
+
+import os
+import resource
+from pathlib import Path
+
+from harness.machine import busy_s
+
+
+def disk_busy_s(folder):
+    """How long the disk below a folder had something to do; 0 where the kernel has no count."""
+    device = os.stat(folder).st_dev
+    try:
+        counts = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text()
+    except OSError:
+        return 0.0
+    return int(counts.split()[9]) / 1e3
+
+
+def waited_s():
+    """How long somebody waited for a core; 0 where the kernel does not tell (no PSI)."""
+    try:
+        some = Path("/proc/pressure/cpu").read_text().split("\n", 1)[0]
+    except OSError:
+        return 0.0
+    return int(some.rpartition("total=")[2]) / 1e6
+
+
+def ended_children_s():
+    """Processor time of the children that have ended: fio's, while servers run."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+class Busy:
+    """Begins to watch when it is made."""
+
+    def __init__(self, server):
+        self.server = server
+        self.since, self.threads = self.counts(), self.threads_s()
+
+    def counts(self):
+        return {"cores_busy": busy_s(), "cores_awaited": waited_s(),
+                "clients_busy": ended_children_s(), "disk_busy": disk_busy_s(self.server.folder)}
+
+    def threads_s(self):
+        return {key: spent_s for process in self.server.processes
+                for key, spent_s in process.each_thread_cpu_s().items()}
+
+    def found(self, passed_s):
+        """Shares of the seconds that the load took, and the thread of the server that was busy
+        most."""
+        now, threads = self.counts(), self.threads_s()
+        shares = {name: (now[name] - self.since[name]) / passed_s for name in now}
+        spent_s, name = max(((all_s - self.threads.get(key, 0), key[1])
+                             for key, all_s in threads.items()), default=(0, ""))
+        return {**shares, "thread": name, "thread_busy": spent_s / passed_s}
