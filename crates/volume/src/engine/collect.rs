@@ -4,8 +4,9 @@
 //! Invariants:
 //! 1. A new plan is made only when nothing of the last one is in flight; otherwise the same bytes
 //!    would be moved twice.
-//! 2. Collection waits for writers that wait for room, unless garbage is pressing. Past a lower
-//!    bound writers wait for collection, never for long (`garbage_bound`).
+//! 2. Collection waits for writers that wait for room, and unless somebody asked for it, for busy
+//!    ones, as long as garbage is not pressing. Past a lower bound writers wait for collection,
+//!    never for long (`garbage_bound`).
 //! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
@@ -36,7 +37,7 @@ use crate::status::GcReport;
 use crate::store_calls::cannot_encode;
 use crate::{Error, ErrorKind, limits};
 
-/// The wait after the store has used up its own retries, or while writers wait for room.
+/// The wait after the store has used up its own retries, or while writers come first.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// How often to try an unreadable segment: an answer may be garbled in transit.
 const DOUBTS_MAX: u32 = 3;
@@ -133,7 +134,9 @@ impl Collector {
         if self.plan.is_none() && !self.wants_plan(context, options, checkpoints) {
             return None;
         }
-        let held_back = context.write.stalled.count() > 0 && !is_pressing(context, options);
+        let is_busy = self.request.is_none() && log.is_busy(context, now);
+        let held_back =
+            (is_busy || context.write.stalled.count() > 0) && !is_pressing(context, options);
         if held_back || now < self.not_before {
             let wait = self.not_before.saturating_sub(now);
             return Some(if held_back { wait.max(REPEAT_AFTER) } else { wait });

@@ -52,6 +52,8 @@ pub(super) struct LogTail {
     stored_position: u64,
     /// The bytes of the last put and how long it took, once there was one.
     last_put: Option<(u64, Duration)>,
+    /// When writers last filled a segment, or needed the room of one that was not full.
+    filled_at: Option<Duration>,
     pub(super) buffers: Buffers,
 }
 
@@ -85,6 +87,7 @@ impl LogTail {
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
             last_put: None,
+            filled_at: None,
             buffers: Buffers::default(),
         }
     }
@@ -117,6 +120,13 @@ impl LogTail {
             let taken_bytes = u128::from(bytes) * uploads_max as u128;
             taken_bytes * 1_000_000 >= u128::from(bytes_per_s) * took.as_micros()
         })
+    }
+
+    /// Whether writers fill segments faster than [`limits::BUSY_BYTES_PER_S`].
+    pub(super) fn is_busy(&self, context: &Context, now: Duration) -> bool {
+        let segment_bytes = u64::from(context.attachment.record.segment_bytes);
+        let between = Duration::from_micros(segment_bytes * 1_000_000 / limits::BUSY_BYTES_PER_S);
+        self.filled_at.is_some_and(|at| now < at + between)
     }
 
     pub(super) fn received_end(&self) -> u64 {
@@ -174,10 +184,14 @@ impl LogTail {
         now: Duration,
         sealing: Sealing,
     ) {
-        while self.has_room(options)
-            && self.segment_is_due(context, options, now)
-            && (sealing == Sealing::AllDue || self.is_asked_for(context, options, now))
-        {
+        while self.has_room(options) && self.segment_is_due(context, options, now) {
+            let is_asked_for = self.is_asked_for(context, options, now);
+            if !is_asked_for && sealing == Sealing::OnlyAskedFor {
+                return;
+            }
+            if !is_asked_for {
+                self.filled_at = Some(now);
+            }
             let records = self.cut_records(context, now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);

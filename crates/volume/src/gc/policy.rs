@@ -108,7 +108,7 @@ impl GcPolicy {
     }
 
     /// Whether garbage grows faster than it is collected: then collection also continues while
-    /// writers wait for room.
+    /// writers are busy or wait for room.
     #[must_use]
     pub fn is_pressing(&self, live_bytes: u64, data_bytes: u64) -> bool {
         share(live_bytes, data_bytes) < self.start * 0.8

@@ -510,4 +510,35 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if waiting.is_spent(message) {",
         "if waiting.is_spent(message) && false {",
     ),
+    // Collection beside busy writers.
+    caught_by(
+        &engine(
+            "stepped_volume::busy_writers::\
+            collection_waits_for_writers_that_fill_segments_until_they_pause",
+        ),
+        "collection does not wait for busy writers",
+        "volume/src/engine/collect.rs",
+        "let is_busy = self.request.is_none() && log.is_busy(context, now);",
+        "let is_busy = self.request.is_none() && log.is_busy(context, now) && false;",
+    ),
+    caught_by(
+        &engine(
+            "stepped_volume::busy_writers::\
+            collection_waits_for_no_busy_writer_when_garbage_presses",
+        ),
+        "garbage that presses waits for busy writers",
+        "volume/src/engine/collect.rs",
+        "(is_busy || context.write.stalled.count() > 0)",
+        "is_busy || (context.write.stalled.count() > 0)",
+    ),
+    caught_by(
+        &engine(
+            "stepped_volume::busy_writers::\
+            a_collection_somebody_asked_for_waits_for_no_busy_writer",
+        ),
+        "a collection that was asked for waits for busy writers",
+        "volume/src/engine/collect.rs",
+        "let is_busy = self.request.is_none() && ",
+        "let is_busy = ",
+    ),
 ];

@@ -1,6 +1,7 @@
 //! A volume whose loops and whose time go when a test lets them.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
+mod busy_writers;
 mod garbage_bound;
 mod kept_memory;
 mod watch;
