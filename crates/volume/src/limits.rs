@@ -202,8 +202,8 @@ pub const GC_PLAN_SEGMENTS_MIN: u64 = sized(8, 3);
 pub const GC_PLAN_BYTES_PER_EXTENT: u64 = 16;
 /// The longest hole between two pieces of victims that is plugged with other segments' data.
 pub const GC_HOLE_BYTES_MAX: u64 = sized(8 * KIB, 600);
-/// Writers that fill more bytes of segments than this in a second are busy: collection waits for
-/// them, as long as garbage is not pressing.
+/// Writers whose segments have more bytes than this a second are busy: collection waits for them,
+/// as long as garbage is not pressing.
 pub const BUSY_BYTES_PER_S: u64 = sized(64 * 1024 * KIB, 256 * KIB);
 /// The most extents of one moved segment: bounds its header at 5 MiB.
 pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;

@@ -131,10 +131,10 @@ impl Collector {
         if !matches!(self.stage, Stage::Rest) {
             return None;
         }
-        if self.plan.is_none() && !self.wants_plan(context, options, checkpoints) {
+        if self.plan.is_none() && !self.may_plan(context, options, checkpoints) {
             return None;
         }
-        let is_busy = self.request.is_none() && log.is_busy(context, now);
+        let is_busy = self.request.is_none() && log.has_busy_writers(context, now);
         let held_back =
             (is_busy || context.write.stalled.count() > 0) && !is_pressing(context, options);
         if held_back || now < self.not_before {
@@ -166,8 +166,9 @@ impl Collector {
         self.request = Some(request);
     }
 
-    /// Whether there is something to choose. Ends a request that has nothing left.
-    fn wants_plan(
+    /// Whether it is time to choose. Ends a request that has nothing left. What there is to choose
+    /// is not asked: that ranks all segments, and many steps may pass while writers come first.
+    fn may_plan(
         &mut self,
         context: &Context,
         options: &EngineOptions,
@@ -187,7 +188,6 @@ impl Collector {
         }
         let totals = context.stored.view().segments.totals();
         options.gc.is_due(totals.own_live_bytes, totals.own_used_bytes)
-            && !self.chosen_victims(context, options).is_empty()
     }
 
     /// A request is done when what it made dead has been deleted.

@@ -21,6 +21,7 @@ use super::messages::Event;
 use super::upload::{CachedFrames, Stage, Upload};
 use super::{EngineOptions, EngineStart};
 use crate::counters::add;
+use crate::gc::busy::BusyWriters;
 use crate::record::Record;
 use crate::recovery::apply::apply_extents;
 use crate::recovery::roll_forward::live_bytes_of;
@@ -52,8 +53,7 @@ pub(super) struct LogTail {
     stored_position: u64,
     /// The bytes of the last put and how long it took, once there was one.
     last_put: Option<(u64, Duration)>,
-    /// When writers last filled a segment, or needed the room of one that was not full.
-    filled_at: Option<Duration>,
+    writers: BusyWriters,
     pub(super) buffers: Buffers,
 }
 
@@ -87,7 +87,7 @@ impl LogTail {
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
             last_put: None,
-            filled_at: None,
+            writers: BusyWriters::default(),
             buffers: Buffers::default(),
         }
     }
@@ -122,11 +122,9 @@ impl LogTail {
         })
     }
 
-    /// Whether writers fill segments faster than [`limits::BUSY_BYTES_PER_S`].
-    pub(super) fn is_busy(&self, context: &Context, now: Duration) -> bool {
-        let segment_bytes = u64::from(context.attachment.record.segment_bytes);
-        let between = Duration::from_micros(segment_bytes * 1_000_000 / limits::BUSY_BYTES_PER_S);
-        self.filled_at.is_some_and(|at| now < at + between)
+    /// Whether collection has to wait for writers.
+    pub(super) fn has_busy_writers(&self, context: &Context, now: Duration) -> bool {
+        self.writers.are_busy(u64::from(context.attachment.record.segment_bytes), now)
     }
 
     pub(super) fn received_end(&self) -> u64 {
@@ -184,14 +182,10 @@ impl LogTail {
         now: Duration,
         sealing: Sealing,
     ) {
-        while self.has_room(options) && self.segment_is_due(context, options, now) {
-            let is_asked_for = self.is_asked_for(context, options, now);
-            if !is_asked_for && sealing == Sealing::OnlyAskedFor {
-                return;
-            }
-            if !is_asked_for {
-                self.filled_at = Some(now);
-            }
+        while self.has_room(options)
+            && self.segment_is_due(context, options, now)
+            && (sealing == Sealing::AllDue || self.is_asked_for(context, options, now))
+        {
             let records = self.cut_records(context, now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);
@@ -199,7 +193,11 @@ impl LogTail {
             }
             let built = self.build(context, &records);
             match built {
-                Ok(built) => self.send_segment(context, built, records),
+                Ok(built) => {
+                    let segment_bytes = u64::from(context.attachment.record.segment_bytes);
+                    self.writers.note_cut(built.header.data_bytes, segment_bytes, now);
+                    self.send_segment(context, built, records);
+                }
                 Err(error) => {
                     // They stay pending: unstored data must never look as if it were stored.
                     self.put_back(records);

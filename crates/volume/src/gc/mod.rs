@@ -1,7 +1,7 @@
 //! Garbage collection: live data of victim segments is rewritten, so that they can be deleted (LSVD
-//! §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live data
-//! is), `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what is
-//! dead.
+//! §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `busy` (which writers come first),
+//! `sweep` (where their live data is), `gather` (its bytes). The engine carries it out
+//! (`engine::collect`) and deletes what is dead.
 //!
 //! Invariants:
 //! 1. What is live is decided by the object map alone, never by what is still in the journal: a
@@ -10,6 +10,7 @@
 //!    replay. So it never hides anything newer, however late it comes.
 //! 3. Moving never fails the volume: what cannot be read or stored now stays where it is.
 
+pub(crate) mod busy;
 pub(crate) mod gather;
 pub(crate) mod gathered;
 pub mod policy;

@@ -518,8 +518,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "collection does not wait for busy writers",
         "volume/src/engine/collect.rs",
-        "let is_busy = self.request.is_none() && log.is_busy(context, now);",
-        "let is_busy = self.request.is_none() && log.is_busy(context, now) && false;",
+        "let is_busy = self.request.is_none() && log.has_busy_writers(context, now);",
+        "let is_busy = self.request.is_none() && log.has_busy_writers(context, now) && false;",
     ),
     caught_by(
         &engine(
