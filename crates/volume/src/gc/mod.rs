@@ -1,6 +1,6 @@
 //! Garbage collection: live data of victim segments is rewritten, so that they can be deleted (LSVD
-//! §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `busy` (which writers come first),
-//! `sweep` (where their live data is), `gather` (its bytes). The engine carries it out
+//! §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `busy` (whether writers come
+//! first), `sweep` (where their live data is), `gather` (its bytes). The engine carries it out
 //! (`engine::collect`) and deletes what is dead.
 //!
 //! Invariants:
