@@ -27,7 +27,7 @@ PAGE = ROOT / "docs/performance.md"
 KEPT = MEASUREMENTS / "raw/performance.json"
 TITLES = {workload.name: workload.title for workload in WORKLOADS}
 JOBS = {workload.name: workload.jobs for workload in WORKLOADS}
-# What is busy for this share of the time is the limit.
+# What is busy for this share of the time is named.
 BUSY = 0.9
 # A ratio below this share of the committed one is a loss, if the run's spread allows to see it.
 LOSS = 0.9
@@ -119,21 +119,18 @@ def cost(results, aim):
 
 
 def busy(results, aim, cores):
-    """What was busy how long, and which of it was the limit."""
+    """What was busy how long, and which of it nearly all the time."""
     def share(key):
         return more_of(results, aim.server, aim, key)
-    threads = results.found(aim.server, aim.workload, lambda cell: cell["more"].get("thread"))
-    thread = statistics.mode(threads) if threads else "–"
     jobs = JOBS[aim.workload]
-    all_busy = {"all cores": (share("cores_busy"), cores), "the disk": (share("disk_busy"), 1),
-                f"thread {thread}": (share("thread_busy"), 1)}
+    all_busy = {"all cores": (share("cores_busy"), cores), "the disk": (share("disk_busy"), 1)}
     if jobs < cores:
         all_busy["the client"] = (share("clients_busy"), jobs)
     limits = [name for name, (value, most) in all_busy.items() if (value or 0) >= BUSY * most]
     return [title_of(aim),
             *(text_of(share(key), ".2f") for key in ("cores_busy", "cores_awaited", "clients_busy",
-                                                     "disk_busy", "thread_busy")),
-            thread, ", ".join(limits) or "–"]
+                                                     "disk_busy")),
+            ", ".join(limits) or "–"]
 
 
 def write_page(page_path):
@@ -143,8 +140,7 @@ def write_page(page_path):
     head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "aim", "met", "÷ limit"]
     costs = [f"{what}{whose}" for what in ("CPU s/GiB", "cores busy", "MiB at most")
              for whose in ("", ", null", ", file")]
-    work_and_busy = ["work", "cores busy", "a core awaited", "clients", "disk", "busiest thread",
-                     "its name", "limit"]
+    work_and_busy = ["work", "cores busy", "a core awaited", "clients", "disk", "busy all the time"]
     where, settings = document["machine"], document["settings"]
     text = (
         "# Performance: aims, and what a run found\n\n"
@@ -172,9 +168,11 @@ def write_page(page_path):
         "## What was busy\n\n"
         "Sawmill's rows: cores that were busy, of all; the share of the time in which somebody "
         "waited for a core; cores that the clients took; the share of the time in which the disk "
-        "had something to do, and the same for the busiest thread of the server. What was busy "
-        f"for {BUSY} of the time is the limit.\n\n"
-        f"{table(work_and_busy, [busy(results, aim, where['cores']) for aim in aims], range(1, 6))}"
+        f"had something to do. What was busy for {BUSY} of the time is named. Cores that are all "
+        "busy are the limit; a disk that always has something to do may still take more at once, "
+        "and *÷ limit* says how much. The client's start and end count too, so a share may be a "
+        "little above 1.\n\n"
+        f"{table(work_and_busy, [busy(results, aim, where['cores']) for aim in aims], range(1, 5))}"
         "\n## Other tables\n\n"
         "Each has its command in its first lines: "
         f"{', '.join(others())}. How figures come about: [bench/README.md](../bench/README.md).\n")

@@ -1,8 +1,7 @@
-"""What a machine was busy with while a load ran: its cores, its disk, clients, and the threads of
-the server. What is busy all the time is the limit.
+"""What a machine was busy with while a load ran: its cores, its disk, and the clients.
 
-Shares are of the time: 1 is always; of a thread or of clients: of one core. Not here: what the load
-is (`suite/`).
+Shares are of the time that the load took: 1 is always; of cores and clients: one core. Starting and
+ending the client counts, so a share may be a little above. Not here: what the load is (`suite/`).
 """
 
 import os
@@ -40,23 +39,15 @@ def ended_children_s():
 class Busy:
     """Begins to watch when it is made."""
 
-    def __init__(self, server):
-        self.server = server
-        self.since, self.threads = self.counts(), self.threads_s()
+    def __init__(self, folder):
+        self.folder = folder
+        self.since = self.counts()
 
     def counts(self):
         return {"cores_busy": busy_s(), "cores_awaited": waited_s(),
-                "clients_busy": ended_children_s(), "disk_busy": disk_busy_s(self.server.folder)}
-
-    def threads_s(self):
-        return {key: spent_s for process in self.server.processes
-                for key, spent_s in process.each_thread_cpu_s().items()}
+                "clients_busy": ended_children_s(), "disk_busy": disk_busy_s(self.folder)}
 
     def found(self, passed_s):
-        """Shares of the seconds that the load took, and the thread of the server that was busy
-        most."""
-        now, threads = self.counts(), self.threads_s()
-        shares = {name: (now[name] - self.since[name]) / passed_s for name in now}
-        spent_s, name = max(((all_s - self.threads.get(key, 0), key[1])
-                             for key, all_s in threads.items()), default=(0, ""))
-        return {**shares, "thread": name, "thread_busy": spent_s / passed_s}
+        """Shares of the seconds that the load took."""
+        now = self.counts()
+        return {name: (now[name] - self.since[name]) / passed_s for name in now}

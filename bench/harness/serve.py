@@ -146,7 +146,7 @@ class Server:
             if workload.warm:
                 fio.once("read", self)
             cpu_before_s = sum(process.cpu_s() for process in self.processes)
-            before, busy = self.counters(), Busy(self)
+            before, busy = self.counters(), Busy(self.folder)
             cell = workload.measure(self, seconds)
             since, shares = time.monotonic(), busy.found(cell["seconds"])
             if workload.writes:
