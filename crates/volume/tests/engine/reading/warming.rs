@@ -160,9 +160,11 @@ fn a_step_looks_at_a_bounded_part_of_the_longest_range() {
     assert_eq!(warm(&volume, &[(0, long)], 0).present_bytes, SIZE);
 }
 
-/// Warms 1 MiB; a reader joins a frame of it, and then the store answers so.
+/// Warms 1 MiB; a reader joins a frame of it, and then the store answers so. The frame that the
+/// reader fetched is in the cache.
 fn joined(
     volume: &Volume,
+    cache: &ReadCache,
     store: &PatientStore,
     kind: StoreErrorKind,
 ) -> sawmill_volume::Result<WarmStep> {
@@ -174,6 +176,8 @@ fn joined(
         until("the reader waits for one", || store.is_any_raised());
         store.fail(kind);
         reader.join().unwrap();
+        // A reader is answered before its frame is in the cache.
+        until("what was read is in the cache", || cached(cache) == FRAME);
         warming.join().unwrap()
     })
 }
@@ -181,8 +185,9 @@ fn joined(
 #[test]
 fn a_store_that_is_away_ends_a_step_and_fails_no_reader() {
     let (rig, store) = written(0);
+    let cache = rig.options.cache.clone().unwrap();
     let volume = rig.open();
-    let error = joined(&volume, &store, StoreErrorKind::Unavailable).unwrap_err();
+    let error = joined(&volume, &cache, &store, StoreErrorKind::Unavailable).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     // Nothing goes on asking, and the next step fetches the rest.
     assert_eq!(warm(&volume, &[(0, MIB)], 100).fetched_bytes, MIB - FRAME);
@@ -210,8 +215,9 @@ fn a_store_that_sends_nothing_for_long_ends_a_step() {
 #[test]
 fn an_object_that_was_collected_meanwhile_is_no_damage() {
     let (rig, store) = written(0);
+    let cache = rig.options.cache.clone().unwrap();
     let volume = rig.open();
-    let step = joined(&volume, &store, StoreErrorKind::NotFound).unwrap();
+    let step = joined(&volume, &cache, &store, StoreErrorKind::NotFound).unwrap();
     assert_eq!((step.fetched_frames, step.done_bytes), (0, MIB));
     assert_eq!(warm(&volume, &[(0, MIB)], 100).fetched_bytes, MIB - FRAME);
 }
