@@ -16,7 +16,7 @@ const SEEDS: u64 = 5_000;
 const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
 /// docs/crash-consistency.md describes what each showed. Worlds change, so most have a test of
 /// their own.
-const BROKEN_ONCE: [u64; 9] = [
+const BROKEN_ONCE: [u64; 11] = [
     6_066_635,
     6_285_258,
     6_317_270,
@@ -26,6 +26,8 @@ const BROKEN_ONCE: [u64; 9] = [
     7_465_330,
     9_213_382,
     150_014_269,
+    229_268_907,
+    229_281_218,
 ];
 const EDGE_SEEDS: u64 = 18_000;
 const LOG_AGE_SEEDS: u64 = 2_000;

@@ -1,7 +1,8 @@
 //! The journal's superblock: the journal's volume and positions, in two copies written in turn.
 //!
 //! Invariants: a copy is overwritten only when the other one is newer and synced. A copy that
-//! failed to sync is blanked, because reads may return it although the disk has dropped it.
+//! failed to sync gives way to what was in its place: reads may return it although the disk has
+//! dropped it, and whoever took it for the newest would overwrite the other, which is safe.
 //!
 //! Not here: its bytes and the choice between the copies (`sawmill_format::journal`), and when one
 //! is written (`writer`, `open::bind`).
@@ -21,6 +22,8 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) struct SuperblockFile {
     disk: Arc<dyn Disk>,
     current: Superblock,
+    /// Both copies, as they were read or as a sync has made them durable.
+    copies: [AlignedBytes; 2],
     /// Whether the copy that is `current` was synced by this process.
     is_synced: bool,
 }
@@ -28,21 +31,24 @@ pub(crate) struct SuperblockFile {
 impl SuperblockFile {
     /// Reads the newest valid copy; `None` when both are blank (a journal that was never used).
     pub(crate) fn read(disk: Arc<dyn Disk>, volume_id: VolumeId) -> Result<Option<Self>> {
-        let mut copies = vec![0u8; 2 * SUPERBLOCK_BYTES];
-        disk.read_at(0, &mut copies).map_err(|error| disk_failed("read its superblock", error))?;
-        if copies.iter().all(|byte| *byte == 0) {
+        let mut copies = blank_copies();
+        for (offset, copy) in (0..).step_by(SUPERBLOCK_BYTES).zip(&mut copies) {
+            let read = disk.read_at(offset, copy);
+            read.map_err(|error| disk_failed("read its superblock", error))?;
+        }
+        if copies.iter().all(|copy| copy.iter().all(|byte| *byte == 0)) {
             return Ok(None);
         }
-        let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
+        let [first, second] = &copies;
         let current = choose_superblock(first, second, volume_id).map_err(|error| {
             Error::caused(ErrorKind::Corrupt, "the journal has no valid superblock", error)
         })?;
-        Ok(Some(SuperblockFile { disk, current, is_synced: false }))
+        Ok(Some(SuperblockFile { disk, current, copies, is_synced: false }))
     }
 
     /// Starts the first superblock of a journal; `write` makes it durable.
     pub(crate) fn first(disk: Arc<dyn Disk>, current: Superblock) -> Self {
-        SuperblockFile { disk, current, is_synced: true }
+        SuperblockFile { disk, current, copies: blank_copies(), is_synced: true }
     }
 
     pub(crate) fn current(&self) -> &Superblock {
@@ -65,13 +71,16 @@ impl SuperblockFile {
         block.copy_from_slice(&next.encode().map_err(cannot_encode)?);
         let written = self.disk.write_at(next.offset_bytes(), &block);
         let written = written.map_err(|error| disk_failed("write its superblock", error));
+        let copy = &mut self.copies[next.copy()];
         if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {
-            // Otherwise the other copy may be one that the disk has dropped.
-            if self.is_synced {
-                self.take_back(&next);
+            // Nothing depends on the new copy yet. What was there before stays of use if the disk
+            // has dropped the current copy, which this process may not have synced.
+            if let Err(error) = self.disk.write_at(next.offset_bytes(), copy) {
+                tracing::warn!("cannot take back the superblock that was not synced: {error}");
             }
             return Err(error);
         }
+        *copy = block;
         (self.current, self.is_synced) = (next, true);
         if !self.disk.has_name() {
             let text = "the journal was removed, renamed or replaced while it was in use: a \
@@ -82,16 +91,10 @@ impl SuperblockFile {
         }
         Ok(())
     }
+}
 
-    /// Blanks a copy that was not synced: reads may return it although the disk has dropped it. A
-    /// reader that took it for the newest would overwrite the other, safe copy. Nothing depends on
-    /// this copy yet.
-    fn take_back(&self, unsynced: &Superblock) {
-        let blank = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
-        if let Err(error) = self.disk.write_at(unsynced.offset_bytes(), &blank) {
-            tracing::warn!("cannot blank the superblock that was not synced: {error}");
-        }
-    }
+fn blank_copies() -> [AlignedBytes; 2] {
+    std::array::from_fn(|_| AlignedBytes::zeroed(SUPERBLOCK_BYTES))
 }
 
 /// The journal of tests.
@@ -137,13 +140,14 @@ mod tests {
     use super::*;
 
     /// Two superblocks. A failed sync drops what was written, but reads return it until a power
-    /// cut.
+    /// cut, also if later syncs succeed.
     #[derive(Default)]
     struct Blocks {
         now: Vec<u8>,
         durable: Vec<u8>,
         unsynced: Vec<u64>,
-        fails_sync: bool,
+        /// So many syncs succeed before the others fail.
+        good_syncs: Option<u32>,
         tears_writes: bool,
     }
 
@@ -154,6 +158,18 @@ mod tests {
             let blank = vec![0; 2 * SUPERBLOCK_BYTES];
             let blocks = Blocks { now: blank.clone(), durable: blank, ..Blocks::default() };
             Arc::new(FailingDisk(Mutex::new(blocks)))
+        }
+
+        fn fail_syncs_after(&self, good_syncs: u32) {
+            self.0.lock().good_syncs = Some(good_syncs);
+        }
+
+        fn mend(&self) {
+            self.0.lock().good_syncs = None;
+        }
+
+        fn epoch(self: &Arc<Self>) -> u64 {
+            read(self).current().epoch
         }
 
         fn cut_power(&self) {
@@ -189,8 +205,10 @@ mod tests {
         fn sync(&self) -> io::Result<()> {
             let blocks = &mut *self.0.lock();
             let unsynced = std::mem::take(&mut blocks.unsynced);
-            if blocks.fails_sync {
-                return Err(io::Error::from_raw_os_error(5));
+            match &mut blocks.good_syncs {
+                Some(0) => return Err(io::Error::from_raw_os_error(5)),
+                Some(left) => *left -= 1,
+                None => {}
             }
             for offset in unsynced {
                 let range = offset as usize..offset as usize + SUPERBLOCK_BYTES;
@@ -203,24 +221,62 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock() {
+    fn read(disk: &Arc<FailingDisk>) -> SuperblockFile {
+        SuperblockFile::read(disk.clone(), VOLUME).unwrap().unwrap()
+    }
+
+    /// A journal with two synced copies, of epochs 1 and 2, and who wrote them.
+    fn two_copies() -> (Arc<FailingDisk>, SuperblockFile) {
         let disk = FailingDisk::new();
         let mut file = SuperblockFile::first(disk.clone(), first_superblock());
         file.write(|_| ()).unwrap();
         file.write(|block| block.epoch = 2).unwrap();
-        disk.0.lock().fails_sync = true;
-        file.write(|block| block.epoch = 3).unwrap_err();
+        (disk, file)
+    }
 
-        // The next attach, on a disk that syncs again.
-        disk.0.lock().fails_sync = false;
-        let mut file = SuperblockFile::read(disk.clone(), VOLUME).unwrap().unwrap();
-        assert_eq!(file.current().epoch, 2, "nothing was done by what was not synced");
+    /// The next attach on a disk that syncs again, but tears what it writes; then a power cut.
+    fn tear_a_write_and_cut_power(disk: &Arc<FailingDisk>) {
+        disk.mend();
+        assert_eq!(disk.epoch(), 2, "nothing was done by what was not synced");
         disk.0.lock().tears_writes = true;
-        file.write(|block| block.epoch = 4).unwrap_err();
-
+        read(disk).write(|block| block.epoch = 4).unwrap_err();
         disk.cut_power();
-        let file = SuperblockFile::read(disk, VOLUME).unwrap().unwrap();
-        assert_eq!(file.current().epoch, 2);
+    }
+
+    #[test]
+    fn a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock() {
+        let (disk, mut file) = two_copies();
+        disk.fail_syncs_after(0);
+        file.write(|block| block.epoch = 3).unwrap_err();
+        tear_a_write_and_cut_power(&disk);
+        assert_eq!(disk.epoch(), 2);
+    }
+
+    #[test]
+    fn a_failed_first_sync_of_a_process_and_a_torn_write_leave_a_superblock() {
+        let (disk, _) = two_copies();
+        disk.fail_syncs_after(1);
+        read(&disk).write(|block| block.epoch = 3).unwrap_err();
+        tear_a_write_and_cut_power(&disk);
+        assert_eq!(disk.epoch(), 2);
+    }
+
+    #[test]
+    fn what_a_copy_replaced_is_back_when_the_disk_has_dropped_both() {
+        let (disk, file) = two_copies();
+        // A process dies between a sync that failed and taking its copy back.
+        let unsynced = Superblock { epoch: 3, revision: 3, ..file.current().clone() };
+        disk.write_at(unsynced.offset_bytes(), &unsynced.encode().unwrap()).unwrap();
+        disk.fail_syncs_after(0);
+        disk.sync().unwrap_err();
+        // The next one takes it for the newest, and a sync of its own fails.
+        disk.fail_syncs_after(1);
+        let mut file = read(&disk);
+        assert_eq!(file.current().epoch, 3);
+        file.write(|block| block.epoch = 4).unwrap_err();
+        disk.mend();
+        disk.sync().unwrap();
+        disk.cut_power();
+        assert_eq!(disk.epoch(), 2, "the newest copy that the disk has kept");
     }
 }

@@ -205,8 +205,27 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "a superblock that was not synced stays",
         "volume/src/journal/superblock.rs",
-        "                self.take_back(&next);\n",
-        "",
+        "            if let Err(error) = self.disk.write_at(next.offset_bytes(), copy) {\n",
+        "            if let Err(error) = self.disk.sync() {\n",
+    ),
+    caught_by(
+        &lib(
+            "sawmill-volume",
+            "a_failed_first_sync_of_a_process_and_a_torn_write_leave_a_superblock",
+        ),
+        "the first superblock of a process that was not synced stays",
+        "volume/src/journal/superblock.rs",
+        "            if let Err(error) = self.disk.write_at(next.offset_bytes(), copy) {\n",
+        "            if !self.is_synced {\n                return Err(error);\n            }\n\
+         \x20           if let Err(error) = self.disk.write_at(next.offset_bytes(), copy) {\n",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "what_a_copy_replaced_is_back_when_the_disk_has_dropped_both"),
+        "a superblock that was not synced is blanked",
+        "volume/src/journal/superblock.rs",
+        "            if let Err(error) = self.disk.write_at(next.offset_bytes(), copy) {\n",
+        "            copy.fill(0);\n            if let Err(error) = \
+         self.disk.write_at(next.offset_bytes(), copy) {\n",
     ),
     caught_by(
         &lib(
