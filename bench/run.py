@@ -21,7 +21,7 @@ from harness import (
     EXAMPLES, MIB, ROOT, Place, Rounds, Sawmill, cli, difference, machine, page, run, log,
     temporary_place, turns)
 from suite import opening, report
-from suite.contest import COST, PEERS, WORKLOADS, Peer, StoreInMemory
+from suite.contest import COST, PEERS, WORKLOADS, AllInMemory, Peer, StoreInMemory
 from suite.s3 import Minio, S3backer
 from suite.twice import Twice
 
@@ -66,7 +66,8 @@ def contestants(flags, place, minio):
                 + ours(flags.binary, place, minio))
     peers = [Peer(place, *peer) for peer in PEERS]
     return [*peers, Twice(place), *ours(flags.binary, place, minio),
-            StoreInMemory(place, flags.binary), S3backer(place, minio)]
+            StoreInMemory(place, flags.binary), AllInMemory(place, flags.binary),
+            S3backer(place, minio)]
 
 
 def chosen_of(flags):

@@ -10,15 +10,21 @@ from pathlib import Path
 
 from harness.machine import busy_s
 
+# Of the kernel's counts, whatever the disk's own are.
+SECTOR_BYTES = 512
 
-def disk_busy_s(folder):
-    """How long the disk below a folder had something to do; 0 where the kernel has no count."""
+
+def disk_counts(folder):
+    """How long the disk below a folder had something to do, in seconds, and the bytes that it read
+    and wrote; 0 where the kernel has no count."""
     device = os.stat(folder).st_dev
     try:
         counts = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text()
     except OSError:
-        return 0.0
-    return int(counts.split()[9]) / 1e3
+        return {"disk_busy": 0.0, "disk_read_bytes_s": 0, "disk_written_bytes_s": 0}
+    found = [int(word) for word in counts.split()]
+    return {"disk_busy": found[9] / 1e3, "disk_read_bytes_s": found[2] * SECTOR_BYTES,
+            "disk_written_bytes_s": found[6] * SECTOR_BYTES}
 
 
 def waited_s():
@@ -45,9 +51,9 @@ class Busy:
 
     def counts(self):
         return {"cores_busy": busy_s(), "cores_awaited": waited_s(),
-                "clients_busy": ended_children_s(), "disk_busy": disk_busy_s(self.folder)}
+                "clients_busy": ended_children_s(), **disk_counts(self.folder)}
 
     def found(self, passed_s):
-        """Shares of the seconds that the load took."""
+        """Shares of the seconds that the load took, and bytes a second of the disk."""
         now = self.counts()
         return {name: (now[name] - self.since[name]) / passed_s for name in now}

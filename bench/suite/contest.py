@@ -54,6 +54,24 @@ class StoreInMemory(Sawmill):
         return super().cell(workload, seconds) if is_large else None
 
 
+class AllInMemory(Sawmill):
+    """Writes with journal, cache and store in memory: what the cores allow, with a disk that takes
+    no time. Not fsync, whose limit is the disk's own."""
+
+    name, title = "sawmill-no-disk", "**Sawmill**, all in memory"
+
+    def __init__(self, place, binary):
+        super().__init__(place, binary)
+        self.journal, self.cache = (place.memory / f"{self.name}-{what}"
+                                    for what in ("journal", "cache"))
+
+    def store_folder(self):
+        return self.place.memory / f"{self.name}-store"
+
+    def cell(self, workload, seconds):
+        return super().cell(workload, seconds) if workload.writes and not workload.fsync else None
+
+
 @dataclass(frozen=True)
 class Workload:
     name: str
