@@ -1,8 +1,8 @@
 //! The journal's superblock: the journal's volume and positions, in two copies written in turn.
 //!
-//! Invariants: a copy is overwritten only when the other one is newer and synced. A copy that
-//! failed to sync gives way to what was in its place: reads may return it although the disk has
-//! dropped it, and whoever took it for the newest would overwrite the other, which is safe.
+//! Invariants: the older copy is overwritten, after a sync. A copy that failed to sync gives way to
+//! the one that it replaced: reads may return it although the disk has dropped it, and whoever took
+//! it for the newest would overwrite the other, which may be the only durable one.
 //!
 //! Not here: its bytes and the choice between the copies (`sawmill_format::journal`), and when one
 //! is written (`writer`, `open::bind`).
@@ -31,18 +31,18 @@ pub(crate) struct SuperblockFile {
 impl SuperblockFile {
     /// Reads the newest valid copy; `None` when both are blank (a journal that was never used).
     pub(crate) fn read(disk: Arc<dyn Disk>, volume_id: VolumeId) -> Result<Option<Self>> {
-        let mut copies = blank_copies();
-        for (offset, copy) in (0..).step_by(SUPERBLOCK_BYTES).zip(&mut copies) {
-            let read = disk.read_at(offset, copy);
-            read.map_err(|error| disk_failed("read its superblock", error))?;
-        }
-        if copies.iter().all(|copy| copy.iter().all(|byte| *byte == 0)) {
+        let mut found = AlignedBytes::zeroed(2 * SUPERBLOCK_BYTES);
+        disk.read_at(0, &mut found).map_err(|error| disk_failed("read its superblock", error))?;
+        if found.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        let [first, second] = &copies;
+        let (first, second) = found.split_at(SUPERBLOCK_BYTES);
         let current = choose_superblock(first, second, volume_id).map_err(|error| {
             Error::caused(ErrorKind::Corrupt, "the journal has no valid superblock", error)
         })?;
+        let mut copies = blank_copies();
+        copies[0].copy_from_slice(first);
+        copies[1].copy_from_slice(second);
         Ok(Some(SuperblockFile { disk, current, copies, is_synced: false }))
     }
 
@@ -148,7 +148,9 @@ mod tests {
         unsynced: Vec<u64>,
         /// So many syncs succeed before the others fail.
         good_syncs: Option<u32>,
-        tears_writes: bool,
+        /// The next write fails, and a part of it reaches the medium. Those after it fail too.
+        tears_a_write: bool,
+        fails_writes: bool,
     }
 
     struct FailingDisk(Mutex<Blocks>);
@@ -192,8 +194,11 @@ mod tests {
         fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
             let blocks = &mut *self.0.lock();
             let offset = offset as usize;
-            if blocks.tears_writes {
-                // A part reaches the medium.
+            if blocks.fails_writes {
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            if std::mem::take(&mut blocks.tears_a_write) {
+                blocks.fails_writes = true;
                 blocks.now[offset..][..512].copy_from_slice(&bytes[..512]);
                 blocks.durable[offset..][..512].copy_from_slice(&bytes[..512]);
                 return Err(io::Error::from_raw_os_error(5));
@@ -238,7 +243,7 @@ mod tests {
     fn tear_a_write_and_cut_power(disk: &Arc<FailingDisk>) {
         disk.mend();
         assert_eq!(disk.epoch(), 2, "nothing was done by what was not synced");
-        disk.0.lock().tears_writes = true;
+        disk.0.lock().tears_a_write = true;
         read(disk).write(|block| block.epoch = 4).unwrap_err();
         disk.cut_power();
     }
