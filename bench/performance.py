@@ -156,7 +156,7 @@ def busy(results, aim, cores):
 
 
 def with_all_cores(results, aim, cores):
-    """The ratio of the aim, had the work all cores and took as much of them for each request."""
+    """The ratio of the aim if all cores were busy, at the same cost of a request."""
     reached = results.ratio(aim.server, aim.base, aim.workload, "iops")
     busy_cores = more_of(results, aim.server, aim, "cores_busy")
     return reached and busy_cores and reached * cores / busy_cores
@@ -179,7 +179,8 @@ def write_page(page_path):
     costs = [f"{what}{whose}" for what in ("CPU s/GiB", "cores busy", "MiB at most")
              for whose in ("", ", null", ", file")]
     work_and_busy = ["work", "cores busy", "a core awaited", "clients", "disk", "MB/s of the disk",
-                     "MB/s, twice", "cores busy, no disk", "all cores", "busy all the time"]
+                     "MB/s, twice", "cores busy, no disk", "ratio, all cores",
+                     "busy all the time"]
     where, settings = document["machine"], document["settings"]
     text = (
         "# Performance: aims, and what a run found\n\n"
@@ -195,7 +196,7 @@ def write_page(page_path):
         f"{table(head, [row(results, aim) for aim in aims], range(1, 5))}\n"
         "*÷ limit* compares with what bounds the work on this machine. Where the ratio of an aim "
         "is not met, the last column names the limits that are below it, each with the ratio that "
-        "it allows: *the cores* as in the column *all cores* below, the others as follows. Aims of "
+        "it allows: *the cores* as in *ratio, all cores* below, the others as follows. Aims of "
         "processor time have no limit shown.\n\n"
         "- Large writes: the contestant *twice* writes each byte to a ring and to a new file of "
         "8 MiB, syncs it, and deletes what was overwritten, with no protocol, checksum or map.\n"
@@ -214,7 +215,7 @@ def write_page(page_path):
         "Sawmill's rows: cores that were busy, of all; the share of the time in which somebody "
         "waited for a core; cores that the clients took; the share of the time in which the disk "
         "had something to do; what it read and wrote then, and for *twice*; the cores that are "
-        "busy with *no disk*; and the ratio that the aim is about, had the work *all cores* at "
+        "busy with *no disk*; and the ratio that the aim is about, if all cores were busy at "
         "the same cost of a request: below the aim, the cores are the limit. What was busy for "
         f"{BUSY} of the time is named: of a disk that always has something to do, the bytes beside "
         "those of *twice* say how much more it may take at once. The client's start and end count "
