@@ -477,7 +477,7 @@ impl IdleThread {
     fn wait(&self, limit: Duration) {
         let mut is_called = self.is_called.lock();
         if !*is_called {
-            let _ = self.called.wait_for(&mut is_called, limit);
+            self.called.wait_for(&mut is_called, limit);
         }
     }
 }

@@ -69,7 +69,7 @@ impl LoopThreads {
         // Nothing else ends rests or starts threads.
         while catch_unwind(AssertUnwindSafe(|| self.keep_time_until_last())).is_err() {
             let mut state = self.state.lock();
-            let _ = self.earlier.wait_for(&mut state, LOOK_EVERY);
+            self.earlier.wait_for(&mut state, LOOK_EVERY);
         }
     }
 
@@ -95,7 +95,7 @@ impl LoopThreads {
                 match state.clock_at {
                     Some(at) => {
                         let left = at.saturating_duration_since(now);
-                        let _ = self.earlier.wait_for(&mut state, left);
+                        self.earlier.wait_for(&mut state, left);
                     }
                     None => self.earlier.wait(&mut state),
                 }

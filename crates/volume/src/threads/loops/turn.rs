@@ -139,7 +139,7 @@ impl VolumeLoop {
             }
             run = self.run.lock();
             if !run.has_ended {
-                let _ = self.ended.wait_for(&mut run, AWAITED_EVERY);
+                self.ended.wait_for(&mut run, AWAITED_EVERY);
             }
         }
     }
