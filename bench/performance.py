@@ -97,8 +97,8 @@ def row(results, aim):
     cpu_s = more_of(results, aim.server, aim, "cpu_s_per_gib")
     limit = limit_rate(results, aim)
     reached = ratios[aim.base]
-    is_met = reached is not None and reached >= aim.ratio and (
-        not aim.cpu_s_per_gib or (cpu_s or 0) <= aim.cpu_s_per_gib)
+    is_cheap = not aim.cpu_s_per_gib or (cpu_s or 0) <= aim.cpu_s_per_gib
+    is_met = reached is not None and reached >= aim.ratio and is_cheap
     wanted = f"≥ {aim.ratio:.2f} × {aim.base}" + (
         f", ≤ {aim.cpu_s_per_gib} s/GiB" if aim.cpu_s_per_gib else "")
     return [title_of(aim), text_of(ours),
@@ -108,15 +108,24 @@ def row(results, aim):
 
 
 def out_of_reach(results, aim, limit):
-    """What keeps the ratio of an aim out of reach here. What is exceeded is no limit."""
+    """What keeps an aim out of reach here. What is exceeded is no limit."""
     reached = results.ratio(aim.server, aim.base, aim.workload, "iops")
     base = results.median(aim.base, aim.workload, "iops")
     cores = results.document["machine"]["cores"]
     at_most = {"the cores": with_all_cores(results, aim, cores),
+               "one thread": with_all_of_a_thread(results, aim),
                LIMITS.get(aim.limit): limit and base and limit / base}
     below = [f"{name} ({ratio:.2f})" for name, ratio in at_most.items()
              if name and ratio and reached <= ratio < aim.ratio]
-    return ", ".join(below) or "nothing shown"
+    if reached < aim.ratio and not below:
+        below = ["nothing shown"]
+    cpu_s, kernel_s = (more_of(results, aim.server, aim, key)
+                       for key in ("cpu_s_per_gib", "kernel_s_per_gib"))
+    if aim.cpu_s_per_gib and (cpu_s or 0) > aim.cpu_s_per_gib:
+        is_shown = (kernel_s or 0) > aim.cpu_s_per_gib
+        below.append(f"the kernel's time ({kernel_s:.2f} s/GiB)" if is_shown
+                     else "nothing shown for the time")
+    return ", ".join(below)
 
 
 def spread(results, aim, base):
@@ -131,8 +140,9 @@ def cost(results, aim):
     """CPU and memory of each server, for one row."""
     servers = [aim.server, "nbdkit-null", "nbdkit-file"]
     peaks = [more_of(results, name, aim, "peak_bytes") for name in servers]
-    return [title_of(aim),
-            *(text_of(more_of(results, name, aim, "cpu_s_per_gib"), ".2f") for name in servers),
+    return [title_of(aim), text_of(more_of(results, aim.server, aim, "kernel_s_per_gib"), ".2f"),
+            *(text_of(more_of(results, name, aim, "cpu_s_per_gib"), ".2f")
+              for name in (*servers, "twice")),
             *(text_of(more_of(results, name, aim, "cores_busy"), ".2f") for name in servers),
             *(text_of(peak and peak / MIB) for peak in peaks)]
 
@@ -145,6 +155,8 @@ def busy(results, aim, cores):
     all_busy = {"all cores": (share("cores_busy"), cores), "the disk": (share("disk_busy"), 1)}
     if jobs < cores:
         all_busy["the client"] = (share("clients_busy"), jobs)
+    if jobs == 1:
+        all_busy["one thread"] = (sum(share or 0 for share in busiest_thread(results, aim)), 1)
     limits = [name for name, (value, most) in all_busy.items() if (value or 0) >= BUSY * most]
     return [title_of(aim),
             *(text_of(share(key), ".2f") for key in ("cores_busy", "cores_awaited", "clients_busy",
@@ -152,7 +164,23 @@ def busy(results, aim, cores):
             *(text_of(rate and rate / 1e6) for rate in (disk_bytes_s(results, aim.server, aim),
                                                         disk_bytes_s(results, "twice", aim))),
             text_of(more_of(results, "sawmill-no-disk", aim, "cores_busy"), ".2f"),
-            text_of(with_all_cores(results, aim, cores), ".2f"), ", ".join(limits) or "–"]
+            *(text_of(value, ".2f") for value in (*busiest_thread(results, aim),
+                                                  with_all_cores(results, aim, cores))),
+            ", ".join(limits) or "–"]
+
+
+def busiest_thread(results, aim):
+    """The shares of its time in which the busiest thread computed and waited for a core."""
+    return [more_of(results, aim.server, aim, key)
+            for key in ("thread_computes", "thread_awaits")]
+
+
+def with_all_of_a_thread(results, aim):
+    """The ratio of the aim if the busiest thread had never slept, at the same cost of a request and
+    with the same waits for a core. With several clients, others may do its work."""
+    reached = results.ratio(aim.server, aim.base, aim.workload, "iops")
+    shares = busiest_thread(results, aim)
+    return reached / sum(shares) if reached and all(shares) and JOBS[aim.workload] == 1 else None
 
 
 def with_all_cores(results, aim, cores):
@@ -176,16 +204,19 @@ def write_page(page_path):
     aims = [aim for aim in AIMS if aim.server in results.servers]
     head = ["work", "requests/s", "÷ raw", "÷ null", "÷ file", "aim", "met", "÷ limit",
             "a limit below the aim"]
-    costs = [f"{what}{whose}" for what in ("CPU s/GiB", "cores busy", "MiB at most")
-             for whose in ("", ", null", ", file")]
+    costs = ["the kernel's s/GiB", *(f"{what}{whose}"
+             for what in ("CPU s/GiB", "cores busy", "MiB at most")
+             for whose in ("", ", null", ", file"))]
+    costs.insert(4, "CPU s/GiB, twice")
     work_and_busy = ["work", "cores busy", "a core awaited", "clients", "disk", "MB/s of the disk",
-                     "MB/s, twice", "cores busy, no disk", "ratio, all cores",
-                     "busy all the time"]
+                     "MB/s, twice", "cores busy, no disk", "a thread computes", "and awaits a core",
+                     "ratio, all cores", "busy all the time"]
     where, settings = document["machine"], document["settings"]
+    cores = where["cores"]
     text = (
         "# Performance: aims, and what a run found\n\n"
         f"Generated by `bench/performance.py` on {document['date']}, on the code of "
-        f"{document['commit']}, on {where['cores']} cores of {where['cpu']}; "
+        f"{document['commit']}, on {cores} cores of {where['cpu']}; "
         "[every sample](measurements/raw/performance.json).\n\n"
         "Sawmill's journal and its store, a folder, are on one disk, but for the rows that say "
         "otherwise. Clients are fio over one Unix socket each. *raw* is fio with io_uring and "
@@ -196,10 +227,13 @@ def write_page(page_path):
         f"{table(head, [row(results, aim) for aim in aims], range(1, 5))}\n"
         "*÷ limit* compares with what bounds the work on this machine. Where the ratio of an aim "
         "is not met, the last column names the limits that are below it, each with the ratio that "
-        "it allows: *the cores* as in *ratio, all cores* below, the others as follows. Aims of "
-        "processor time have no limit shown.\n\n"
+        "it allows: *the cores* as in *ratio, all cores* below, *one thread* likewise if the "
+        "busiest thread had never slept, the others as follows. Where processor time is above its "
+        "aim, *the kernel's time* is named if that alone is: it is what the bytes cost on their "
+        "way through a socket and twice to the disk, with the switches between threads.\n\n"
         "- Large writes: the contestant *twice* writes each byte to a ring and to a new file of "
-        "8 MiB, syncs it, and deletes what was overwritten, with no protocol, checksum or map.\n"
+        "8 MiB, syncs the file, its name and the deletion of what was overwritten, with no "
+        "protocol, checksum or map.\n"
         "- Small and mixed writes, and the store in memory: Sawmill with journal, cache and store "
         "in memory (the contestant *no disk*). It waits for no disk, but its cores copy what a "
         "disk takes by itself, so Sawmill may be above it: then the disk is not the limit.\n"
@@ -207,20 +241,23 @@ def write_page(page_path):
         "two round trips, as raw and null take them. Above 1, they overlap. "
         "[Where a flush takes its time](measurements/flush.md).\n\n"
         "## What it costs\n\n"
-        "Processor time of the server, kernel included, until everything is stored; how many "
-        f"cores of the machine's {where['cores']} were busy while the client worked, with the "
+        "Processor time of the server until everything is stored, and the part of it in the "
+        "kernel. *null* receives each byte and *twice* writes each twice: together, and without a "
+        "copy or a checksum, the least that is known. How many "
+        f"cores of the machine's {cores} were busy while the client worked, with the "
         "client itself; and the most memory that the server had, staging memory included.\n\n"
         f"{table(['work', *costs], [cost(results, aim) for aim in aims], True)}\n"
         "## What was busy\n\n"
         "Sawmill's rows: cores that were busy, of all; the share of the time in which somebody "
         "waited for a core; cores that the clients took; the share of the time in which the disk "
         "had something to do; what it read and wrote then, and for *twice*; the cores that are "
-        "busy with *no disk*; and the ratio that the aim is about, if all cores were busy at "
+        "busy with *no disk*; the shares of its time in which the busiest thread computed and "
+        "waited for a core; and the ratio that the aim is about, if all cores were busy at "
         "the same cost of a request: below the aim, the cores are the limit. What was busy for "
         f"{BUSY} of the time is named: of a disk that always has something to do, the bytes beside "
         "those of *twice* say how much more it may take at once. The client's start and end count "
         "too, so a share may be a little above 1.\n\n"
-        f"{table(work_and_busy, [busy(results, aim, where['cores']) for aim in aims], range(1, 9))}"
+        f"{table(work_and_busy, [busy(results, aim, cores) for aim in aims], range(1, 11))}"
         "\n## Other tables\n\n"
         "Each has its command in its first lines: "
         f"{', '.join(others())}. How figures come about: [bench/README.md](../bench/README.md).\n")

@@ -26,7 +26,8 @@ class Process:
     def __init__(self, *words, log=None, env=None, cwd=None, talks=False):
         """Without a `log`, its standard error is ours, and its output is discarded."""
         words = [str(word) for word in words]
-        self.name, self.log, self.unread, self.cpu_total_s = Path(words[0]).name, log, b"", None
+        self.name, self.log, self.unread = Path(words[0]).name, log, b""
+        self.cpu_total_s = self.kernel_total_s = None
         with open(log or os.devnull, "a") as out:
             self.child = subprocess.Popen(
                 words, bufsize=0, env=env, cwd=cwd, start_new_session=True,
@@ -85,8 +86,15 @@ class Process:
 
     def cpu_s(self):
         """User and system time so far, in seconds."""
+        return sum(self.times_s())
+
+    def kernel_s(self):
+        """System time so far, in seconds."""
+        return self.times_s()[1]
+
+    def times_s(self):
         spent = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-        return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
+        return [int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in spent]
 
     def peak_bytes(self):
         """The most memory that it had at once, shared memory included."""
@@ -112,7 +120,7 @@ class Process:
         """Asks it to end (`None`: it does so by itself), waits, kills it after `seconds`;
         its exit code.
 
-        `cpu_total_s` is set then.
+        `cpu_total_s` and the part of it in the kernel, `kernel_total_s`, are set then.
         """
         if self.child.returncode is not None:
             return self.child.returncode
@@ -127,6 +135,7 @@ class Process:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.cpu_total_s = usage.ru_utime + usage.ru_stime
+                self.kernel_total_s = usage.ru_stime
                 self.child.returncode = os.waitstatus_to_exitcode(status)
                 return self.child.returncode
             if time.monotonic() > deadline:

@@ -16,6 +16,7 @@ from harness import fio
 from harness.busy import Busy
 from harness.machine import GIB, Unfit, forget_cached, missing, wait_until
 from harness.process import Process
+from harness.threads import Threads
 
 
 class Place(NamedTuple):
@@ -146,9 +147,11 @@ class Server:
             if workload.warm:
                 fio.once("read", self)
             cpu_before_s = sum(process.cpu_s() for process in self.processes)
-            before, busy = self.counters(), Busy(self.folder)
+            kernel_before_s = sum(process.kernel_s() for process in self.processes)
+            before, busy, threads = self.counters(), Busy(self.folder), Threads(self.processes)
             cell = workload.measure(self, seconds)
             since, shares = time.monotonic(), busy.found(cell["seconds"])
+            shares |= threads.busiest()
             if workload.writes:
                 self.settle()
             after = {} if self.counts_at_end else self.counters()
@@ -157,6 +160,8 @@ class Server:
                 "counted": difference(before, self.counters() if self.counts_at_end else after)}
         if self.processes:
             cpu_s = sum(process.cpu_total_s for process in self.processes) - cpu_before_s
-            more["cpu_s_per_gib"] = cpu_s / max(cell["bytes"] / GIB, 1e-9)
+            kernel_s = sum(process.kernel_total_s for process in self.processes) - kernel_before_s
+            moved_gib = max(cell["bytes"] / GIB, 1e-9)
+            more |= {"cpu_s_per_gib": cpu_s / moved_gib, "kernel_s_per_gib": kernel_s / moved_gib}
             more["peak_bytes"] = peak_bytes
         return {**cell, "more": more}

@@ -2,8 +2,9 @@
 takes if each byte is written to the ring of a journal and to a new file, as Sawmill does, and
 nothing else is done.
 
-Files of 8 MiB are synced, and deleted when what is in them has been overwritten: on a file system
-that discards what is deleted, that is a good part of the work. Not here: NBD, checksums, maps.
+Files of 8 MiB are made as an object of the store is: synced, named, and the name synced. They are
+deleted, and that synced, when what is in them has been overwritten: on a file system that discards
+what is deleted, that is a good part of the work. Not here: NBD, checksums, maps.
 """
 
 import mmap
@@ -91,11 +92,17 @@ class Twice(Server):
         return found
 
     def put(self, number, segment):
-        path = self.folder / f"{number}"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+        names = os.open(self.folder, os.O_RDONLY)
+        file = os.open(self.folder, os.O_WRONLY | os.O_TMPFILE | os.O_DIRECT, 0o600)
         for at in range(0, SEGMENT_BYTES, PIECE_BYTES):
             os.pwrite(file, memoryview(segment)[at:at + PIECE_BYTES], at)
         os.fsync(file)
+        # With a folder's descriptor, Python follows the link to the file.
+        os.link(f"/proc/self/fd/{file}", f"{number}", dst_dir_fd=names)
+        os.fsync(names)
         os.close(file)
         dead = self.folder / f"{number - self.size_bytes // SEGMENT_BYTES}"
-        dead.unlink(missing_ok=True)
+        if dead.exists():
+            dead.unlink()
+            os.fsync(names)
+        os.close(names)
