@@ -116,8 +116,8 @@ def out_of_reach(results, aim, limit):
                "one thread": with_all_of_a_thread(results, aim),
                LIMITS.get(aim.limit): limit and base and limit / base}
     below = [f"{name} ({ratio:.2f})" for name, ratio in at_most.items()
-             if name and ratio and reached <= ratio < aim.ratio]
-    if reached < aim.ratio and not below:
+             if name and ratio and reached and reached <= ratio < aim.ratio]
+    if (reached or 0) < aim.ratio and not below:
         below = ["nothing shown"]
     cpu_s, kernel_s = (more_of(results, aim.server, aim, key)
                        for key in ("cpu_s_per_gib", "kernel_s_per_gib"))
@@ -180,7 +180,9 @@ def with_all_of_a_thread(results, aim):
     with the same waits for a core. With several clients, others may do its work."""
     reached = results.ratio(aim.server, aim.base, aim.workload, "iops")
     shares = busiest_thread(results, aim)
-    return reached / sum(shares) if reached and all(shares) and JOBS[aim.workload] == 1 else None
+    if not reached or None in shares or not sum(shares) or JOBS[aim.workload] > 1:
+        return None
+    return reached / sum(shares)
 
 
 def with_all_cores(results, aim, cores):
@@ -228,7 +230,9 @@ def write_page(page_path):
         "*÷ limit* compares with what bounds the work on this machine. Where the ratio of an aim "
         "is not met, the last column names the limits that are below it, each with the ratio that "
         "it allows: *the cores* as in *ratio, all cores* below, *one thread* likewise if the "
-        "busiest thread had never slept, the others as follows. Where processor time is above its "
+        "busiest thread had never slept, the others as follows. A connection looks for its next "
+        "request before it sleeps. That counts as computing, so where looks are many, the cores "
+        "and one thread allow more than stands here. Where processor time is above its "
         "aim, *the kernel's time* is named if that alone is: it is what the bytes cost on their "
         "way through a socket and twice to the disk, with the switches between threads.\n\n"
         "- Large writes: the contestant *twice* writes each byte to a ring and to a new file of "

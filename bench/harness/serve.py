@@ -148,8 +148,9 @@ class Server:
                 fio.once("read", self)
             cpu_before_s = sum(process.cpu_s() for process in self.processes)
             kernel_before_s = sum(process.kernel_s() for process in self.processes)
-            before, busy, threads = self.counters(), Busy(self.folder), Threads(self.processes)
-            cell = workload.measure(self, seconds)
+            before, busy = self.counters(), Busy(self.folder)
+            with Threads(self.processes) as threads:
+                cell = workload.measure(self, seconds)
             since, shares = time.monotonic(), busy.found(cell["seconds"])
             shares |= threads.busiest()
             if workload.writes:

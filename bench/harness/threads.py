@@ -29,13 +29,20 @@ def times(process):
 
 
 class Threads:
-    """Looks from when it is made until `busiest` is asked for."""
+    """Looks within a `with`; afterwards it knows `busiest`."""
 
     def __init__(self, processes):
         self.processes, self.first, self.last = processes, {}, {}
         self.is_over = threading.Event()
         self.looker = threading.Thread(target=self.look, daemon=True)
+
+    def __enter__(self):
         self.looker.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self.looker.join()
 
     def look(self):
         while True:
@@ -50,8 +57,6 @@ class Threads:
     def busiest(self):
         """Its name, and the shares of its time in which it computed and in which it waited for a
         core; nothing if no thread was there for long."""
-        self.is_over.set()
-        self.looker.join()
         best = {}
         for thread, (until, (name, computed_s, awaited_s)) in self.last.items():
             since, (_, computed_before_s, awaited_before_s) = self.first[thread]
