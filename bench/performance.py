@@ -13,7 +13,6 @@ about (`run.py`, bench/README.md).
 """
 
 import json
-import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -129,11 +128,7 @@ def out_of_reach(results, aim, limit):
 
 
 def spread(results, aim, base):
-    """A ratio, with the smallest and the largest of a round."""
-    ratios = results.ratios(aim.server, base, aim.workload, "iops")
-    if not ratios:
-        return "–"
-    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}–{max(ratios):.2f}]"
+    return page.spread(results.ratios(aim.server, base, aim.workload, "iops"))
 
 
 def cost(results, aim):

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from statistics import median
 
 from harness import cli, machine
 from harness.cli import log
@@ -36,6 +37,13 @@ def as_they_come(samples):
 
 def text_of(value, form=",.0f"):
     return "–" if value is None else f"{value:{form}}"
+
+
+def spread(ratios):
+    """The median, with the smallest and the largest."""
+    if not ratios:
+        return text_of(None)
+    return f"{median(ratios):.2f} [{min(ratios):.2f}–{max(ratios):.2f}]"
 
 
 def written_by(command, facts):
