@@ -4,12 +4,13 @@ whose answers take long.
 
     bench/cold.py                             all parts
     bench/cold.py --only read --rounds 3      sequential, backward, strided and random reads
+    bench/cold.py --only link                 the same over a link that is slower than this machine
     bench/cold.py --only open                 from the start of `serve` to its door
     bench/cold.py --only boot                 a start of a new clone, without and with a boot set
     bench/cold.py --before OLDER/sawmill      two builds in one run
 
-The store is a folder behind a small S3 server that answers each request after --delay-ms; all
-bodies share a link of --link MB/s (0: no limit). Beside each rate stands what parallel ranged GETs
+The store is a folder behind a small S3 server that answers each request after --delay-ms; in part
+"link", all bodies share a link of --link MB/s. Beside each rate stands what parallel ranged GETs
 of that store carry, measured in the same round: 32 at once of 1 MiB each.
 
 Before each cell the cache, the journal and the state folder are removed, so every byte comes from
@@ -90,7 +91,7 @@ class FarVolume(Sawmill):
         shutil.rmtree(self.state, ignore_errors=True)
 
 
-def prepared(place, flags):
+def prepared(place, flags, link=0):
     """The store, and a volume in it for each build, every block written in order."""
     store = FarStore(place)
     store.start()
@@ -98,7 +99,7 @@ def prepared(place, flags):
     volume.prepare()
     store.end()
     builds = {"now": flags.binary} | ({"before": flags.before} if flags.before else {})
-    store.start(flags.delay_ms, flags.link)
+    store.start(flags.delay_ms, link)
     volumes = {}
     for name, binary in builds.items():
         volumes[name] = FarVolume(place, binary, name="disk", s3=store)
@@ -126,7 +127,7 @@ def read_once(volume, kind, seconds):
 
 
 READ = """\
-## Reads
+## Reads{over}
 
 A volume of {size} MiB, written once in order. Answers take {delay} ms, and the link carries \
 {link}. *GETs* is what {at_once} ranged GETs of 1 MiB at once carry. *Fetched* is bytes from the \
@@ -135,8 +136,12 @@ store for each byte read.
 {table}"""
 
 
-def read(place, flags):
-    store, volumes = prepared(place, flags)
+def linked(place, flags):
+    return read(place, flags, flags.link)
+
+
+def read(place, flags, link=0):
+    store, volumes = prepared(place, flags, link)
     found = Rounds()
     for number, kind, name in turns(flags.rounds, READS, [*volumes, "gets"]):
         row = ({"mb_s": store.gets_mb_s("disk")} if name == "gets"
@@ -159,9 +164,10 @@ def read(place, flags):
                 f"{found.median(name, kind, 'prefetched_frames'):.0f}"])
     table = page.table(["reads", "build", "MB/s", "range", "GETs, MB/s", "reads / GETs", "p99, ms",
                         "fetched", "frames ahead"], rows, range(2, 9))
-    link = f"{flags.link} MB/s" if flags.link else "as much as this machine does"
+    carried = f"{link} MB/s" if link else "as much as this machine does"
     return {"rounds": found.rows("reads")}, READ.format(
-        size=flags.size, delay=flags.delay_ms, link=link, at_once=GETS_AT_ONCE, table=table)
+        over=f" over a link of {carried}" * bool(link), size=flags.size, delay=flags.delay_ms,
+        link=carried, at_once=GETS_AT_ONCE, table=table)
 
 
 OPEN = """\
@@ -273,7 +279,7 @@ def booted(place, flags):
         reads=flags.boot_reads, size=flags.size, delay=flags.delay_ms, table=table)
 
 
-PARTS = {"read": read, "open": opened, "boot": booted}
+PARTS = {"read": read, "link": linked, "open": opened, "boot": booted}
 
 
 @cli.script
@@ -281,7 +287,7 @@ def main():
     flags = cli.parse(
         __doc__, ("--size", 1024, "size of the volume, MiB"),
         ("--delay-ms", 20, "how long each answer of the store takes"),
-        ("--link", 0, "what the link to the store carries, MB/s; 0: no limit"),
+        ("--link", 300, "what the link of part \"link\" carries, MB/s"),
         ("--opens", 5, "how often it is opened"),
         ("--boot-reads", 400, "reads of a start"),
         ("--before", Path, "another build, measured in the same rounds"),
