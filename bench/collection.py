@@ -153,7 +153,7 @@ def latency_section(loads, found):
             "disk, and fio, the server and collection share the cores: the hardest place there is. "
             "A ratio is taken in each round: the median, the smallest and the largest of "
             f"{len(found.rounds)} rounds. *Off again* is the same without collection, measured "
-            "once more in each round: what lies within its range is no difference.\n\n"
+            "once more in each round: its range is how far apart equals come here.\n\n"
             f"{page.table(head, rows, True)}")
 
 
