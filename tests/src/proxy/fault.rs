@@ -2,7 +2,8 @@
 //!
 //! A [`Rule`] strikes the requests it names, from the n-th on, a number of times. [`FaultRates`]
 //! strikes by seeded chance. A fault counts only if it was really done: one that does not fit the
-//! answer (no other object is known yet, say) leaves the request alone.
+//! answer (no other object is known yet, say) leaves the request alone. A rule whose fault needs a
+//! body waits for an answer that has one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -59,6 +60,12 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether it changes the body of an answer, and so needs one.
+    pub(super) fn needs_body(self) -> bool {
+        use Fault::{Cut, Foreign, Garbled, Shortened, Trickle};
+        matches!(self, Cut | Foreign | Garbled | Shortened | Trickle(_))
+    }
+
     /// Its name in counts.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -113,8 +120,12 @@ impl Rule {
         Rule { times, ..Rule::every(verb, key, fault) }
     }
 
+    fn names(&self, verb: Verb, key: &str) -> bool {
+        self.verb == verb && key.contains(&self.key_contains)
+    }
+
     fn strikes(&mut self, verb: Verb, key: &str) -> bool {
-        if self.verb != verb || !key.contains(&self.key_contains) || self.times == 0 {
+        if !self.names(verb, key) || self.times == 0 {
             return false;
         }
         if self.skip > 0 {
@@ -186,6 +197,14 @@ impl Script {
         let ruled =
             self.rules.iter_mut().find_map(|rule| rule.strikes(verb, key).then_some(rule.fault));
         ruled.or_else(|| self.rates.as_mut().and_then(|rates| rates.choose(verb)))
+    }
+
+    /// The fault did not fit the answer to this request: its rule strikes a later one.
+    pub(super) fn not_done(&mut self, verb: Verb, key: &str, fault: Fault) {
+        let mut rules = self.rules.iter_mut();
+        if let Some(rule) = rules.find(|rule| rule.fault == fault && rule.names(verb, key)) {
+            rule.times = rule.times.saturating_add(1);
+        }
     }
 }
 

@@ -63,6 +63,13 @@ struct Answer {
     body: Bytes,
 }
 
+impl Answer {
+    /// Whether there is a body to change.
+    fn has_body(&self) -> bool {
+        self.parts.status.is_success() && self.body.len() > 1
+    }
+}
+
 /// A put that has not reached the store yet.
 pub(super) struct LateRequest(ProxyRequest);
 
@@ -141,6 +148,10 @@ pub(super) async fn relay(
         }
         Some(fault) => {
             let answer = pass(&shared, &request).await?;
+            if fault.needs_body() && !answer.has_body() {
+                lock(&shared.script).not_done(request.verb, &request.key, fault);
+                return Ok(whole(answer));
+            }
             spoil(&shared, &door, &request, answer, fault).await
         }
     }
@@ -154,7 +165,6 @@ async fn spoil(
     mut answer: Answer,
     fault: Fault,
 ) -> io::Result<Response<Body>> {
-    let has_body = answer.parts.status.is_success() && answer.body.len() > 1;
     let half = answer.body.len() / 2;
     match fault {
         Fault::AnswerLost => {
@@ -177,19 +187,19 @@ async fn spoil(
             answer.parts.headers.insert(ETAG, HeaderValue::from_static("\"0123456789abcdef\""));
             shared.count(fault.name());
         }
-        Fault::Cut if has_body => {
+        Fault::Cut => {
             shared.count(fault.name());
             return Ok(cut(answer, half));
         }
-        Fault::Trickle(pause) if has_body => {
+        Fault::Trickle(pause) => {
             shared.count(fault.name());
             return Ok(trickle(answer, pause));
         }
-        Fault::Shortened if has_body => {
+        Fault::Shortened => {
             answer.body.truncate(half);
             shared.count(fault.name());
         }
-        Fault::Garbled if has_body => {
+        Fault::Garbled => {
             let mut bytes = answer.body.to_vec();
             for at in [0, half, bytes.len() - 1] {
                 bytes[at] ^= 0x40;
@@ -197,7 +207,7 @@ async fn spoil(
             answer.body = Bytes::from(bytes);
             shared.count(fault.name());
         }
-        Fault::Foreign if has_body => {
+        Fault::Foreign => {
             if let Some(foreign) = foreign(shared, request, answer.body.len()) {
                 answer.body = foreign;
                 shared.count(fault.name());

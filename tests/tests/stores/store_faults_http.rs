@@ -114,8 +114,7 @@ fn reads_go_on(fault: Fault, times: u64) {
 /// An attach meets the fault at each of its first requests in turn: it succeeds, or says that the
 /// store could not be asked; and it is right as soon as the fault is over.
 ///
-/// It asks for several things at once, so which request is which differs from attach to attach, and
-/// an answer without a body cannot have a wrong one.
+/// It asks for several things at once, so which request is which differs from attach to attach.
 fn attaches_go_on(verb: Verb, fault: Fault) {
     let scene = Scene::filled();
     let mut hits = 0;
