@@ -18,6 +18,7 @@ without tgt, qemu-utils and qemu-block-extra those columns are missing. Not here
 
 import itertools
 import os
+import pathlib
 
 from harness import (
     EXAMPLES, KIB, MIB, MTU, PATIENCE_S, Rounds, Unfit, Wires, cli, machine, page, run, turns,
@@ -68,9 +69,9 @@ class Ours:
                  "--seconds", seconds]
         with self.wires.within(1, self.binary, "load", *words, *self.more) as load:
             load.expect("begin")
-            before = self.server.threads_cpu_s()
+            before = self.server.cpu_s()
             report = load.read_event(seconds + PATIENCE_S)
-            spent = self.server.threads_cpu_s() - before
+            spent = self.server.cpu_s() - before
             if load.end(None) or report["failed"]:
                 raise Unfit(f"the load of {self.name} failed: {report}")
         return {RATE: report["requests"] / report["seconds"],
@@ -91,8 +92,14 @@ class QemuImg:
     """Somebody's null device that `qemu-img bench` reads and writes;
     a subclass serves it at `uri`."""
 
+    needs = ("qemu-img",)
+
     def __init__(self):
         self.rates = {}
+
+    def lacks(self):
+        """What is not there; the empty text if all is."""
+        return machine.missing(*self.needs)
 
     def start(self, wires, first):
         self.wires = wires
@@ -103,13 +110,13 @@ class QemuImg:
         """Requests a second, and processor time of all."""
         words = ["bench", "-f", "raw", "-t", "none", "-c", count, "-d", depth, "-s", size]
         words += ["-w"] if way == "write" else []
-        before = self.server.threads_cpu_s()
+        before = self.server.cpu_s()
         with self.wires.within(1, "qemu-img", *words, self.uri) as client:
             while "completed in " not in (line := client.read_line(3600)):
                 pass
             client.end_well(sign=None)
         took = float(line.split("completed in ")[1].split()[0])
-        spent = self.server.threads_cpu_s() - before + client.cpu_total_s
+        spent = self.server.cpu_s() - before + client.cpu_total_s
         return count / max(took, 1e-3), spent
 
     def cell(self, way, size, depth, seconds):
@@ -125,7 +132,7 @@ class QemuImg:
 class Nbd(QemuImg):
     """Our own NBD server over TCP."""
 
-    name, needs = "nbd", ("qemu-img",)
+    name = "nbd"
 
     def serve(self, address):
         self.uri = f"nbd://{address}:10809/null"
@@ -137,6 +144,10 @@ class Tgt(QemuImg):
     """tgtd with its null backend, by libiscsi."""
 
     name, needs = "tgt", ("tgtd", "tgtadm", "qemu-img")
+
+    def lacks(self):
+        modules = pathlib.Path("/usr/lib").glob("*/qemu/block-iscsi.so")
+        return super().lacks() or ("" if any(modules) else "qemu-block-extra not installed")
 
     def serve(self, address):
         self.uri = f"iscsi://{address}:3260/{IQN}/1"
@@ -255,7 +266,7 @@ def contestants_of(device, flags):
                 if flags.seals in ("both", "insecure" if insecure else "sealed")]
     absent = ""
     for other in (Nbd(), Tgt()) if device == "null" and not flags.no_others else ():
-        if lacks := machine.missing(*other.needs):
+        if lacks := other.lacks():
             absent += f"No column of {other.name}: {lacks}.\n\n"
         else:
             everyone.append(other)
