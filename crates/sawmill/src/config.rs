@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use sawmill_doors::UNPRIVILEGED_FOLDER;
 use sawmill_format::crc::crc32c;
 use sawmill_format::kept_block::NAME_BYTES_MAX;
 use sawmill_volume::Cut;
@@ -22,10 +23,6 @@ pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
 
 /// The file in a volume's folder that names its store.
 pub(crate) const STORE_FILE: &str = "store";
-
-/// The folder in a user's state folder with the facts of ublk devices that are served without
-/// privileges.
-pub(crate) const UBLK_FOLDER: &str = "ublk";
 
 /// The folder in a user's state folder that has one folder for each device with a driver.
 pub(crate) const DRIVERS_FOLDER: &str = "drivers";
@@ -114,7 +111,7 @@ impl Paths {
 
     /// The folder with the facts of ublk devices that this user's servers run without privileges.
     pub(crate) fn ublk_folder(&self) -> Result<PathBuf> {
-        Ok(self.state_folder()?.join(UBLK_FOLDER))
+        Ok(self.state_folder()?.join(UNPRIVILEGED_FOLDER))
     }
 
     /// The folder of one volume of one store below the state folder. Its name is the volume's id.

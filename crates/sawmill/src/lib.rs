@@ -2,7 +2,7 @@
 //! serves the commands. A library, so that the targets of `crates/fuzz` reach its parsers.
 //!
 //! Modules: `command/` (one file per command), `config` (where things are), `wiring` (store, cache,
-//! volumes and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its
+//! volumes and doors put together), `serving` (a process that serves), `handoff/` (its
 //! replacement), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
 //! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy).
 //!
@@ -18,7 +18,6 @@ mod command;
 mod config;
 mod control;
 mod daemon;
-mod doors;
 mod driving;
 mod durable;
 mod fencing;

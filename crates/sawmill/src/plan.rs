@@ -4,11 +4,10 @@
 
 use std::path::PathBuf;
 
+use sawmill_doors::{DoorPlan, NbdShare};
 use sawmill_volume::OpenOptions;
 
 use crate::config::{Paths, VolumeAddress};
-use crate::doors::nbd::NbdShare;
-use crate::doors::plan::DoorPlan;
 use crate::sizes::JournalSize;
 use sawmill_console::exit::Result;
 

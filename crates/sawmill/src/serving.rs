@@ -5,6 +5,7 @@
 //! given up: its requests fail. Not here: one volume (`served`), how everything is opened
 //! (`wiring`), and what the numbers mean (`admin`).
 
+mod added_doors;
 mod served;
 mod warming;
 
@@ -17,23 +18,23 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use sawmill_doors::{DoorPlan, Doors};
 use sawmill_volume::cache::ReadCache;
 use sawmill_volume::{GcReport, LoopThreads, RealWorld, Safety, World};
 
 use crate::admin::status::{
-    CacheStatus, HealthStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeDoor,
+    CacheStatus, DoorStatus, HealthStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeDoor,
     VolumeStatus, VolumeThreadsStatus, milliseconds,
 };
 use crate::control::protocol::{
     AddDoorReply, BegunReply, ChangeReply, CollectReply, ControlRequest, HandOff, RemoveDoorReply,
     ResizeReply,
 };
-use crate::doors::Doors;
-use crate::doors::added::AddedDoors;
-use crate::doors::plan::DoorPlan;
 use crate::handoff::HandOffRequest;
 use crate::link::end_report::ReportSource;
 use crate::plan::ServePlan;
+use crate::program::mount_holder;
+use added_doors::AddedDoors;
 use sawmill_console::exit::{Exit, Failure, Result};
 pub(crate) use served::ServedVolume;
 
@@ -75,7 +76,7 @@ impl ServeProcess {
         started: Instant,
         hand_off: HandOffNotifier,
     ) -> Self {
-        let (doors, cache) = (Doors::new(plan.nbd.clone()), Mutex::new(cache));
+        let (doors, cache) = (Doors::new(plan.nbd.clone(), Some(mount_holder)), Mutex::new(cache));
         let (loop_threads, gc_start) = (plan.options.loop_threads.clone(), plan.options.gc.start);
         let urls = volumes.iter().map(|served| served.address.store_url.clone());
         let warm_turns = urls.map(|url| (url, Mutex::default())).collect();
@@ -126,8 +127,8 @@ impl ServeProcess {
                 .filter(|served| !self.is_at_another(served))
                 .map(|served| self.volume_status(served))
                 .collect(),
-            doors: self.doors.status(),
-            nbd_memory: Some(self.doors.nbd_memory()),
+            doors: DoorStatus::of_all(&self.doors),
+            nbd_memory: Some(self.doors.nbd_memory().into()),
             volume_threads: Some(VolumeThreadsStatus::new(self.loop_threads.counts())),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),

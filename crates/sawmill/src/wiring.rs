@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use sawmill_doors::DoorPlan;
+use sawmill_doors::listening::check_free;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::Listen;
@@ -22,9 +24,7 @@ use sawmill_volume::{OpenOptions, Volume, limits};
 use crate::admin::{Admin, Callbacks, ListenAddress};
 use crate::config::{Paths, VolumeAddress};
 use crate::control;
-use crate::doors::plan::DoorPlan;
 use crate::folders::{make_folder, make_volume_folder};
-use crate::listening::check_free;
 use crate::memory;
 use crate::plan::{CachePlan, ServePlan};
 use crate::seen;

@@ -55,6 +55,15 @@ pub use waker::Waker;
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
+/// Creates a folder and its parents, for this user only. A folder that exists stays as it is.
+///
+/// # Errors
+/// Those of the system.
+pub fn make_folder(path: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// Gives the calling thread the lowest CPU priority from now on. A refusal is ignored: the thread
 /// then runs at its old priority.
 pub fn lower_cpu_priority() {

@@ -12,7 +12,7 @@ use super::tidy::none;
 
 /// Which of our crates each of them may name. Only the fuzz targets point to the
 /// binary, and nothing to the tests.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     // Chance by seed and waiting, for tests, workloads and conformance suites.
     ("sawmill-testkit", &[]),
     ("sawmill-device", &["sawmill-testkit"]),
@@ -56,7 +56,8 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "sawmill-volume",
         ],
     ),
-    ("sawmill-driver", &["sawmill-device", "sawmill-sys", "sawmill-testkit"]),
+    ("sawmill-doors", &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-sys"]),
+    ("sawmill-driver", &["sawmill-device", "sawmill-doors", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver"]),
     // For tests: nobody may name it.
@@ -90,6 +91,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
         &[
             "sawmill-console",
             "sawmill-device",
+            "sawmill-doors",
             "sawmill-driver",
             "sawmill-format",
             "sawmill-frontend",
@@ -107,12 +109,13 @@ const ARROWS: [(&str, &[&str]); 20] = [
 
 /// Crates of others that a crate must not even reach for: an engine without a runtime, a waist
 /// without I/O.
-const FOREIGN_TO: [(&str, &[&str]); 8] = [
+const FOREIGN_TO: [(&str, &[&str]); 9] = [
     ("sawmill-device", &["tokio", "object_store", "rustix", "libc"]),
     ("sawmill-format", &["tokio", "object_store", "rustix", "libc", "serde"]),
     ("sawmill-volume", &["tokio", "object_store", "hyper", "clap"]),
     ("sawmill-frontend", &["object_store", "clap"]),
     ("sawmill-sys", &["tokio", "object_store", "clap", "serde"]),
+    ("sawmill-doors", &["tokio", "object_store", "clap"]),
     ("sawmill-driver", &["tokio", "object_store", "clap"]),
     ("sawmill-link", &["tokio", "object_store", "clap"]),
     ("sawmill-verify", &["tokio", "object_store", "clap"]),

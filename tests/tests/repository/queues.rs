@@ -39,7 +39,7 @@ const NO_QUEUES: [(&str, &str, &str); 17] = [
     ("crates/link/src/target/served.rs", "open_exports", "the exports of a connection"),
     ("crates/link/src/threads.rs", "wakers", "the threads of an end"),
     ("crates/sawmill/src/admin/mod.rs", "sockets", "the addresses of the configuration"),
-    ("crates/sawmill/src/doors/mod.rs", "open", "the doors of a process, opened by its user"),
+    ("crates/doors/src/lib.rs", "open", "the doors of a process, opened by its user"),
     ("crates/sawmill/src/driving/child.rs", "alive", "the processes of one driver"),
     ("crates/sys/src/arena.rs", "free", "the gaps of a memory of fixed size"),
     ("crates/sys/src/attached.rs", "lent", "disjoint ranges of a memory of fixed size"),

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use sawmill_device::Operation;
 use sawmill_device::layer::OperationSnapshot;
+use sawmill_doors::Doors;
 use sawmill_frontend::DoorCounts;
+use sawmill_frontend::nbd::BudgetUse;
 use sawmill_store::{CallMetrics, LATENCY_BUCKETS, MeterSnapshot};
 use sawmill_volume::cache::CacheMetrics;
 use sawmill_volume::{Counters, Health, LoopThreadCounts, Positions, Stall, Status};
@@ -363,8 +365,13 @@ pub(crate) struct DoorStatus {
 }
 
 impl DoorStatus {
-    /// The numbers of a door.
-    pub(crate) fn new(kind: &str, address: String, counts: &DoorCounts) -> Self {
+    /// Those of all doors.
+    pub(crate) fn of_all(doors: &Doors) -> Vec<DoorStatus> {
+        let all = doors.counts().into_iter();
+        all.map(|(kind, address, counts)| DoorStatus::new(kind, address, &counts)).collect()
+    }
+
+    fn new(kind: &str, address: String, counts: &DoorCounts) -> Self {
         let DoorCounts { reads, writes, flushes, discards, write_zeroes, others, .. } = counts;
         DoorStatus {
             door: kind.to_owned(),
@@ -409,6 +416,12 @@ pub(crate) struct NbdMemoryStatus {
     pub(crate) bytes: u64,
     /// Connections that wait for memory.
     pub(crate) waiting: u64,
+}
+
+impl From<BudgetUse> for NbdMemoryStatus {
+    fn from(BudgetUse { bytes_max, bytes, waiting }: BudgetUse) -> Self {
+        NbdMemoryStatus { bytes_max, bytes, waiting }
+    }
 }
 
 /// The read cache.

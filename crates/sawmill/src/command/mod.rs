@@ -12,6 +12,7 @@ mod defaults;
 mod disks;
 #[cfg(test)]
 mod documented;
+mod door_options;
 mod doors;
 mod drivers;
 mod effect;

@@ -3,16 +3,16 @@
 //! Invariant: contradictory options (a journal for a reader, one name twice) are refused before
 //! anything is opened.
 //!
-//! Not here: the doors (`doors::plan`), carrying the plan out (`wiring`), default sizes (`sizes`).
+//! Not here: the doors (`door_options`), carrying the plan out (`wiring`), default sizes (`sizes`).
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use sawmill_doors::NbdShare;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Paths, VolumeAddress};
-use crate::doors::nbd::NbdShare;
 use crate::fencing::FencingOption;
 use crate::folders;
 use crate::memory::StagingOption;

@@ -9,10 +9,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sawmill_doors::DoorPlan;
 use sawmill_volume::Cut;
 use serde::{Deserialize, Serialize};
-
-use crate::doors::plan::DoorPlan;
 
 /// The path of all requests. A POST to another path is refused.
 pub(crate) const REQUEST_TARGET: &str = "/request";

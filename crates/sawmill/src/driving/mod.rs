@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, Error, ErrorKind};
+use sawmill_doors::{DoorPlan, DoorVolume, Doors, NbdShare};
 use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::ControlFacts;
@@ -24,10 +25,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::child::{BACK_OFF_MIN, Drivers};
 use crate::daemon::{self, DoorDocument};
-use crate::doors::nbd::NbdShare;
-use crate::doors::plan::DoorPlan;
-use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
+use crate::program::mount_holder;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The driver socket in a device's folder.
@@ -145,7 +144,7 @@ pub(crate) fn drive(
         Host::start(&plan.name, &plan.folder.join(SOCKET), plan.overrides.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
-        doors: Arc::new(Doors::new(plan.nbd.clone())),
+        doors: Arc::new(Doors::new(plan.nbd.clone(), Some(mount_holder))),
         plan,
         host,
         drivers,
@@ -274,6 +273,7 @@ impl Driving<'_> {
             identity: format!("drivers/{}", self.plan.name),
             // Chunks are in the memory of this process.
             outlives_server: self.host.options().is_some_and(|options| options.mode == Mode::Plain),
+            queues: None,
         };
         self.doors.open_all(&self.plan.doors, &[volume])?;
         let addresses = self.doors.addresses(&self.plan.name);

@@ -104,7 +104,8 @@ impl Predecessor<'_> {
         let prepared_ms = milliseconds(begun.elapsed());
         self.store_beforehand();
         // From here on no door comes or goes: the parcel must have all of them.
-        let guard = self.serving.doors.hold(hand_off.timeout).map_err(refuse)?;
+        let guard =
+            self.serving.doors.hold(hand_off.timeout).map_err(Failure::from).map_err(refuse)?;
         let quiet_since = Instant::now();
         let deadline = quiet_since + hand_off.stall_max;
         // Half of the time is for requests in flight, half for the other process.

@@ -10,18 +10,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::added_doors::AddedDoors;
 use parking_lot::{Mutex, RwLock};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_device::layer::{Gate, Meter};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
+use sawmill_doors::DoorVolume;
 use sawmill_format::ids::VolumeId;
 use sawmill_store::Client;
 use sawmill_volume::{Safety, Volume};
 
 use crate::admin::status::{HealthStatus, PositionsStatus, VolumeStatus};
 use crate::config::VolumeAddress;
-use crate::doors::DoorVolume;
-use crate::doors::added::AddedDoors;
 use crate::seen;
 
 /// Interval at which the newest stored state is remembered. If a store is restored from a backup,
@@ -225,6 +225,7 @@ impl ServedVolume {
                 (None, _) => self.display_name.clone(),
             },
             outlives_server: true,
+            queues: None,
         }
     }
 

@@ -3,19 +3,19 @@
 //! Invariant: only a device of Sawmill that waits for a server is recovered, and the process that
 //! serves its volume takes it over, never this one.
 //!
-//! Not here: making a device and taking it over (`doors::ublk`), which devices may be deleted
+//! Not here: making a device and taking it over (`sawmill_doors`), which devices may be deleted
 //! (`sawmill_frontend::ublk`).
 
 use std::path::Path;
 
 use clap::{Args, Subcommand};
+use sawmill_doors::DoorPlan;
 use sawmill_frontend::ublk::{self, DeviceInfo, UblkOptions};
 use serde::Serialize;
 
 use crate::command::Context;
 use crate::control;
 use crate::control::protocol::{AddDoorReply, ControlRequest};
-use crate::doors::plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::human_size;

@@ -3,17 +3,17 @@
 //! Invariants: only the serving process opens and closes doors; this asks it. Doors are added one
 //! by one: those before a failed one stay.
 //!
-//! Not here: opening and closing a door (`doors`), how an added door returns after a crash
-//! (`doors::added`), the doors that a server opens at its start (`serve`).
+//! Not here: opening and closing a door (`sawmill_doors`), how an added door returns after a crash
+//! (`serving::added_doors`), the doors that a server opens at its start (`serve`).
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
 use crate::command::Context;
+use crate::command::door_options::DoorOptions;
 use crate::control;
 use crate::control::protocol::{AddDoorReply, ControlRequest, RemoveDoorReply};
-use crate::doors::plan::{self, DoorOptions};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 
@@ -95,7 +95,7 @@ fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
 fn add(context: &Context, arguments: &AddArguments) -> Result<Exit> {
     let plans = arguments.doors.plans();
     if plans.is_empty() {
-        return Err(Failure::usage(format!("name a door: {}", plan::options())));
+        return Err(Failure::usage(format!("name a door: {}", sawmill_doors::options())));
     }
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {

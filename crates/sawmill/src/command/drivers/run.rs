@@ -10,12 +10,13 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Args;
+use sawmill_doors::DoorPlan;
 use sawmill_driver::protocol::ControlFacts;
+use sawmill_frontend::nbd::Listen;
 
 use crate::command::Context;
+use crate::command::door_options::{DoorOptions, NbdShareOptions};
 use crate::daemon;
-use crate::doors::nbd::NbdShareOptions;
-use crate::doors::plan::{self, DoorOptions, DoorPlan};
 use crate::driving::{self, DeviceEvent, RunPlan};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -74,12 +75,12 @@ pub(super) struct DeviceOptions {
 }
 
 fn door_help() -> String {
-    let examples = plan::examples();
+    let examples = sawmill_doors::examples();
     format!("A door as one word: {examples}. May be repeated. Default: an NBD Unix socket")
 }
 
 fn parse_door(text: &str) -> Result<DoorPlan, String> {
-    DoorPlan::parse(text).map_err(|failure| failure.to_string())
+    DoorPlan::parse(text).map_err(|error| Failure::from(error).to_string())
 }
 
 fn parse_option(text: &str) -> Result<(String, String), String> {
@@ -96,7 +97,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let mut doors = arguments.doors.clone();
     doors.extend(arguments.more_doors.plans());
     if doors.is_empty() {
-        doors.push(DoorPlan::at_socket(&folder.join("nbd.sock")));
+        doors.push(DoorPlan::nbd(Listen::Unix(folder.join("nbd.sock"))));
     }
     let options = arguments.device.options.iter();
     let layers = arguments.layers.clone();

@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Operation, Request};
+use sawmill_doors::listening::check_free;
+use sawmill_doors::{DoorPlan, DoorVolume, Doors};
 use sawmill_frontend::nbd::Listen;
 use sawmill_link::cache::{Cache, Options, Policy};
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::admin::status::{ProcessStatus, milliseconds};
+use crate::admin::status::{DoorStatus, ProcessStatus, milliseconds};
 use crate::admin::{Admin, Callbacks, ListenAddress};
 use crate::command::Context;
 use crate::command::disks::serve::REMIND_EVERY;
+use crate::command::door_options::{DoorOptions, NbdShareOptions};
 use crate::config::check_name;
 use crate::daemon::{self, DoorDocument};
-use crate::doors::nbd::NbdShareOptions;
-use crate::doors::plan::{DoorOptions, DoorPlan};
-use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
 use crate::link::end_report::{
     CacheReport, ConnectionReport, EndReport, ReportSource, StatusListener,
@@ -34,7 +34,8 @@ use crate::link::end_report::{
 use crate::link::location::LinkLocation;
 use crate::link::remote::{Remote, own_name};
 use crate::link::{BusyPollOption, KeyOptions};
-use crate::listening::{AdminOption, check_free};
+use crate::listening::AdminOption;
+use crate::program::mount_holder;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{exact_duration, exact_size, human_size, parse_duration, parse_size};
 
@@ -266,7 +267,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         None => ExposedDevice::Plain(Arc::clone(&device)),
     };
-    let doors = Arc::new(Doors::new(arguments.nbd.share()));
+    let doors = Arc::new(Doors::new(arguments.nbd.share(), Some(mount_holder)));
     let volume = DoorVolume {
         name: name.clone(),
         description: location.to_string(),
@@ -275,6 +276,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         identity: location.to_string(),
         // A target may lose what was not flushed while no initiator is attached to learn of it.
         outlives_server: false,
+        queues: None,
     };
     let to_main = sender.clone();
     daemon::on_signals(&[SIGTERM, SIGINT], move |_| to_main.send(AttachEvent::Signal).is_ok())?;
@@ -317,7 +319,7 @@ fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
 /// Checked before anything is fenced, so that a door that cannot open fences nothing.
 fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> {
     plans.iter().try_for_each(DoorPlan::check_free)?;
-    admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
+    admin.map_or(Ok(()), |address| Ok(check_free(&Listen::Tcp(address), "--admin")?))
 }
 
 fn admin(
@@ -331,8 +333,8 @@ fn admin(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_ms: milliseconds(began.elapsed()),
-        nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory()),
-        doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
+        nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory().into()),
+        doors: doors.upgrade().map(|doors| DoorStatus::of_all(&doors)).unwrap_or_default(),
         link: Some(report_source()),
         ..ProcessStatus::default()
     };

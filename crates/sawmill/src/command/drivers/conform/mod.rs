@@ -2,7 +2,7 @@
 //!
 //! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests
 //! look, so that one broken clause does not spoil the others. Modules: `scene` (the host, one
-//! driver, one door), `life` (what only drivers do: die, be replaced, end).
+//! driver, one door), `trial` (the doors), `life` (what only drivers do: die, be replaced, end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no
 //! process and no door outlives the command. Not here: the clauses of the contract
@@ -10,6 +10,7 @@
 
 mod life;
 mod scene;
+mod trial;
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,11 +29,10 @@ use signal_hook::flag;
 use super::run::DeviceOptions;
 use crate::command::Context;
 use crate::daemon;
-use crate::doors::kind::Trial;
-use crate::doors::plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use scene::{Scene, TestPlan, wrong};
+use trial::{TRIALS, Trial};
 
 /// The value of `--door` for no door.
 const DIRECT: &str = "direct";
@@ -92,10 +92,10 @@ pub(in crate::command) struct TestDoor(Option<&'static Trial>);
 /// Reads the door under test.
 fn through() -> impl TypedValueParser<Value = TestDoor> {
     let direct = "No door: this process sends requests straight to the driver";
-    let doors = plan::trials().map(|trial| PossibleValue::new(trial.name).help(trial.help));
+    let doors = TRIALS.iter().map(|trial| PossibleValue::new(trial.name).help(trial.help));
     let values = std::iter::once(PossibleValue::new(DIRECT).help(direct)).chain(doors);
     PossibleValuesParser::new(values)
-        .map(|name| TestDoor(plan::trials().find(|trial| trial.name == name)))
+        .map(|name| TestDoor(TRIALS.iter().find(|trial| trial.name == name)))
 }
 
 /// What the device must be able to do.

@@ -14,13 +14,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind};
+use sawmill_doors::{DoorPlan, DoorVolume, Doors};
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::ControlFacts;
 
 use super::{DeviceKind, TestDoor};
-use crate::doors::plan::DoorPlan;
-use crate::doors::{DoorVolume, Doors};
 use crate::driving::child::Drivers;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -207,6 +206,7 @@ impl Scene {
             folder: self.folder.path().to_path_buf(),
             identity: format!("drivers/{name}"),
             outlives_server: false,
+            queues: None,
         };
         let open = self.doors.open(plan, &[volume])?;
         let (_, address) = open.address_of(&name);

@@ -7,85 +7,38 @@
 use std::fmt;
 use std::sync::Arc;
 
-use clap::{ArgMatches, Args, FromArgMatches};
 use parking_lot::Mutex;
-use sawmill_device::{Error, ErrorKind};
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
 
-use super::kind::{
-    DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, hold_memory, open_file,
-};
+use super::kind::{DoorInstance, DoorKind, RequestedDoor, hold_memory};
 use super::{DoorContext, DoorVolume};
-use crate::config::UBLK_FOLDER;
-use sawmill_console::exit::{Failure, Result};
+
+/// The folder in a user's state folder with the facts of ublk devices that are served without
+/// privileges.
+pub const UNPRIVILEGED_FOLDER: &str = "ublk";
 
 pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["ublk", UNPRIVILEGED],
     forms: &["ublk", "ublk=ID"],
     examples: &["ublk", "ublk=3"],
     parse,
-    add_options: Options::augment_args,
-    requested,
-    trials: &[Trial {
-        name: "ublk",
-        help: "A ublk device (needs privileges and the kernel module ublk_drv)",
-        line: |_| "ublk".to_owned(),
-        connect: open_file,
-        kernel_checks: true,
-    }],
 };
 
 const UNPRIVILEGED: &str = "ublk-unprivileged";
 
-#[derive(Args)]
-#[group(skip)]
-struct Options {
-    /// A device node /dev/ublkbID (Linux 6.5 and later, module ublk_drv); --ublk=ID selects the
-    /// number.
-    #[arg(
-        long, value_name = "ID", num_args = 0..=1, require_equals = true,
-        default_missing_value = "any",
-        value_parser = parse_id
-    )]
-    ublk: Option<DeviceId>,
-
-    /// With --ublk: a device that an unprivileged user may serve. It ends with its server, and its
-    /// users then get errors: no restart, no hand-off.
-    #[arg(long, requires = "ublk")]
-    ublk_unprivileged: bool,
-}
-
-/// The number in `--ublk`.
-#[derive(Clone, Copy, Debug)]
-struct DeviceId(Option<u32>);
-
-fn parse_id(text: &str) -> Result<DeviceId, String> {
-    match text {
-        "any" => Ok(DeviceId(None)),
-        number => match number.parse() {
-            Ok(id) => Ok(DeviceId(Some(id))),
-            Err(_) => {
-                Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3"))
-            }
-        },
-    }
-}
-
-fn requested(matches: &ArgMatches) -> PlanResult {
-    let Options { ublk, ublk_unprivileged: unprivileged } = Options::from_arg_matches(matches)?;
-    Ok(ublk.map(|DeviceId(id)| Box::new(UblkPlan { id, unprivileged }) as Box<dyn RequestedDoor>))
-}
-
 fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
-    let number = |_| Failure::usage(format!("'{value}' is not a ublk device number"));
+    let number =
+        |_| Error::new(ErrorKind::Invalid, format!("'{value}' is not a ublk device number"));
     let id = if value.is_empty() { None } else { Some(value.parse().map_err(number)?) };
-    Ok(Box::new(UblkPlan { id, unprivileged: keyword == UNPRIVILEGED }))
+    let plan = UblkPlan::new(id);
+    Ok(Box::new(if keyword == UNPRIVILEGED { plan.unprivileged() } else { plan }))
 }
 
 /// `ublk`, `ublk=3`: a device node, with any number or this one.
 #[derive(Clone)]
-struct UblkPlan {
+pub(super) struct UblkPlan {
     id: Option<u32>,
     /// `ublk-unprivileged...`: one that ends with its server.
     unprivileged: bool,
@@ -101,9 +54,10 @@ impl fmt::Display for UblkPlan {
 impl RequestedDoor for UblkPlan {
     fn check(&self, volumes: usize) -> Result<()> {
         if volumes > 1 && self.id.is_some() {
-            return Err(Failure::usage(format!(
+            let text = format!(
                 "--ublk=ID names one device, but there are {volumes} volumes; write --ublk"
-            )));
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
         }
         Ok(())
     }
@@ -132,11 +86,7 @@ impl RequestedDoor for UblkPlan {
         Ok(DoorInstance::new(open(options, volume, &context.shared.ublk_orphans)?))
     }
 
-    fn take_over(
-        &self,
-        pieces: Vec<DoorPiece>,
-        context: &DoorContext<'_>,
-    ) -> sawmill_device::Result<DoorInstance> {
+    fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance> {
         let volume = context.only()?;
         let piece = pieces
             .first()
@@ -147,17 +97,26 @@ impl RequestedDoor for UblkPlan {
             None
         });
         let options = self.options(volume, workers);
-        let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
+        let door = UblkDoor::recover(piece.parsed("id")?, options, volume.queue_device())?;
         Ok(DoorInstance::new(door))
     }
 }
 
 impl UblkPlan {
+    pub(super) fn new(id: Option<u32>) -> Self {
+        UblkPlan { id, unprivileged: false }
+    }
+
+    pub(super) fn unprivileged(self) -> Self {
+        UblkPlan { unprivileged: true, ..self }
+    }
+
     fn options(&self, volume: &DoorVolume, workers: Option<UblkWorkers>) -> UblkOptions {
         let options = UblkOptions {
             id: self.id,
             symlink: Some(volume.file_name()),
             workers,
+            queues: volume.queues.as_ref().map(|queues| queues.count),
             recoverable: volume.outlives_server,
             ..UblkOptions::new(&volume.identity)
         };
@@ -171,7 +130,7 @@ impl UblkPlan {
             // Each request that may be in flight has a buffer.
             queue_depth: 32,
             request_bytes_max: 256 << 10,
-            run_folder: volume.folder.with_file_name(UBLK_FOLDER),
+            run_folder: volume.folder.with_file_name(UNPRIVILEGED_FOLDER),
             ..options
         }
     }
@@ -179,11 +138,7 @@ impl UblkPlan {
 
 /// Opens a device for a volume: the one that a dead server left, whose users wait, or a new one.
 /// Removes the remains of devices that are unusable.
-fn open(
-    options: UblkOptions,
-    volume: &DoorVolume,
-    orphans: &Orphans,
-) -> sawmill_device::Result<UblkDoor> {
+fn open(options: UblkOptions, volume: &DoorVolume, orphans: &Orphans) -> Result<UblkDoor> {
     for found in &*orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
@@ -194,15 +149,15 @@ fn open(
             && found.is_for(&options.volume)
             && options.id.is_none_or(|id| id == found.id)
         {
-            return UblkDoor::recover(found.id, options, Arc::clone(&volume.device));
+            return UblkDoor::recover(found.id, options, volume.queue_device());
         }
     }
-    UblkDoor::start(options, Arc::clone(&volume.device))
+    UblkDoor::start(options, volume.queue_device())
 }
 
 impl DoorContext<'_> {
     /// The threads that all devices share, if this process has many.
-    fn workers(&self) -> sawmill_device::Result<Option<UblkWorkers>> {
+    fn workers(&self) -> Result<Option<UblkWorkers>> {
         self.shared.ublk_workers.for_volumes(self.volumes_in_process)
     }
 }
@@ -218,7 +173,7 @@ impl Workers {
     const THREADS_MAX: usize = 32;
 
     /// The threads, which start if a process serves this many volumes.
-    fn for_volumes(&self, volumes: usize) -> sawmill_device::Result<Option<UblkWorkers>> {
+    fn for_volumes(&self, volumes: usize) -> Result<Option<UblkWorkers>> {
         // Held through the start: doors are taken over in parallel and must share one set.
         let mut workers = self.0.lock();
         if workers.is_none() && volumes >= Self::VOLUMES_MIN {
@@ -239,7 +194,7 @@ impl Orphans {
         *self.0.lock() = None;
     }
 
-    fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<Arc<[ublk::DeviceInfo]>> {
+    fn listed(&self, options: &UblkOptions) -> Result<Arc<[ublk::DeviceInfo]>> {
         let mut list = self.0.lock();
         // Listing asks the kernel about every device, so the volumes of one command share the list.
         if let Some(list) = &*list {

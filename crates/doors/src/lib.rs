@@ -1,40 +1,43 @@
-//! The doors of a serving process: opened, added and removed while it runs, and handed over
-//! together.
+//! The doors of a process: requested as text, opened, added and removed while it runs, and handed
+//! over together.
 //!
 //! Invariants: a door is opened only for open volumes. The pieces of a door that is handed over
 //! follow a piece named `door`, which has the door's plan, the volumes it serves and the number of
 //! pieces.
 //!
-//! Modules: [`kind`] (what a kind of door is), one module for each kind, [`plan`] (the table of
-//! kinds, and the requested doors), [`added`] (doors that return after a crash although no option
-//! names them). Not here: the protocol of a door.
+//! Modules: `kind` (what a kind of door is), one module for each kind, `plan` (the table of kinds,
+//! and the requested doors: [`DoorPlan`]), [`listening`] (addresses that users write).
+//!
+//! Not here: the protocol of a door (`sawmill-frontend`), the options of a command that request
+//! doors, doors that return after a crash although no option names them (the program).
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-pub(crate) mod added;
-#[cfg(test)]
-mod answers;
 mod fuse;
-pub(crate) mod kind;
-pub(crate) mod nbd;
-pub(crate) mod plan;
+mod kind;
+pub mod listening;
+mod nbd;
+mod plan;
 mod ublk;
 mod vhost_user;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use sawmill_device::{BlockDevice, Error, ErrorKind};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_frontend::nbd::BudgetUse;
-use sawmill_frontend::{Door, DoorPiece, QuietDoor, Stop};
+use sawmill_frontend::{Door, DoorCounts, DoorPiece, QuietDoor, Stop};
 use sawmill_sys::FileLock;
 
-use crate::admin::status::{DoorStatus, NbdMemoryStatus};
+pub use nbd::NbdShare;
+pub use plan::{DoorPlan, examples, options};
+pub use ublk::UNPRIVILEGED_FOLDER;
+
 use kind::DoorInstance;
-use nbd::NbdShare;
-use plan::DoorPlan;
-use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Threads that quiesce doors; each mostly waits.
 const QUIESCE_THREADS_MAX: usize = 64;
@@ -44,23 +47,41 @@ const TAKE_OVER_THREADS_MAX: usize = 64;
 
 /// An open volume, as doors serve it.
 #[derive(Clone)]
-pub(crate) struct DoorVolume {
+pub struct DoorVolume {
     /// The export's name: the volume's, with the cut that is shown.
-    pub(crate) name: String,
+    pub name: String,
     /// The description in clients that list exports.
-    pub(crate) description: String,
-    pub(crate) device: Arc<dyn BlockDevice>,
+    pub description: String,
+    /// The device. Its `submit` does not wait.
+    pub device: Arc<dyn BlockDevice>,
     /// The volume's state folder.
-    pub(crate) folder: PathBuf,
+    pub folder: PathBuf,
     /// Distinguishes its bytes from all others on this machine: the volume in its store, and the
     /// cut.
-    pub(crate) identity: String,
+    pub identity: String,
     /// Whether all answered requests survive the death of this server, so that users may wait for
     /// the next one.
-    pub(crate) outlives_server: bool,
+    pub outlives_server: bool,
+    /// For doors with a thread for each queue (ublk); `None`: as many as there are cores, and they
+    /// use `device` too.
+    pub queues: Option<DoorQueues>,
+}
+
+/// What doors with a thread for each queue use.
+#[derive(Clone)]
+pub struct DoorQueues {
+    /// How many queues there are.
+    pub count: u16,
+    /// The same device, where `submit` may wait.
+    pub device: Arc<dyn BlockDevice>,
 }
 
 impl DoorVolume {
+    /// The device for doors with a thread for each queue.
+    fn queue_device(&self) -> Arc<dyn BlockDevice> {
+        self.queues.as_ref().map_or_else(|| Arc::clone(&self.device), |own| Arc::clone(&own.device))
+    }
+
     /// The name as a file name: names of past states have a colon, which some programs reject.
     fn file_name(&self) -> String {
         self.name.replace(':', "-")
@@ -75,7 +96,11 @@ struct DoorResources {
     /// Devices that a dead server left, as the command that opens doors now found them.
     ublk_orphans: ublk::Orphans,
     nbd: NbdShare,
+    mount_holder: Option<MountHolderCommand>,
 }
+
+/// Returns the command of a process that holds a FUSE mount while no server serves it.
+pub type MountHolderCommand = fn() -> Result<Vec<OsString>>;
 
 /// What a door is opened with.
 struct DoorContext<'a> {
@@ -88,7 +113,7 @@ struct DoorContext<'a> {
 
 impl DoorContext<'_> {
     /// The volume of a door that shows exactly one.
-    fn only(&self) -> sawmill_device::Result<&DoorVolume> {
+    fn only(&self) -> Result<&DoorVolume> {
         self.volumes.first().ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door")
         })
@@ -96,7 +121,7 @@ impl DoorContext<'_> {
 }
 
 /// One open door.
-pub(crate) struct OpenDoor {
+pub struct OpenDoor {
     plan: DoorPlan,
     /// The names of the volumes it serves.
     shows: Vec<String>,
@@ -114,7 +139,7 @@ impl OpenDoor {
         OpenDoor { plan, shows, door, quiet: Mutex::new(quiet), claim: Mutex::new(claim) }
     }
 
-    fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
+    fn quiesce(&self, patience: Duration) -> Result<()> {
         *self.quiet.lock() = Some(self.door.quiesce(patience)?);
         Ok(())
     }
@@ -126,7 +151,7 @@ impl OpenDoor {
         }
     }
 
-    fn hand_over(&self) -> sawmill_device::Result<Vec<DoorPiece>> {
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         let quiet = self.quiet.lock();
         let quiet = quiet.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Internal, format!("{} is not quiet", self.door.address()))
@@ -145,14 +170,14 @@ impl OpenDoor {
     }
 
     /// The kind of the door, and the address that gives users this volume.
-    pub(crate) fn address_of(&self, name: &str) -> (&'static str, String) {
+    pub fn address_of(&self, name: &str) -> (&'static str, String) {
         (self.door.kind(), self.door.export(name).address)
     }
 }
 
 /// All doors of a process.
 #[derive(Default)]
-pub(crate) struct Doors {
+pub struct Doors {
     open: RwLock<Vec<Arc<OpenDoor>>>,
     /// Held while doors are opened, closed or handed over.
     changing: Mutex<()>,
@@ -164,9 +189,10 @@ pub(crate) struct Doors {
 }
 
 impl Doors {
-    /// Starts without doors.
-    pub(crate) fn new(nbd: NbdShare) -> Self {
-        let shared = DoorResources { nbd, ..DoorResources::default() };
+    /// Starts without doors. Without a mount holder, a FUSE mount ends with this process.
+    #[must_use]
+    pub fn new(nbd: NbdShare, mount_holder: Option<MountHolderCommand>) -> Self {
+        let shared = DoorResources { nbd, mount_holder, ..DoorResources::default() };
         Doors { shared, ..Doors::default() }
     }
 
@@ -176,13 +202,12 @@ impl Doors {
     }
 
     /// The memory of all NBD servers.
-    pub(crate) fn nbd_memory(&self) -> NbdMemoryStatus {
-        let BudgetUse { bytes_max, bytes, waiting } = self.shared.nbd.budget.in_use();
-        NbdMemoryStatus { bytes_max, bytes, waiting }
+    pub fn nbd_memory(&self) -> BudgetUse {
+        self.shared.nbd.budget.in_use()
     }
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
-    pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[DoorVolume]) -> Result<()> {
+    pub fn open_all(&self, plans: &[DoorPlan], volumes: &[DoorVolume]) -> Result<()> {
         // Before the first door: the number decides whether ublk devices share threads.
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         self.shared.ublk_orphans.forget();
@@ -205,7 +230,7 @@ impl Doors {
     }
 
     /// Opens one door.
-    pub(crate) fn open(&self, plan: DoorPlan, volumes: &[DoorVolume]) -> Result<Arc<OpenDoor>> {
+    pub fn open(&self, plan: DoorPlan, volumes: &[DoorVolume]) -> Result<Arc<OpenDoor>> {
         self.shared.ublk_orphans.forget();
         self.open_one(plan, volumes)
     }
@@ -222,7 +247,7 @@ impl Doors {
 
     /// Closes the door with this address that serves this volume. Requests in flight finish; then
     /// its users see it end. Returns the plan that would reopen it, as it was noted.
-    pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
+    pub fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _changing = self.changing.lock();
         self.require_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
@@ -232,17 +257,18 @@ impl Doors {
         let Some(found) = found else {
             let addresses: Vec<_> =
                 self.of(volume).iter().map(|open| open.door.export(volume).address).collect();
-            return Err(Failure::new(
-                Exit::NotFound,
+            return Err(Error::new(
+                ErrorKind::NotFound,
                 format!("volume {volume} has no door {address}; it has: {}", addresses.join(", ")),
             ));
         };
         if found.shows.len() > 1 {
-            return Err(Failure::usage(format!(
+            let text = format!(
                 "the door {} shows {} volumes; it closes when the process ends",
                 found.door.address(),
                 found.shows.len()
-            )));
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
         }
         // The door's own: `address` may be the text of its plan.
         let (_, address) = found.address_of(volume);
@@ -255,53 +281,48 @@ impl Doors {
         if !self.is_gone.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(Failure::new(
-            Exit::Unavailable,
-            "the doors were handed off to another process; try again",
-        ))
+        let text = "the doors were handed off to another process; try again";
+        Err(Error::new(ErrorKind::Unavailable, text))
     }
 
     /// While the returned guard lives, no door is opened or closed.
-    pub(crate) fn hold(&self, patience: Duration) -> Result<MutexGuard<'_, ()>> {
+    pub fn hold(&self, patience: Duration) -> Result<MutexGuard<'_, ()>> {
         self.changing.try_lock_for(patience).ok_or_else(|| {
-            Failure::new(
-                Exit::InUse,
-                "a door is being opened or closed; try again when that is done",
-            )
+            let text = "a door is being opened or closed; try again when that is done";
+            Error::new(ErrorKind::InUse, text)
         })
     }
 
     /// The doors of a volume.
-    pub(crate) fn of(&self, volume: &str) -> Vec<Arc<OpenDoor>> {
+    pub fn of(&self, volume: &str) -> Vec<Arc<OpenDoor>> {
         let shows = |open: &&Arc<OpenDoor>| open.shows.iter().any(|name| name == volume);
         self.open.read().iter().filter(shows).cloned().collect()
     }
 
     /// All doors.
-    pub(crate) fn all(&self) -> Vec<Arc<OpenDoor>> {
+    pub fn all(&self) -> Vec<Arc<OpenDoor>> {
         self.open.read().clone()
     }
 
-    /// The counters of all doors.
-    pub(crate) fn status(&self) -> Vec<DoorStatus> {
-        let status = |open: &Arc<OpenDoor>| {
-            DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts())
-        };
-        self.open.read().iter().map(status).collect()
+    /// The kind, the address and the counters of each door.
+    pub fn counts(&self) -> Vec<(&'static str, String, DoorCounts)> {
+        let counts =
+            |open: &Arc<OpenDoor>| (open.door.kind(), open.door.address(), open.door.counts());
+        self.open.read().iter().map(counts).collect()
     }
 
     /// The addresses that give users this volume, with the kind of each door.
-    pub(crate) fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
+    pub fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
         self.of(volume).iter().map(|open| open.address_of(volume)).collect()
     }
 
     /// The connected users of this volume, where the kind of door knows them.
-    pub(crate) fn peers(&self, volume: &str) -> Vec<String> {
+    pub fn peers(&self, volume: &str) -> Vec<String> {
         self.of(volume).iter().flat_map(|open| open.door.export(volume).peers).collect()
     }
 
     /// Notifies users that the volume has another size, where the kind of door can do that.
-    pub(crate) fn resized(&self, volume: &str) {
+    pub fn resized(&self, volume: &str) {
         for open in self.of(volume) {
             if let Err(error) = open.door.resized() {
                 tracing::warn!(
@@ -316,7 +337,7 @@ impl Doors {
     /// Quiesces all doors: none accepts a request, and none has a request in flight. All doors
     /// quiesce in parallel, so a slow one delays no other. A door that has ended is dropped. After
     /// an error, some doors are quiet and some are not: resume them.
-    pub(crate) fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
+    pub fn quiesce(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         let all = self.all();
         let next = AtomicUsize::new(0);
@@ -351,7 +372,7 @@ impl Doors {
     }
 
     /// Resumes all doors, except those that serve only volumes in `away`.
-    pub(crate) fn resume_but(&self, away: &[&str]) {
+    pub fn resume_but(&self, away: &[&str]) {
         let stays =
             |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
         self.all().iter().filter(|open| !stays(open)).for_each(|open| open.resume());
@@ -359,7 +380,7 @@ impl Doors {
 
     /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the
     /// next server; connections end.
-    pub(crate) fn leave(&self, away: &[&str]) {
+    pub fn leave(&self, away: &[&str]) {
         let _changing = self.changing.lock();
         let is_away = |name: &String| away.contains(&name.as_str());
         for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
@@ -374,7 +395,7 @@ impl Doors {
     }
 
     /// What another process needs to take over all doors. They must be quiet.
-    pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<DoorPiece>> {
+    pub fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         let mut all = Vec::new();
         for open in self.all() {
             let pieces = match open.hand_over() {
@@ -397,11 +418,7 @@ impl Doors {
 
     /// Takes over the doors of another process, in parallel, so that a slow one delays no other.
     /// Returns an error for each door that cannot be taken over; the others are open.
-    pub(crate) fn take_over(
-        &self,
-        door_piece: Vec<DoorPiece>,
-        volumes: &[DoorVolume],
-    ) -> Vec<Error> {
+    pub fn take_over(&self, door_piece: Vec<DoorPiece>, volumes: &[DoorVolume]) -> Vec<Error> {
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         let mut failed = Vec::new();
         let mut handed = door_piece.into_iter();
@@ -422,7 +439,7 @@ impl Doors {
     fn take_over_with<T: Send>(
         &self,
         doors: Vec<T>,
-        open: impl Fn(T) -> sawmill_device::Result<OpenDoor> + Sync,
+        open: impl Fn(T) -> Result<OpenDoor> + Sync,
     ) -> Vec<Error> {
         let threads = doors.len().min(TAKE_OVER_THREADS_MAX);
         let next = Mutex::new(doors.into_iter().enumerate());
@@ -456,20 +473,20 @@ impl Doors {
     }
 
     /// Releases everything that was handed over; its new owner has it.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         // First, so that a door command that waits for the lock is refused.
         self.is_gone.store(true, Ordering::Release);
         self.all().iter().for_each(|open| open.release());
     }
 
     /// Closes all doors: requests in flight finish, then users see the end.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let _changing = self.changing.lock();
         self.all().iter().for_each(|open| open.door.stop(Stop::Drained));
     }
 
     /// Closes all doors immediately.
-    pub(crate) fn stop_now(&self) {
+    pub fn stop_now(&self) {
         // Without the lock, which `stop` holds while it drains: a second signal must not wait for
         // it.
         self.all().iter().for_each(|open| open.door.stop(Stop::Now));
@@ -480,11 +497,8 @@ impl Doors {
         head: &DoorPiece,
         pieces: Vec<DoorPiece>,
         volumes: &[DoorVolume],
-    ) -> sawmill_device::Result<OpenDoor> {
-        let plan = DoorPlan::parse(head.fact("plan")?);
-        let plan = plan.map_err(|failure| {
-            Error::new(ErrorKind::Invalid, failure.to_string()).with_source(failure)
-        })?;
+    ) -> Result<OpenDoor> {
+        let plan = DoorPlan::parse(head.fact("plan")?)?;
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
         let door_volume: Vec<DoorVolume> = volumes
             .iter()
@@ -500,7 +514,7 @@ impl Doors {
 fn pieces_of(
     head: &DoorPiece,
     piece: &mut std::vec::IntoIter<DoorPiece>,
-) -> sawmill_device::Result<Vec<DoorPiece>> {
+) -> Result<Vec<DoorPiece>> {
     if head.what != "door" {
         let text = format!(
             "hand-off: the other process sent a piece of kind {:?} where a door begins",

@@ -9,79 +9,38 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{ArgMatches, Args, FromArgMatches};
-use sawmill_device::{Error, ErrorKind};
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_format::crc::crc32c;
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_sys::FileLock;
 
 use super::kind::{
-    DoorInstance, DoorKind, PlanResult, RequestedDoor, Trial, absolute, hold_memory, open_file,
+    DoorInstance, DoorKind, RequestedDoor, absolute, cannot_make, hold_memory, make_parent,
 };
 use super::{DoorContext, DoorVolume};
-use crate::folders::make_parent;
-use sawmill_console::exit::{Failure, Result};
 
 pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["fuse", "loop"],
     forms: &["fuse=FOLDER", "loop=FOLDER"],
     examples: &["fuse=/folder", "loop=/folder"],
     parse,
-    add_options: Options::augment_args,
-    requested,
-    trials: &[
-        Trial {
-            name: "fuse",
-            help: "A file through FUSE (may need privileges)",
-            line: |folder| format!("fuse={}", folder.join("mount").display()),
-            connect: open_file,
-            kernel_checks: true,
-        },
-        Trial {
-            name: "loop",
-            help: "A loop device on a FUSE file (needs privileges)",
-            line: |folder| format!("loop={}", folder.join("mount").display()),
-            connect: open_file,
-            kernel_checks: true,
-        },
-    ],
 };
-
-#[derive(Args)]
-#[group(skip)]
-struct Options {
-    /// A file in this folder, through FUSE; with several volumes, one subfolder for each.
-    #[arg(long, value_name = "FOLDER")]
-    fuse: Option<PathBuf>,
-
-    /// With --fuse: also a loop device on that file, /dev/loopN.
-    #[arg(long = "loop", requires = "fuse")]
-    with_loop: bool,
-}
-
-fn requested(matches: &ArgMatches) -> PlanResult {
-    let Options { fuse, with_loop } = Options::from_arg_matches(matches)?;
-    Ok(fuse.map(|mountpoint| FusePlan::boxed(&mountpoint, with_loop)))
-}
 
 fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     match value {
-        "" => Err(Failure::usage(format!("the door '{keyword}' needs a path"))),
-        path => Ok(FusePlan::boxed(Path::new(path), keyword == "loop")),
+        "" => Err(Error::new(ErrorKind::Invalid, format!("the door '{keyword}' needs a path"))),
+        path => {
+            let plan = FusePlan::new(Path::new(path));
+            Ok(Box::new(if keyword == "loop" { plan.and_loop() } else { plan }))
+        }
     }
 }
 
 /// `fuse=/mountpoint`: a file; `loop=/mountpoint`: a file and a loop device on it.
-struct FusePlan {
+pub(super) struct FusePlan {
     mountpoint: PathBuf,
     with_loop: bool,
-}
-
-impl FusePlan {
-    fn boxed(mountpoint: &Path, with_loop: bool) -> Box<dyn RequestedDoor> {
-        Box::new(FusePlan { mountpoint: absolute(mountpoint), with_loop })
-    }
 }
 
 impl fmt::Display for FusePlan {
@@ -118,33 +77,39 @@ impl RequestedDoor for FusePlan {
         let volume = context.only()?;
         // Before the mount: the holder of a mount serves one process only.
         let claim = self.claim(volume)?;
-        let door = FuseDoor::mount(self.options(volume)?, Arc::clone(&volume.device))?;
+        let options = self.options(volume, context)?;
+        let door = FuseDoor::mount(options, Arc::clone(&volume.device))?;
         Ok(DoorInstance { claim: Some(claim), ..DoorInstance::new(door) })
     }
 
-    fn take_over(
-        &self,
-        pieces: Vec<DoorPiece>,
-        context: &DoorContext<'_>,
-    ) -> sawmill_device::Result<DoorInstance> {
+    fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance> {
         let volume = context.only()?;
         let claim = self.claim(volume)?;
         let device = Arc::clone(&volume.device);
-        let door = FuseDoor::take_over(self.options(volume)?, device, pieces)?;
+        let door = FuseDoor::take_over(self.options(volume, context)?, device, pieces)?;
         Ok(DoorInstance { claim: Some(claim), ..DoorInstance::new(door) })
     }
 }
 
 impl FusePlan {
-    fn options(&self, volume: &DoorVolume) -> sawmill_device::Result<FuseOptions> {
-        let own = crate::program::own().map_err(|error| {
-            Error::caused(ErrorKind::Unavailable, "fuse: cannot find the sawmill program", error)
-        })?;
-        let socket = self.holder_socket(volume);
-        let mount_holder =
-            MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+    pub(super) fn new(mountpoint: &Path) -> Self {
+        FusePlan { mountpoint: absolute(mountpoint), with_loop: false }
+    }
+
+    pub(super) fn and_loop(self) -> Self {
+        FusePlan { with_loop: true, ..self }
+    }
+
+    fn options(&self, volume: &DoorVolume, context: &DoorContext<'_>) -> Result<FuseOptions> {
         // Users may wait for the next server only if it can have everything that was answered.
-        let mount_holder = volume.outlives_server.then_some(mount_holder);
+        let command = context.shared.mount_holder.filter(|_| volume.outlives_server);
+        let mount_holder = match command {
+            Some(command) => {
+                let socket = self.holder_socket(volume);
+                Some(MountHolderOptions { socket, command: command()? })
+            }
+            None => None,
+        };
         let options = FuseOptions::new(&self.mountpoint, volume.file_name());
         Ok(FuseOptions { attach_loop: self.with_loop, mount_holder, ..options })
     }
@@ -159,7 +124,7 @@ impl FusePlan {
     }
 
     /// Locks this mount of the volume.
-    fn claim(&self, volume: &DoorVolume) -> sawmill_device::Result<FileLock> {
+    fn claim(&self, volume: &DoorVolume) -> Result<FileLock> {
         FileLock::of_name(&self.holder_socket(volume)).map_err(|error| {
             let (kind, what) = match error.kind() {
                 std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".into()),
@@ -178,7 +143,7 @@ fn make_mountpoint(path: &Path) -> Result<()> {
     make_parent(path)?;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(Failure::io(format!("cannot create the folder {}", path.display()), &error))
+            Err(cannot_make(path, error))
         }
         _ => Ok(()),
     }

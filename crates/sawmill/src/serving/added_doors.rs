@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
+use sawmill_doors::DoorPlan;
 
 /// The added doors of one volume, in a file.
 pub(crate) struct AddedDoors {

@@ -2,26 +2,23 @@
 //! and a type for the doors that users request, with [`RequestedDoor`].
 //!
 //! Invariant: only the file of a kind knows its peculiarities. What doors of one kind share in a
-//! process is the exception: `mod.rs` keeps it for them (memory of NBD clients, threads of ublk
+//! process is the exception: `lib.rs` keeps it for them (memory of NBD clients, threads of ublk
 //! devices, ublk devices without a server). Not here: the kinds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::ArgMatches;
-use sawmill_device::{BlockDevice, Geometry};
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_frontend::{Door, DoorPiece, QuietDoor};
 use sawmill_sys::FileLock;
 
 use super::DoorContext;
-use crate::file_device::FileDevice;
-use sawmill_console::exit::Result;
 
 /// A kind of door.
-pub(crate) struct DoorKind {
+pub(super) struct DoorKind {
     /// The keywords that a text form may begin with, before the `=`. The first is also the name of
-    /// the option.
+    /// the option that requests such a door.
     pub(super) keywords: &'static [&'static str],
     /// The text forms, for the error about an invalid one.
     pub(super) forms: &'static [&'static str],
@@ -29,16 +26,7 @@ pub(crate) struct DoorKind {
     pub(super) examples: &'static [&'static str],
     /// Reads the text form: one of `keywords`, and what follows the `=`, empty without one.
     pub(super) parse: fn(&str, &str) -> Result<Box<dyn RequestedDoor>>,
-    /// Adds the options of the kind to a command.
-    pub(super) add_options: fn(clap::Command) -> clap::Command,
-    /// The door that these options request, if any.
-    pub(super) requested: fn(&ArgMatches) -> PlanResult,
-    /// How `sawmill conform` tests a device through such a door; empty if it cannot.
-    pub(super) trials: &'static [Trial],
 }
-
-/// See [`DoorKind::requested`].
-pub(super) type PlanResult = Result<Option<Box<dyn RequestedDoor>>, clap::Error>;
 
 /// A requested door. `Display` writes its text form, which travels to other processes: paths in it
 /// are absolute, and [`DoorKind::parse`] reads it.
@@ -62,11 +50,7 @@ pub(super) trait RequestedDoor: fmt::Display + Send + Sync {
     fn open(&self, context: &DoorContext<'_>) -> Result<DoorInstance>;
 
     /// Takes over the door of another process, which has released it. The door may still be quiet.
-    fn take_over(
-        &self,
-        pieces: Vec<DoorPiece>,
-        context: &DoorContext<'_>,
-    ) -> sawmill_device::Result<DoorInstance>;
+    fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance>;
 }
 
 /// A door, as its kind opened it.
@@ -84,29 +68,24 @@ impl DoorInstance {
     }
 }
 
-/// How `sawmill conform` uses a device through a door.
-pub(crate) struct Trial {
-    /// The value of `--door`, and its help.
-    pub(crate) name: &'static str,
-    pub(crate) help: &'static str,
-    /// The text form of a door with all its files in this folder.
-    pub(crate) line: fn(&Path) -> String,
-    /// Opens the device at the address of the door. The geometry is the one behind the door, for
-    /// what the door does not report.
-    pub(crate) connect: fn(&str, &Geometry) -> Result<Arc<dyn BlockDevice>>,
-    /// The kernel checks requests, so that invalid ones do not reach the door.
-    pub(crate) kernel_checks: bool,
-}
-
-/// Opens a file or device node of the kernel: see [`Trial::connect`].
-pub(super) fn open_file(path: &str, behind: &Geometry) -> Result<Arc<dyn BlockDevice>> {
-    Ok(Arc::new(FileDevice::open(Path::new(path), behind)?))
-}
-
 /// The same path, valid in another process.
 pub(super) fn absolute(path: &Path) -> PathBuf {
     // Fails for an empty path and without a current folder; opening then tells that.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Creates the folder that a socket or mount point is in, for this user only.
+pub(super) fn make_parent(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    sawmill_sys::make_folder(folder).map_err(|error| cannot_make(folder, error))
+}
+
+/// The error of a folder that cannot be made.
+pub(super) fn cannot_make(folder: &Path, error: std::io::Error) -> Error {
+    let what = format!("cannot make the folder {}", folder.display());
+    Error::caused(ErrorKind::of_io(&error), what, error)
 }
 
 /// A kernel that writes memory to a device of ours must not wait until our own memory is read back

@@ -8,55 +8,35 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{ArgMatches, Args, FromArgMatches};
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_frontend::DoorPiece;
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 
-use super::kind::{DoorInstance, DoorKind, PlanResult, RequestedDoor, absolute};
+use super::kind::{DoorInstance, DoorKind, RequestedDoor, absolute, make_parent};
 use super::{DoorContext, DoorVolume};
-use crate::folders::make_parent;
-use sawmill_console::exit::{Failure, Result};
 
 pub(super) const KIND: DoorKind = DoorKind {
     keywords: &["vhost-user"],
     forms: &["vhost-user=PATH"],
     examples: &["vhost-user=/path"],
     parse,
-    add_options: Options::augment_args,
-    requested,
-    // Its users are virtual machines.
-    trials: &[],
 };
-
-#[derive(Args)]
-#[group(skip)]
-struct Options {
-    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes, a folder of
-    /// sockets.
-    #[arg(long, value_name = "PATH")]
-    vhost_user: Option<PathBuf>,
-}
-
-fn requested(matches: &ArgMatches) -> PlanResult {
-    let Options { vhost_user } = Options::from_arg_matches(matches)?;
-    Ok(vhost_user.map(|path| VhostPlan::boxed(&path)))
-}
 
 fn parse(keyword: &str, value: &str) -> Result<Box<dyn RequestedDoor>> {
     match value {
-        "" => Err(Failure::usage(format!("the door '{keyword}' needs a path"))),
-        path => Ok(VhostPlan::boxed(Path::new(path))),
+        "" => Err(Error::new(ErrorKind::Invalid, format!("the door '{keyword}' needs a path"))),
+        path => Ok(Box::new(VhostPlan::new(Path::new(path)))),
     }
 }
 
 /// `vhost-user=/path`: a socket.
-struct VhostPlan {
+pub(super) struct VhostPlan {
     path: PathBuf,
 }
 
 impl VhostPlan {
-    fn boxed(path: &Path) -> Box<dyn RequestedDoor> {
-        Box::new(VhostPlan { path: absolute(path) })
+    pub(super) fn new(path: &Path) -> Self {
+        VhostPlan { path: absolute(path) }
     }
 
     fn options(&self, volume: &DoorVolume) -> VhostOptions {
@@ -95,11 +75,7 @@ impl RequestedDoor for VhostPlan {
         Ok(DoorInstance::new(door))
     }
 
-    fn take_over(
-        &self,
-        pieces: Vec<DoorPiece>,
-        context: &DoorContext<'_>,
-    ) -> sawmill_device::Result<DoorInstance> {
+    fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance> {
         let volume = context.only()?;
         let device = Arc::clone(&volume.device);
         // It arrives quiet: its rings must not be read before the whole process resumes its doors.

@@ -1,5 +1,5 @@
-//! The doors that a user requests, as options of a command and as one line of text, and the table
-//! of all kinds of doors.
+//! The doors that a user requests, in memory and as one line of text, and the table of all kinds of
+//! doors.
 //!
 //! The line travels to a running server (`sawmill door add`) and to the process that takes over its
 //! doors. Invariant: parsing what a plan writes gives the same plan, in every process. Not here:
@@ -9,13 +9,17 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use clap::{ArgMatches, Args, FromArgMatches};
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_frontend::DoorPiece;
+use sawmill_frontend::nbd::Listen;
 use serde::{Deserialize, Serialize};
 
-use super::kind::{DoorInstance, DoorKind, RequestedDoor, Trial};
-use super::{DoorContext, fuse, nbd, ublk, vhost_user};
-use sawmill_console::exit::{Failure, Result};
+use super::DoorContext;
+use super::fuse::{self, FusePlan};
+use super::kind::{DoorInstance, DoorKind, RequestedDoor};
+use super::nbd::{self, NbdPlan};
+use super::ublk::{self, UblkPlan};
+use super::vhost_user::{self, VhostPlan};
 
 /// All kinds of doors, in the order of their options.
 static KINDS: [DoorKind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND];
@@ -23,33 +27,70 @@ static KINDS: [DoorKind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KI
 /// One requested door of any kind, in memory and as text.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct DoorPlan(Arc<dyn RequestedDoor>);
+pub struct DoorPlan(Arc<dyn RequestedDoor>);
 
 impl DoorPlan {
     /// Parses the text form that `Display` writes: `nbd=unix:/path`, `ublk=3`.
-    pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
+    pub fn parse(text: &str) -> Result<DoorPlan> {
         // At the first one: paths may have more of them.
         let (keyword, value) = text.split_once('=').unwrap_or((text, ""));
         let kind = KINDS.iter().find(|kind| kind.keywords.contains(&keyword)).ok_or_else(|| {
             let forms = KINDS.iter().flat_map(|kind| kind.forms).copied();
             let forms = alternatives(forms.collect());
-            Failure::usage(format!("unknown door '{text}'; write {forms}"))
+            Error::new(ErrorKind::Invalid, format!("unknown door '{text}'; write {forms}"))
         })?;
         (kind.parse)(keyword, value).map(DoorPlan::from)
     }
 
-    /// An NBD server at this Unix socket: the door of a command for which the user names none.
-    pub(crate) fn at_socket(path: &Path) -> DoorPlan {
-        nbd::at_socket(path).into()
+    /// An NBD server that only this machine can reach.
+    #[must_use]
+    pub fn nbd(listen: Listen) -> DoorPlan {
+        DoorPlan(Arc::new(NbdPlan::new(listen)))
+    }
+
+    /// An NBD server, also where other machines can reach it.
+    #[must_use]
+    pub fn nbd_insecure(listen: Listen) -> DoorPlan {
+        DoorPlan(Arc::new(NbdPlan::new(listen).insecure()))
+    }
+
+    /// A device node with this number, or any.
+    #[must_use]
+    pub fn ublk(id: Option<u32>) -> DoorPlan {
+        DoorPlan(Arc::new(UblkPlan::new(id)))
+    }
+
+    /// A device node that an unprivileged user may serve, and that ends with its server.
+    #[must_use]
+    pub fn ublk_unprivileged(id: Option<u32>) -> DoorPlan {
+        DoorPlan(Arc::new(UblkPlan::new(id).unprivileged()))
+    }
+
+    /// A vhost-user-blk socket.
+    #[must_use]
+    pub fn vhost_user(path: &Path) -> DoorPlan {
+        DoorPlan(Arc::new(VhostPlan::new(path)))
+    }
+
+    /// A file in this folder, through FUSE.
+    #[must_use]
+    pub fn fuse(mountpoint: &Path) -> DoorPlan {
+        DoorPlan(Arc::new(FusePlan::new(mountpoint)))
+    }
+
+    /// A file in this folder, through FUSE, and a loop device on it.
+    #[must_use]
+    pub fn fuse_and_loop(mountpoint: &Path) -> DoorPlan {
+        DoorPlan(Arc::new(FusePlan::new(mountpoint).and_loop()))
     }
 
     /// Returns a usage error if the door makes no sense for this many volumes.
-    pub(crate) fn check(&self, volumes: usize) -> Result<()> {
+    pub fn check(&self, volumes: usize) -> Result<()> {
         self.0.check(volumes)
     }
 
     /// Returns `InUse` if another process has the address.
-    pub(crate) fn check_free(&self) -> Result<()> {
+    pub fn check_free(&self) -> Result<()> {
         self.0.check_free()
     }
 
@@ -59,7 +100,7 @@ impl DoorPlan {
     }
 
     /// The plan that opens this door again for the same users, now that its address is known.
-    pub(crate) fn reopened_at(&self, address: &str) -> DoorPlan {
+    pub fn reopened_at(&self, address: &str) -> DoorPlan {
         self.0.reopened_at(address).map_or_else(|| self.clone(), DoorPlan::from)
     }
 
@@ -71,7 +112,7 @@ impl DoorPlan {
         &self,
         pieces: Vec<DoorPiece>,
         context: &DoorContext<'_>,
-    ) -> sawmill_device::Result<DoorInstance> {
+    ) -> Result<DoorInstance> {
         self.0.take_over(pieces, context)
     }
 }
@@ -83,7 +124,7 @@ impl From<Box<dyn RequestedDoor>> for DoorPlan {
 }
 
 impl TryFrom<String> for DoorPlan {
-    type Error = Failure;
+    type Error = Error;
 
     fn try_from(text: String) -> Result<Self> {
         DoorPlan::parse(&text)
@@ -117,64 +158,15 @@ impl PartialEq for DoorPlan {
 
 impl Eq for DoorPlan {}
 
-/// The doors that a command opens: the options of all kinds. Any combination may serve one volume.
-pub(crate) struct DoorOptions {
-    plans: Vec<DoorPlan>,
-}
-
-impl Args for DoorOptions {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        let command = command.next_help_heading("Doors");
-        KINDS.iter().fold(command, |command, kind| (kind.add_options)(command))
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for DoorOptions {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let requested = KINDS.iter().filter_map(|kind| (kind.requested)(matches).transpose());
-        let plans = requested.map(|plan| plan.map(DoorPlan::from)).collect::<Result<_, _>>()?;
-        Ok(DoorOptions { plans })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl DoorOptions {
-    /// The requested doors, in the order of the table.
-    pub(crate) fn plans(&self) -> Vec<DoorPlan> {
-        self.plans.clone()
-    }
-
-    /// The requested doors; without any, an NBD server at this Unix socket.
-    pub(crate) fn plans_or(&self, socket: &Path) -> Vec<DoorPlan> {
-        match self.plans.is_empty() {
-            true => vec![DoorPlan::at_socket(socket)],
-            false => self.plans(),
-        }
-    }
-}
-
 /// Examples of text forms, for help.
-pub(crate) fn examples() -> String {
+pub fn examples() -> String {
     KINDS.iter().flat_map(|kind| kind.examples).copied().collect::<Vec<_>>().join(", ")
 }
 
 /// The options that request a door: `--nbd, --ublk or --fuse`.
-pub(crate) fn options() -> String {
+pub fn options() -> String {
     let names = KINDS.iter().filter_map(|kind| kind.keywords.first());
     alternatives(names.map(|name| format!("--{name}")).collect())
-}
-
-/// What `sawmill conform` can test a device through.
-pub(crate) fn trials() -> impl Iterator<Item = &'static Trial> {
-    KINDS.iter().flat_map(|kind| kind.trials)
 }
 
 /// `a, b or c`.

@@ -4,7 +4,9 @@
 //! hand. `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
 //!
 //! Not here: the tables, which their modules compare: `admin::metrics`, `command` and its
-//! `replicate`.
+//! `replicate`, and `answers` for what is of several crates.
+
+mod answers;
 
 use std::fs;
 use std::path::PathBuf;
