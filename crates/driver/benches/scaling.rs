@@ -193,7 +193,7 @@ fn main() {
     let is_batch = mode == "batch";
     let driver = thread::spawn(move || {
         let connection = connect(&[], &options).expect("a host");
-        if is_batch { connection.serve_chunks(&Null) } else { connection.serve(&Null) }
+        if is_batch { connection.serve_chunks(&Null) } else { connection.serve(Null) }
     });
     while !matches!(receiver.recv().expect("a driver"), Event::Declared) {}
     let device = host.device().expect("declared");

@@ -39,6 +39,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             file.set_len(size)?;
         }
     }
-    serve(&Passthrough(file), &[], &Options::sized(size).threads(4))?;
+    serve(Passthrough(file), &[], &Options::sized(size).threads(4))?;
     Ok(())
 }

@@ -55,5 +55,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     open.read(true).write(true).create(true).truncate(false);
     let (file, map) = (open.open(&path)?, open.open(path + ".map")?);
     file.set_len(size).and_then(|()| map.set_len(size.div_ceil(1 << 16)))?;
-    Ok(serve(&Lazy(url, size, file, Mutex::new(map)), &[], &Options::sized(size)).map(|_| ())?)
+    Ok(serve(Lazy(url, size, file, Mutex::new(map)), &[], &Options::sized(size)).map(|_| ())?)
 }

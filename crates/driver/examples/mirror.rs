@@ -49,6 +49,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if b.seek(SeekFrom::End(0))? != size {
         return Err("A and B are of different sizes".into());
     }
-    serve(&Mirror(a, b, RwLock::new(())), &[], &Options::sized(size).threads(4))?;
+    serve(Mirror(a, b, RwLock::new(())), &[], &Options::sized(size).threads(4))?;
     Ok(())
 }

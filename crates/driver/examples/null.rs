@@ -43,6 +43,6 @@ impl Driver for Null {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let size = std::env::args().nth(1).unwrap_or_else(|| "64M".to_owned());
     let size = parse_size(&size).ok_or("usage: null [SIZE], SIZE like 64M")?;
-    serve(&Null, &[], &Options::sized(size))?;
+    serve(Null, &[], &Options::sized(size))?;
     Ok(())
 }

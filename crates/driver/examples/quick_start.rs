@@ -30,6 +30,6 @@ impl Driver for Ram {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let size = 64 << 20;
     let ram = Ram(Mutex::new(vec![0; size]));
-    serve(&ram, &[], &Options::sized(size as u64).name("ram"))?;
+    serve(ram, &[], &Options::sized(size as u64).name("ram"))?;
     Ok(())
 }

@@ -49,6 +49,6 @@ impl Driver for Ram {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let size = std::env::args().nth(1).unwrap_or_else(|| "64M".to_owned());
     let size = parse_size(&size).ok_or("usage: ram [SIZE], SIZE like 64M")?;
-    serve(&Ram(RwLock::new(vec![0; size as usize])), &[], &Options::sized(size).threads(2))?;
+    serve(Ram(RwLock::new(vec![0; size as usize])), &[], &Options::sized(size).threads(2))?;
     Ok(())
 }

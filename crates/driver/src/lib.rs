@@ -4,7 +4,7 @@
 //! into chunks, as BUSE does in a kernel), [`resolve`] (protects a driver from late writes),
 //! [`protocol`] (the messages between a host and a driver in another process).
 //!
-//! Not here: doors (`sawmill-frontend`); other languages than Rust.
+//! Not here: the doors themselves (`sawmill-doors`, `sawmill-frontend`); other languages than Rust.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

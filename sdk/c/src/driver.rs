@@ -3,7 +3,7 @@
 //! Invariant: a function is called with memory that is its own until it returns, as the header
 //! states. Each call of a function of the table is sound because the header demands that these
 //! functions can be called, by several threads at once, until `sawmill_serve` returns; no thread of
-//! the library outlives that. Not here: the callers (`sawmill_driver::client`).
+//! the library calls one after that. Not here: the callers (`sawmill_driver::client`).
 
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::io;

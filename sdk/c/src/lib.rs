@@ -17,6 +17,7 @@ mod text;
 mod user;
 
 use std::ffi::{c_char, c_int};
+use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_driver::client::{self, Device, Outcome};
@@ -75,7 +76,12 @@ unsafe fn serve(
     let doors: Vec<&str> = options.doors.iter().map(String::as_str).collect();
     match driver.wants_chunks() {
         true => client::serve_chunks(&driver, &doors, &options.options),
-        false => client::serve(&driver, &doors, &options.options),
+        // Ours lives until the call returns, and with it the device that the program has a pointer
+        // to.
+        false => {
+            let driver = Arc::new(driver);
+            client::serve(Arc::clone(&driver), &doors, &options.options)
+        }
     }
 }
 

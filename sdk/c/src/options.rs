@@ -47,6 +47,8 @@ impl ProgramOptions {
             "replace" if value == "1" => options.replace(),
             "replace" if value == "0" => options,
             "replace" => return Err(bad()),
+            "host" if value == "none" => options.own_host(),
+            "host" => return Err(bad()),
             "door" => {
                 self.doors.push(value.to_owned());
                 options

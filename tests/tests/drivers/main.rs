@@ -9,5 +9,6 @@ mod driver_bdus;
 mod driver_bs3;
 mod driver_c;
 mod driver_go;
+mod driver_own_host;
 mod driver_python;
 mod run;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
+use super::end_request::EndRequest;
 use crate::batch::chunk::{ChunkEntry, entries};
 use crate::options::Mode;
 use crate::protocol::{Command, Control, ControlFacts, ControlKind, PacketSocket};
@@ -143,6 +144,40 @@ pub trait Driver: Send + Sync {
     }
 }
 
+impl<D: Driver + ?Sized> Driver for Arc<D> {
+    fn abilities(&self) -> Abilities {
+        (**self).abilities()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        (**self).read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
+        (**self).write(offset, bytes, fua)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        (**self).flush()
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        (**self).discard(offset, length)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
+        (**self).write_zeroes(offset, length, keep_space)
+    }
+
+    fn attached(&self, device: &Device) {
+        (**self).attached(device);
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        (**self).ready(doors);
+    }
+}
+
 /// A driver that receives writes in chunks (`mode=batch`, `docs/format/write_chunk.md`).
 pub trait ChunkDriver: Send + Sync {
     /// As [`Driver::abilities`]; only `discard` and `write_zeroes` apply here.
@@ -225,10 +260,19 @@ pub struct Door {
     pub address: String,
 }
 
+/// The way to whoever has the device.
+#[derive(Clone)]
+pub(super) enum DeviceLink {
+    /// A host in another process.
+    Host(Arc<PacketSocket>),
+    /// This process.
+    Own(Arc<EndRequest>),
+}
+
 /// The device that a driver serves. Clones refer to the same device.
 #[derive(Clone)]
 pub struct Device {
-    pub(super) control: Arc<PacketSocket>,
+    pub(super) link: DeviceLink,
     pub(super) welcome: Arc<ControlFacts>,
     pub(super) socket: PathBuf,
 }
@@ -260,18 +304,29 @@ impl Device {
 
     /// Asks the host to end the device when everything is answered.
     pub fn end(&self) {
-        self.leave(ControlFacts::default().with("outcome", "ended"));
+        match &self.link {
+            DeviceLink::Host(control) => {
+                leave(control, ControlFacts::default().with("outcome", "ended"));
+            }
+            DeviceLink::Own(request) => request.ask(None),
+        }
     }
 
     /// Asks the host to end the device immediately; requests fail.
     pub fn fail(&self, message: &str) {
-        self.leave(ControlFacts::default().with("outcome", "failed").with("message", message));
+        match &self.link {
+            DeviceLink::Host(control) => {
+                let facts = ControlFacts::default().with("outcome", "failed");
+                leave(control, facts.with("message", message));
+            }
+            DeviceLink::Own(request) => request.ask(Some(message.to_owned())),
+        }
     }
+}
 
-    fn leave(&self, facts: ControlFacts) {
-        // A host that is gone has ended the device already.
-        let _ = self.control.send(&Control::new(ControlKind::Leave, facts).encode(), &[]);
-    }
+fn leave(control: &PacketSocket, facts: ControlFacts) {
+    // A host that is gone has ended the device already.
+    let _ = control.send(&Control::new(ControlKind::Leave, facts).encode(), &[]);
 }
 
 /// The errno of an error on the wire.

@@ -16,8 +16,17 @@ use crate::protocol::SOCKET_VARIABLE;
 /// The variable with the host program; the default is `sawmill` on the PATH.
 pub const PROGRAM_VARIABLE: &str = "SAWMILL";
 
+/// The variable that says `none` if a driver that no host started is to be its own host.
+pub const HOST_VARIABLE: &str = "SAWMILL_HOST";
+
+/// The variable with the name of the device of a driver that gives it none.
+pub const NAME_VARIABLE: &str = "SAWMILL_NAME";
+
 /// The variable with the doors of a driver that names none itself.
 pub const DOORS_VARIABLE: &str = "SAWMILL_DOORS";
+
+/// The longest name of a device.
+const NAME_BYTES_MAX: usize = 128;
 
 /// A host that was started here.
 pub(super) struct Host {
@@ -30,6 +39,21 @@ pub(super) struct Host {
 pub(super) fn socket_path(options: &Options) -> Option<PathBuf> {
     let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
     options.socket.clone().or_else(|| variable().map(PathBuf::from))
+}
+
+/// Whether this driver is to be its own host, unless one has started it.
+pub(super) fn is_own(options: &Options) -> Result<bool> {
+    let variable = std::env::var_os(HOST_VARIABLE).unwrap_or_default();
+    match (options.is_own_host, variable.to_str()) {
+        (Some(is_own), _) => Ok(is_own),
+        (None, Some("")) => Ok(false),
+        (None, Some("none")) => Ok(true),
+        (None, _) => {
+            let variable = variable.display();
+            let text = format!("{HOST_VARIABLE}={variable}: write none, or leave it out");
+            Err(Error::new(ErrorKind::Invalid, text))
+        }
+    }
 }
 
 /// The doors of a new device: those that the driver names, otherwise those in the environment.
@@ -137,8 +161,40 @@ fn text<'a>(event: &'a serde_json::Value, name: &str) -> &'a str {
     event.get(name).and_then(serde_json::Value::as_str).unwrap_or_default()
 }
 
-fn name(options: &Options) -> String {
-    options.name.clone().unwrap_or_else(|| {
+/// The folder of a device with this name, where `sawmill driver` looks for it.
+pub(super) fn device_folder(name: &str) -> Result<PathBuf> {
+    let bad = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+    // The name becomes a folder and must not lead elsewhere; commands accept no other.
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_well_formed = !name.starts_with('.') && name.chars().all(allowed);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !is_well_formed {
+        return bad(format!(
+            "'{name}' is not a valid name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and \
+             '.', not starting with '.'"
+        ));
+    }
+    let absolute = |variable: &str| {
+        std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+    };
+    let state_home = absolute("XDG_STATE_HOME");
+    let state_home = state_home.or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+    match state_home {
+        Some(folder) => Ok(folder.join("sawmill/drivers").join(name)),
+        None => {
+            bad("neither HOME nor XDG_STATE_HOME is set; set one to an absolute path".to_owned())
+        }
+    }
+}
+
+/// The name that the options give the device, or the environment.
+pub(super) fn given_name(options: &Options) -> Option<String> {
+    let variable = || std::env::var(NAME_VARIABLE).ok().filter(|name| !name.is_empty());
+    options.name.clone().or_else(variable)
+}
+
+/// The name of the device: the one that was given, or this program's name and process.
+pub(super) fn name(options: &Options) -> String {
+    given_name(options).unwrap_or_else(|| {
         let program = std::env::args_os().next().unwrap_or_default();
         let stem = Path::new(&program).file_stem().map(|stem| stem.to_string_lossy().into_owned());
         format!("{}-{}", stem.unwrap_or_else(|| "driver".to_owned()), std::process::id())

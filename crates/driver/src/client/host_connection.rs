@@ -10,7 +10,7 @@ use std::sync::Arc;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::AttachedMemory;
 
-use super::driver::{Abilities, Device, Door};
+use super::driver::{Abilities, Device, DeviceLink, Door};
 use super::lane::Lane;
 use super::options::Options;
 use crate::protocol::{
@@ -20,6 +20,7 @@ use crate::protocol::{
 /// The control connection and the lanes of a driver that its host has accepted.
 pub(super) struct HostConnection {
     pub(super) device: Device,
+    pub(super) control: Arc<PacketSocket>,
     pub(super) lanes: Vec<Lane>,
     /// Why there are no more commands, once the host has said so.
     pub(super) is_replaced: bool,
@@ -53,14 +54,15 @@ impl HostConnection {
             hello.add(name, value);
         }
         control.send(&Control::new(ControlKind::Hello, hello).encode(), &[])?;
+        let control = Arc::new(control);
         let device = Device {
-            control: Arc::new(control),
+            link: DeviceLink::Host(Arc::clone(&control)),
             welcome: Arc::default(),
             socket: socket.to_owned(),
         };
         let buffer = vec![0; PACKET_BYTES_MAX];
         let mut connection =
-            HostConnection { device, lanes: Vec::new(), is_replaced: false, buffer };
+            HostConnection { device, control, lanes: Vec::new(), is_replaced: false, buffer };
         connection.greet()?;
         // After the greeting, because options given to the host may ask for more than the driver
         // has declared.
@@ -116,7 +118,7 @@ impl HostConnection {
     }
 
     fn receive(&mut self) -> Result<Option<(Control, Vec<OwnedFd>)>> {
-        let Some(packet) = self.device.control.receive(&mut self.buffer)? else { return Ok(None) };
+        let Some(packet) = self.control.receive(&mut self.buffer)? else { return Ok(None) };
         Ok(Some((Control::decode(packet.bytes)?, packet.descriptors)))
     }
 
@@ -134,11 +136,11 @@ impl HostConnection {
     }
 
     /// Notifies every thread that waits for the host that it is over.
-    pub(super) fn break_off(device: &Device, lanes: &[Lane]) {
+    pub(super) fn break_off(control: &PacketSocket, lanes: &[Lane]) {
         // Closes the control connection last: without it the driver counts as gone, which does not
         // end the device.
         lanes.iter().for_each(|lane| lane.socket.close_both_ways());
-        device.control.close_both_ways();
+        control.close_both_ways();
     }
 }
 

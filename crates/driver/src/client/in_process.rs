@@ -3,21 +3,21 @@
 //! Invariant: dropping the device waits for accepted requests, unless an answer on a thread of its
 //! own drops it.
 //!
-//! Not here: hosts; whole blocks from arbitrary bytes (`sawmill_device::layer::Align`, for a driver
-//! that requires blocks).
+//! Not here: the calls (`caller`); hosts; whole blocks from arbitrary bytes
+//! (`sawmill_device::layer::Align`, for a driver that requires blocks).
 
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
-use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request, Result,
-};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operations, Request, Result};
 
-use super::driver::{Abilities, Driver, errno};
+use super::caller::Caller;
+use super::driver::Driver;
+
+/// What the main thread of a program has, and its functions may count on.
+const STACK_BYTES: usize = 8 << 20;
 
 /// A driver as a device in this process, with threads of its own.
 pub struct InProcess {
@@ -25,13 +25,6 @@ pub struct InProcess {
     /// `None` during the end.
     requests: Option<Sender<Request>>,
     workers: Vec<JoinHandle<()>>,
-}
-
-/// What the workers share.
-struct WorkerContext {
-    driver: Box<dyn Driver>,
-    abilities: Abilities,
-    requests: Mutex<Receiver<Request>>,
 }
 
 impl InProcess {
@@ -54,13 +47,6 @@ impl InProcess {
                 format!("a device cannot have {size_bytes} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        // Bounded by what the doors admit at the same time.
-        let (send, receive) = channel();
-        let shared = Arc::new(WorkerContext {
-            driver: Box::new(driver),
-            abilities,
-            requests: Mutex::new(receive),
-        });
         let operations = Operations {
             discard: abilities.write && abilities.discard,
             write_zeroes: abilities.write && abilities.write_zeroes,
@@ -75,11 +61,20 @@ impl InProcess {
             shared_cache: true,
             operations,
         };
+        InProcess::start(&Arc::new(Caller::new(driver, None)), geometry, threads)
+    }
+
+    /// A device of this geometry, with threads of its own that call.
+    pub(super) fn start(caller: &Arc<Caller>, geometry: Geometry, threads: usize) -> Result<Self> {
+        // Bounded by what the doors admit at the same time.
+        let (send, receive) = channel();
+        let requests = Arc::new(Mutex::new(receive));
         let mut device = InProcess { geometry, requests: Some(send), workers: Vec::new() };
         for _ in 0..threads.max(1) {
-            let shared = Arc::clone(&shared);
+            let (caller, requests) = (Arc::clone(caller), Arc::clone(&requests));
             let builder = thread::Builder::new().name("sawmill-driver".to_owned());
-            let worker = builder.spawn(move || shared.work()).map_err(|error| {
+            let worker = builder.stack_size(STACK_BYTES).spawn(move || work(&caller, &requests));
+            let worker = worker.map_err(|error| {
                 Error::caused(ErrorKind::Full, "cannot start a thread for the driver", error)
             })?;
             device.workers.push(worker);
@@ -114,55 +109,12 @@ impl Drop for InProcess {
     }
 }
 
-impl WorkerContext {
-    fn work(&self) {
-        loop {
-            // The lock is held while waiting, by one thread at a time, and is free while a request
-            // is executed.
-            let received = self.requests.lock().recv();
-            let Ok(mut request) = received else { return };
-            // A panic of the driver fails one request. Without this, the thread would be gone, and
-            // later requests would wait forever.
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.handle(&mut request)));
-            request.complete(match outcome {
-                Ok(Ok(())) => Ok(Reply::Done),
-                Ok(Err(error)) => Err(device_error(error)),
-                Err(_) => Err(Error::new(ErrorKind::Internal, "the driver panicked")),
-            });
-        }
+fn work(caller: &Caller, requests: &Mutex<Receiver<Request>>) {
+    loop {
+        // The lock is held while waiting, by one thread at a time, and is free while a request is
+        // executed.
+        let received = requests.lock().recv();
+        let Ok(request) = received else { return };
+        caller.carry_out(request);
     }
-
-    fn handle(&self, request: &mut Request) -> io::Result<()> {
-        let (address, length) = (request.address, request.length);
-        match request.operation {
-            Operation::Read => self.driver.read(address, request.buffer()),
-            Operation::Write => {
-                let mut bytes = vec![0; length as usize];
-                request.fill(0, &mut bytes);
-                self.write(address, &bytes, request.flags.fua)
-            }
-            Operation::Flush => self.flush(),
-            Operation::Discard => self.driver.discard(address, length),
-            Operation::WriteZeroes => {
-                self.driver.write_zeroes(address, length, request.flags.no_unmap)?;
-                if request.flags.fua { self.flush() } else { Ok(()) }
-            }
-            Operation::Prefetch | Operation::Allocation => Ok(()),
-        }
-    }
-
-    fn write(&self, address: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
-        let by_itself = fua && self.abilities.fua;
-        self.driver.write(address, bytes, by_itself)?;
-        // A flush after the write makes the write durable as well, and all others with it.
-        if fua && !by_itself { self.flush() } else { Ok(()) }
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        if self.abilities.flush { self.driver.flush() } else { Ok(()) }
-    }
-}
-
-fn device_error(error: io::Error) -> Error {
-    Error::caused(ErrorKind::of_driver(errno(&error)), "the driver failed", error)
 }

@@ -2,26 +2,30 @@
 //!
 //! Files: `driver` (the interface), `options`, `host` (the process that holds the device),
 //! `host_connection` and `lane` (connections), `serve` (commands become calls), `work` (threads),
-//! `in_process` (a driver without a host). Start with `docs/guide/driver-rust.md`.
+//! `caller`, `in_process` (a driver as a device of its own process), `own_host`, `end_request` (a
+//! driver that opens the doors itself). Start with `docs/guide/driver-rust.md`.
 //!
 //! Invariant: a host is started only if neither the options nor the environment name one, and only
 //! a host that was started here ends when the program gives up.
 //!
 //! Not here: the bytes (`protocol`), the device (`host` of this crate).
 
+mod caller;
 mod driver;
+mod end_request;
 mod host;
 mod host_connection;
 mod in_process;
 mod lane;
 mod options;
+mod own_host;
 mod serve;
 #[cfg(test)]
 mod tests;
 mod work;
 
 pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
-pub use host::{DOORS_VARIABLE, PROGRAM_VARIABLE, find};
+pub use host::{DOORS_VARIABLE, HOST_VARIABLE, NAME_VARIABLE, PROGRAM_VARIABLE, find};
 pub use host_connection::{kind_of_refusal, query};
 pub use in_process::InProcess;
 pub use options::{Options, parse_size};
@@ -45,13 +49,20 @@ pub enum Outcome {
     Ended,
 }
 
-/// A host that was found or started, before a driver is introduced. The process that connected
-/// counts, not the one that serves, so a program may drop its privileges in between.
+/// A host that was found or started, before a driver is introduced; or none, for a driver that is
+/// its own host. The process that connected counts, not the one that serves, so a program may drop
+/// its privileges in between.
 pub struct Connection {
-    control: PacketSocket,
-    socket: PathBuf,
-    host: Option<Host>,
+    way: Way,
     options: Options,
+}
+
+/// How a driver gets to its device.
+enum Way {
+    /// Through a host.
+    Host { control: PacketSocket, socket: PathBuf, host: Option<Host> },
+    /// The device is to be made in this process, with these doors.
+    Own { doors: Vec<String> },
 }
 
 /// Connects to the host that started this program, otherwise to a new one with these doors (lines
@@ -64,25 +75,35 @@ pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
     let mut host = None;
     let socket = match host::socket_path(options) {
         Some(socket) => socket,
+        None if host::is_own(options)? => {
+            let way = Way::Own { doors: host::doors(doors)? };
+            return Ok(Connection { way, options: options.clone() });
+        }
         None => host.insert(Host::start(&host::doors(doors)?, options)?).socket.clone(),
     };
     let control = PacketSocket::connect(&socket)?;
-    Ok(Connection { control, socket, host, options: options.clone() })
+    Ok(Connection { way: Way::Host { control, socket, host }, options: options.clone() })
 }
 
 impl Connection {
-    /// The socket of the host.
+    /// The socket of the host; `None` for a driver that is its own host.
     #[must_use]
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.way {
+            Way::Host { socket, .. } => Some(socket),
+            Way::Own { .. } => None,
+        }
     }
 
     /// Serves a device with this driver until it is replaced or the device ends.
     ///
     /// # Errors
     /// `Invalid` or `InUse` if the host refuses, `Closed` if it disappeared.
-    pub fn serve(self, driver: &dyn Driver) -> Result<Outcome> {
-        self.serve_by(&Plain::new(driver))
+    pub fn serve(self, driver: impl Driver + 'static) -> Result<Outcome> {
+        match &self.way {
+            Way::Host { .. } => self.serve_by(&Plain::new(&driver)),
+            Way::Own { doors } => own_host::serve(driver, doors, &self.options),
+        }
     }
 
     /// As [`Connection::serve`], for a driver of chunks; the options must have `mode=batch`.
@@ -96,14 +117,17 @@ impl Connection {
     /// Gives up before serving: a host that was started for this ends.
     pub fn give_up(self) {
         // A host that somebody else has started is not this process's to end.
-        if self.host.is_some() {
+        if let Way::Host { control, host: Some(_), .. } = &self.way {
             // If the host is gone, that is what we want.
-            let _ = host_connection::query_on(&self.control, "fail");
+            let _ = host_connection::query_on(control, "fail");
         }
     }
 
     fn serve_by(self, handler: &dyn Handler) -> Result<Outcome> {
-        let Connection { control, socket, host, options } = self;
+        let options = self.options;
+        let Way::Host { control, socket, host } = self.way else {
+            return Err(own_host::needs_host());
+        };
         let outcome = HostConnection::attach(control, socket, handler.abilities(), &options)
             .and_then(|connection| work::run(connection, handler, options.threads));
         match (outcome, host) {
@@ -119,7 +143,7 @@ impl Connection {
 ///
 /// # Errors
 /// As those functions.
-pub fn serve(driver: &dyn Driver, doors: &[&str], options: &Options) -> Result<Outcome> {
+pub fn serve(driver: impl Driver + 'static, doors: &[&str], options: &Options) -> Result<Outcome> {
     connect(doors, options)?.serve(driver)
 }
 
@@ -139,6 +163,6 @@ pub fn serve_chunks(
 ///
 /// # Errors
 /// `NotFound` without such a device; as [`serve`].
-pub fn rerun(name: &str, driver: &dyn Driver, options: &Options) -> Result<Outcome> {
+pub fn rerun(name: &str, driver: impl Driver + 'static, options: &Options) -> Result<Outcome> {
     serve(driver, &[], &options.clone().socket(find(name)?).replace())
 }

@@ -19,6 +19,8 @@ pub struct Options {
     pub(super) socket: Option<PathBuf>,
     pub(super) replaces: bool,
     pub(super) is_quiet: bool,
+    /// `None`: as the environment says.
+    pub(super) is_own_host: Option<bool>,
 }
 
 impl Options {
@@ -41,8 +43,8 @@ impl Options {
         self
     }
 
-    /// The name of a device for which a host is started here; the default is the program's name and
-    /// process id.
+    /// The name of a device that is made here; the default is that in `SAWMILL_NAME`, or the
+    /// program's name and process id.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -50,7 +52,8 @@ impl Options {
     }
 
     /// Worker threads for each queue; 0 means 1. With one thread and one queue, that is the calling
-    /// thread.
+    /// thread. In a driver that is its own host, the threads of a ublk device's queues call the
+    /// driver unless this is above 1.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
@@ -75,6 +78,22 @@ impl Options {
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.is_quiet = true;
+        self
+    }
+
+    /// Be the host of the device, unless a host started this driver: this process opens the doors,
+    /// and the driver's functions run on the threads of ublk queues, or on threads of the device.
+    /// The variable `SAWMILL_HOST=none` says the same.
+    #[must_use]
+    pub fn own_host(mut self) -> Self {
+        self.is_own_host = Some(true);
+        self
+    }
+
+    /// Start a host in another process, whatever `SAWMILL_HOST` says.
+    #[must_use]
+    pub fn host_process(mut self) -> Self {
+        self.is_own_host = Some(false);
         self
     }
 

@@ -201,14 +201,15 @@ fn command(kind: CommandKind, number: u64, address: u64, length: u64) -> Command
 
 /// Runs a driver against a host. Returns how the driver ended.
 fn run(
-    driver: &dyn Driver,
+    driver: &Arc<impl Driver + 'static>,
     facts: ControlFacts,
     (queues, threads): (usize, usize),
     script: impl FnOnce(&mut Host) + Send + 'static,
 ) -> Result<Outcome> {
     let folder = tempfile::tempdir().unwrap();
     let (path, host) = host(folder.path(), facts, queues, script);
-    let outcome = serve(driver, &[], &Options::sized(16 << 20).threads(threads).socket(path));
+    let options = Options::sized(16 << 20).threads(threads).socket(path);
+    let outcome = serve(Arc::clone(driver), &[], &options);
     host.join().unwrap();
     outcome
 }
@@ -216,7 +217,7 @@ fn run(
 #[test]
 fn requests_are_answered_in_shared_memory_until_the_end() {
     for (queues, threads) in [(1, 1), (3, 1), (1, 4), (2, 3)] {
-        let driver = Ram::new();
+        let driver = Arc::new(Ram::new());
         let outcome = run(&driver, plain(), (queues, threads), move |host| {
             assert_eq!(host.hello.get("size"), Some("16777216"));
             assert_eq!(host.hello.get("can_discard"), Some("1"));
@@ -258,7 +259,7 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
 
 #[test]
 fn many_commands_of_one_packet_are_all_answered() {
-    let driver = Ram::new();
+    let driver = Arc::new(Ram::new());
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.send(ControlKind::Doors, ControlFacts::default());
         let commands = (0..200)
@@ -298,7 +299,7 @@ impl Driver for BarrierDriver {
 
 #[test]
 fn as_many_commands_as_threads_are_in_work_at_once() {
-    let driver = BarrierDriver(std::sync::Barrier::new(4));
+    let driver = Arc::new(BarrierDriver(std::sync::Barrier::new(4)));
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.send(ControlKind::Doors, ControlFacts::default());
         let read = |n: u64| {
@@ -331,7 +332,7 @@ fn an_error_without_a_number_has_the_errno_of_its_kind() {
 
 #[test]
 fn a_panic_and_an_error_end_their_request_and_nothing_else() {
-    let driver = Ram::new();
+    let driver = Arc::new(Ram::new());
     let outcome = run(&driver, plain(), (1, 1), |host| {
         assert_eq!(host.errno(0, command(CommandKind::Read, 1, 512, 512)), 5);
         assert_eq!(host.errno(0, command(CommandKind::Read, 2, 1024, 512)), 28);
@@ -343,7 +344,7 @@ fn a_panic_and_an_error_end_their_request_and_nothing_else() {
 
 #[test]
 fn a_write_that_shall_be_durable_is_flushed_where_the_driver_knows_nothing_else() {
-    let driver = Ram::new();
+    let driver = Arc::new(Ram::new());
     run(&driver, plain(), (1, 1), |host| {
         assert_eq!(
             host.errno(0, Command { fua: true, ..command(CommandKind::Write, 1, 0, 512) }),
@@ -359,7 +360,7 @@ fn a_write_that_shall_be_durable_is_flushed_where_the_driver_knows_nothing_else(
 fn commands_that_reach_outside_their_memory_end_the_connection() {
     for (offset, length) in [(0, (1 << 20) + 1), (1 << 20, 512), (u64::MAX, 512), (0, 0)] {
         for threads in [1, 2] {
-            let driver = Ram::new();
+            let driver = Arc::new(Ram::new());
             let outcome = run(&driver, plain(), (1, threads), move |host| {
                 host.send(ControlKind::Doors, ControlFacts::default());
                 host.command(0, Command { offset, ..command(CommandKind::Write, 1, 0, length) });
@@ -374,7 +375,7 @@ fn commands_that_reach_outside_their_memory_end_the_connection() {
 #[test]
 fn a_host_that_goes_or_breaks_the_protocol_ends_the_driver() {
     for threads in [1, 3] {
-        let driver = Ram::new();
+        let driver = Arc::new(Ram::new());
         let error = run(&driver, plain(), (2, threads), |_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         let outcome = run(&driver, plain(), (1, threads), |host| {
@@ -399,7 +400,7 @@ fn a_refusal_is_reported() {
         // The driver may have ended already.
         let _ = host.control.send(&Control::new(ControlKind::Refused, facts).encode(), &[]);
     });
-    let error = serve(&Ram::new(), &[], &Options::new().socket(path)).unwrap_err();
+    let error = serve(Ram::new(), &[], &Options::new().socket(path)).unwrap_err();
     // ATTACHED without a queue came first.
     assert!(error.to_string().contains("Attached"), "{error}");
     host.join().unwrap();
@@ -407,7 +408,7 @@ fn a_refusal_is_reported() {
 
 #[test]
 fn a_driver_that_cannot_do_what_the_device_commands_is_not_attached() {
-    let driver = Ram { abilities: Abilities::default(), ..Ram::new() };
+    let driver = Arc::new(Ram { abilities: Abilities::default(), ..Ram::new() });
     let error = run(&driver, plain().with("can_discard", 1), (1, 1), |_| ()).unwrap_err();
     assert!(error.to_string().contains("can_discard=1"), "{error}");
 }
@@ -428,7 +429,7 @@ fn chunk(
 
 #[test]
 fn a_driver_without_chunks_gets_their_writes_and_late_ones_change_nothing() {
-    let driver = Ram::new();
+    let driver = Arc::new(Ram::new());
     let outcome = run(&driver, batch(), (1, 1), |host| {
         let newer = chunk(host, 0, (4096, 512, 2), 2);
         assert_eq!(host.errno(0, newer), 0);
@@ -528,10 +529,12 @@ fn a_driver_in_this_process_keeps_the_contract() {
             self.0.write_zeroes(offset, length, keep_space)
         }
     }
-    conformance::all(&|| -> Arc<dyn BlockDevice> {
-        let device = InProcess::new(Plain(Ram::new()), 16 << 20, 512, 4).unwrap();
-        Arc::new(Align::new(device, 512).unwrap())
-    });
+    for threads in [0, 4] {
+        conformance::all(&|| -> Arc<dyn BlockDevice> {
+            let device = InProcess::new(Plain(Ram::new()), 16 << 20, 512, threads).unwrap();
+            Arc::new(Align::new(device, 512).unwrap())
+        });
+    }
     let read_only = Abilities { write: false, ..Abilities::default() };
     conformance::read_only(&|| -> Arc<dyn BlockDevice> {
         let ram = Ram { abilities: read_only, ..Ram::new() };

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use parking_lot::Mutex;
@@ -88,7 +89,7 @@ fn serve_alone(
 fn wait(connection: &HostConnection) -> Result<(bool, Vec<usize>)> {
     let open: Vec<usize> =
         (0..connection.lanes.len()).filter(|at| !connection.lanes[*at].has_ended()).collect();
-    let mut files = vec![PollFd::new(&*connection.device.control, PollFlags::IN)];
+    let mut files = vec![PollFd::new(&*connection.control, PollFlags::IN)];
     files.extend(open.iter().map(|at| PollFd::new(&connection.lanes[*at].socket, PollFlags::IN)));
     loop {
         match poll(&mut files, None) {
@@ -112,18 +113,18 @@ fn serve_together(
     threads: usize,
 ) -> Result<()> {
     let lanes = std::mem::take(&mut connection.lanes);
-    let device = connection.device.clone();
+    let (device, control) = (connection.device.clone(), Arc::clone(&connection.control));
     let cores = (device.option("tie_queues") == Some("1")).then(Cores::new);
     let failure = Mutex::new(None);
     let fail = |error: Error| {
         failure.lock().get_or_insert(error);
-        HostConnection::break_off(&device, &lanes);
+        HostConnection::break_off(&control, &lanes);
     };
     let running_count = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
     thread::scope(|scope| {
         for lane in lanes.iter().flat_map(|lane| std::iter::repeat_n(lane, threads)) {
-            let (fail, running_count, lanes, device, cores) =
-                (&fail, &running_count, &lanes, &device, cores.as_ref());
+            let (fail, running_count, lanes, control, cores) =
+                (&fail, &running_count, &lanes, &control, cores.as_ref());
             let work = move || {
                 if let Some(cores) = cores {
                     cores.pin_thread(lane.queue);
@@ -134,7 +135,7 @@ fn serve_together(
                 // The last worker unblocks `receive_message` below: without lanes, the host has
                 // nothing more to say.
                 if running_count.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
-                    HostConnection::break_off(device, lanes);
+                    HostConnection::break_off(control, lanes);
                 }
             };
             let started =
@@ -191,6 +192,6 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
 
 /// Reads why there are no more commands: the host has sent that before.
 fn finish(connection: &mut HostConnection) {
-    HostConnection::break_off(&connection.device, &connection.lanes);
+    HostConnection::break_off(&connection.control, &connection.lanes);
     while connection.receive_message().is_ok_and(|message| message != HostMessage::End) {}
 }

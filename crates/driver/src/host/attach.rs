@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use sawmill_device::layer::Align;
-use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_device::{Error, ErrorKind, Result};
 
 use super::attached_driver::{self, AttachedDriver, Threads};
-use super::{DeclaredDevice, Event, Host, LOOK_EVERY, Policy, refuse};
+use super::{DeclaredDevice, Event, Host, LOOK_EVERY, refuse};
 use crate::batch::Batch;
 use crate::options::{DeathPolicy, DeviceOptions, Mode};
 use crate::plain::Plain;
@@ -33,6 +32,13 @@ pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
 impl Host {
     /// A driver has sent HELLO: serves until it is gone.
     pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &ControlFacts, pid: u32) {
+        if self.is_own() {
+            let text = format!(
+                "the driver of this device is its own host, process {}: no other can connect",
+                std::process::id()
+            );
+            return refuse(&control, refused_errno(ErrorKind::InUse), &text);
+        }
         // Held until the driver has its commands: of two that connect at once, the second waits and
         // is judged by what the first has changed.
         let attaching = self.attaching.lock();
@@ -80,6 +86,9 @@ impl Host {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let declared_device = self.declare(hello)?;
+        let Some(command_lanes) = &declared_device.lanes else {
+            return Err(Error::new(ErrorKind::Internal, "no lanes"));
+        };
         self.finish_predecessor(declared_device, hello)?;
         if declared_device.holder.status().state == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
@@ -97,10 +106,10 @@ impl Host {
             facts.add(name, value);
         }
         control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
-        let lanes = declared_device.options.batch.hw_queues as usize
-            * declared_device.lanes.lanes_per_queue();
+        let lanes =
+            declared_device.options.batch.hw_queues as usize * command_lanes.lanes_per_queue();
         let (ours, theirs) = attached_driver::lanes(lanes)?;
-        attached_driver::hand_queues(control, &theirs, &*declared_device.lanes)?;
+        attached_driver::hand_queues(control, &theirs, &**command_lanes)?;
         tracing::debug!(pid, generation, "a driver is welcome");
         Ok(ours)
     }
@@ -122,12 +131,8 @@ impl Host {
                 (Arc::clone(&batch) as _, batch)
             }
         };
-        let policy = Policy::new(Arc::clone(&holder));
-        let device: Arc<dyn BlockDevice> = match options.byte_granular {
-            true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
-            false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
-        };
-        Ok(self.device.get_or_init(|| DeclaredDevice { options, holder, lanes, policy, device }))
+        let declared_device = DeclaredDevice::new(options, holder, Some(lanes))?;
+        Ok(self.device.get_or_init(|| declared_device))
     }
 
     fn finish_predecessor(
@@ -171,14 +176,17 @@ impl Host {
         lanes: Vec<PacketSocket>,
         pid: u32,
     ) -> Result<(Arc<AttachedDriver>, Threads)> {
-        let Some(declared_device) = self.device.get() else {
+        let declared_device = self.device.get();
+        let Some((declared_device, command_lanes)) =
+            declared_device.and_then(|device| Some((device, device.lanes.as_ref()?)))
+        else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
         // A driver that is refused is not counted, because the first one declares the device.
         let generation = self.generation.load(Ordering::SeqCst) + 1;
         let driver = AttachedDriver::new(generation, pid, control, lanes);
         let refuse = |error: &Error| driver.refuse(refused_errno(error.kind()), &error.to_string());
-        let threads = driver.start(&declared_device.lanes).inspect_err(refuse)?;
+        let threads = driver.start(command_lanes).inspect_err(refuse)?;
         {
             let mut state = self.state.lock();
             state.driver = Some(Arc::clone(&driver));

@@ -35,6 +35,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
+use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 
@@ -97,7 +98,8 @@ pub struct Host {
     host_facts: ControlFacts,
     on_event: Listener,
     socket: OwnedFd,
-    _claim: FileLock,
+    claim: Mutex<Option<FileLock>>,
+    accepting: Mutex<Option<std::thread::JoinHandle<()>>>,
     device: OnceLock<DeclaredDevice>,
     /// Only one driver connects at a time.
     attaching: Mutex<()>,
@@ -125,10 +127,25 @@ struct DriverState {
 struct DeclaredDevice {
     options: DeviceOptions,
     holder: Arc<dyn RequestHolder>,
-    /// The lanes of `holder`.
-    lanes: Arc<dyn CommandLanes>,
+    /// The lanes of `holder`; `None` if its driver is this process, which needs none.
+    lanes: Option<Arc<dyn CommandLanes>>,
     policy: Arc<Policy>,
     device: Arc<dyn BlockDevice>,
+}
+
+impl DeclaredDevice {
+    fn new(
+        options: DeviceOptions,
+        holder: Arc<dyn RequestHolder>,
+        lanes: Option<Arc<dyn CommandLanes>>,
+    ) -> Result<Self> {
+        let policy = Policy::new(Arc::clone(&holder));
+        let device: Arc<dyn BlockDevice> = match options.byte_granular {
+            true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
+            false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
+        };
+        Ok(DeclaredDevice { options, holder, lanes, policy, device })
+    }
 }
 
 impl Host {
@@ -149,6 +166,53 @@ impl Host {
         for (option, value) in host_facts.iter() {
             trial.set(option, value)?;
         }
+        let host = Host::listening(name, path, host_facts, on_event)?;
+        host.run()?;
+        Ok(host)
+    }
+
+    /// A host of a device whose driver is this process: no other connects. It has its name, and
+    /// answers nobody before [`run`](Self::run).
+    pub(crate) fn own(
+        name: &str,
+        path: &Path,
+        options: DeviceOptions,
+        holder: Arc<dyn RequestHolder>,
+        on_event: Listener,
+    ) -> Result<Arc<Self>> {
+        let host = Host::listening(name, path, ControlFacts::default(), on_event)?;
+        holder.start()?;
+        let declared_device = DeclaredDevice::new(options, holder, None)?;
+        host.device.get_or_init(|| declared_device);
+        Ok(host)
+    }
+
+    /// The device has had so many drivers.
+    pub(crate) fn count_from(&self, generation: u64) {
+        self.generation.store(generation, Ordering::SeqCst);
+    }
+
+    /// Whether the driver is this process.
+    fn is_own(&self) -> bool {
+        self.device.get().is_some_and(|device| device.lanes.is_none())
+    }
+
+    /// After [`close`](Self::close): from now on another host may have the name.
+    pub(crate) fn release_name(&self) {
+        if let Some(accepting) = self.accepting.lock().take() {
+            // It ends when the socket is shut down, and handles nothing itself.
+            let _ = accepting.join();
+        }
+        self.claim.lock().take();
+    }
+
+    /// A host that nobody is connected to yet.
+    fn listening(
+        name: &str,
+        path: &Path,
+        host_facts: ControlFacts,
+        on_event: Listener,
+    ) -> Result<Arc<Self>> {
         let claim = FileLock::of_name(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
                 let text = format!("a device '{name}' already exists: {}", path.display());
@@ -158,13 +222,14 @@ impl Host {
         })?;
         // After the claim: it removes what lies at the path, which is nobody's now.
         let socket = listening(path)?;
-        let host = Arc::new(Host {
+        Ok(Arc::new(Host {
             name: name.to_owned(),
             path: path.to_path_buf(),
             host_facts,
             on_event,
             socket,
-            _claim: claim,
+            claim: Mutex::new(Some(claim)),
+            accepting: Mutex::default(),
             device: OnceLock::new(),
             attaching: Mutex::default(),
             state: Mutex::default(),
@@ -174,12 +239,16 @@ impl Host {
             replacement_expected: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             greeting: Arc::default(),
-        });
-        let accepting = Arc::clone(&host);
-        thread("driver-accept", move || accepting.accept())?;
-        let watching = Arc::downgrade(&host);
-        thread("driver-watch", move || policy::watch(&watching))?;
-        Ok(host)
+        }))
+    }
+
+    /// Answers questions and drivers from now on.
+    pub(crate) fn run(self: &Arc<Self>) -> Result<()> {
+        let host = Arc::clone(self);
+        let accepting = thread("driver-accept", move || host.accept())?;
+        *self.accepting.lock() = Some(accepting);
+        let watching = Arc::downgrade(self);
+        thread("driver-watch", move || policy::watch(&watching)).map(drop)
     }
 
     /// The device's name.

@@ -3,6 +3,8 @@
 //! Not here: ending the device and replacing its driver, which the program that has the host does
 //! when it receives the event (`crates/sawmill/src/driving`).
 
+use std::sync::atomic::Ordering;
+
 use rustix::io::Errno;
 use sawmill_device::BlockDeviceExt;
 
@@ -12,6 +14,7 @@ use crate::request_holder::State;
 
 const EIO: i32 = Errno::IO.raw_os_error();
 const ENODEV: i32 = Errno::NODEV.raw_os_error();
+const EOPNOTSUPP: i32 = Errno::OPNOTSUPP.raw_os_error();
 const EINVAL: i32 = Errno::INVAL.raw_os_error();
 
 impl Host {
@@ -48,6 +51,11 @@ impl Host {
                 let _ = self.wait_for_end();
                 Ok(ControlFacts::default())
             }
+            "replace" if self.is_own() => {
+                let text = "the driver of this device is its own host and starts no other: end it, \
+                            and start the new one";
+                Err((EOPNOTSUPP, text.to_owned()))
+            }
             "replace" => {
                 (self.on_event)(Event::ReplaceAsked);
                 Ok(ControlFacts::default())
@@ -78,6 +86,10 @@ impl Host {
         };
         let mut facts = ControlFacts::default().with("name", &self.name).with("state", state);
         facts.add("host_pid", std::process::id());
+        if self.is_own() {
+            facts.add("driver_pid", std::process::id());
+            facts.add("generation", self.generation.load(Ordering::SeqCst));
+        }
         if let Some(driver) = driver {
             facts.add("driver_pid", driver.pid);
             facts.add("generation", driver.generation);

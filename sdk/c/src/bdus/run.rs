@@ -6,8 +6,8 @@
 
 use std::fs::OpenOptions;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use sawmill_device::ErrorKind;
@@ -34,7 +34,8 @@ pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: UserPointer) -> Result
     let options = options(number, &attrs, !is_started && !attrs.dont_daemonize);
     let doors: Vec<&str> = doors.iter().map(String::as_str).collect();
     let connection = client::connect(&doors, &options)?;
-    let facts = DeviceFacts::of(connection.socket(), ops, &attrs);
+    let socket = connection.socket().ok_or_else(|| Fault::invalid("the device has no host"))?;
+    let facts = DeviceFacts::of(socket, ops, &attrs);
     let becomes_daemon = !is_started && !attrs.dont_daemonize;
     live(number, connection, facts, (ops, &attrs, becomes_daemon, false), private_data)
 }
@@ -83,6 +84,9 @@ fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
     let block = attrs.device_block();
     let options = Options::sized(attrs.size)
         .name(format!("bdus-{number}"))
+        // Programs become daemons after the device is there, which a device in their own process
+        // would not survive.
+        .host_process()
         .threads(threads as usize)
         .option("blocksize", block)
         .option("io_min", attrs.physical_block_size.max(block))
@@ -135,7 +139,7 @@ fn live(
     private_data: UserPointer,
 ) -> Result<(), Fault> {
     let driver = match driver(number, facts, (ops, attrs, becomes_daemon, is_rerun), private_data) {
-        Ok(driver) => driver,
+        Ok(driver) => Arc::new(driver),
         Err(fault) => {
             connection.give_up();
             return Err(fault);
@@ -145,7 +149,7 @@ fn live(
         connection.give_up();
         return Err(fault);
     }
-    let served = connection.serve(&driver);
+    let served = connection.serve(Arc::clone(&driver));
     let terminated = driver.call("terminate", ops.terminate);
     if let Some(fault) = driver.failure.lock().take() {
         return Err(fault);
