@@ -113,10 +113,14 @@ def said_in_guest(flags):
                           VM_BDUS_NULL=str(program), VM_LIBSAWMILL=folder, VM_NULL=f"{folder}/null")
 
 
+def reference_of(found):
+    return next(name for name in (REFERENCE, ONE_PROCESS) if name in found.names())
+
+
 def table_of(found, unit):
     """Medians, and beside them the median of the ratios to BDUS within a round; without it, to ublk
     in one process."""
-    reference = next(name for name in (REFERENCE, ONE_PROCESS) if name in found.names())
+    reference = reference_of(found)
     cells, rows = list(itertools.product(doors.OPERATIONS, doors.DEPTHS)), []
     for name in found.names():
         ratios = [found.ratio(name, reference, cell, unit) for cell in cells]
@@ -133,7 +137,7 @@ def page_of(lines, rounds):
 Written by `bench/bdus.py` on {datetime.date.today()}: Debian's kernel in a guest of two \
 processors, emulated
 where there is no hardware virtualization; medians of {rounds} rounds; \
-in brackets the ratio to BDUS, taken
+in brackets the ratio to "{reference_of(found)}", taken
 within a round. 4 KiB, random, `libaio`, `O_DIRECT`, one job. \
 kbdus was patched to build on this kernel,
 because its source supports Linux before 5.18 only. \
