@@ -35,7 +35,7 @@ use sawmill_sys::FileLock;
 
 pub use nbd::NbdShare;
 pub use plan::{DoorPlan, examples, options};
-pub use ublk::UNPRIVILEGED_FOLDER;
+pub use ublk::{UNPRIVILEGED_FOLDER, waits};
 
 use kind::DoorInstance;
 

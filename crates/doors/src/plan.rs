@@ -84,6 +84,13 @@ impl DoorPlan {
         DoorPlan(Arc::new(FusePlan::new(mountpoint).and_loop()))
     }
 
+    /// Whether such a door has a thread for each queue, and so uses [`super::DoorQueues`].
+    #[must_use]
+    pub fn has_queues(&self) -> bool {
+        let text = self.to_string();
+        ublk::KIND.keywords.contains(&text.split('=').next().unwrap_or_default())
+    }
+
     /// Returns a usage error if the door makes no sense for this many volumes.
     pub fn check(&self, volumes: usize) -> Result<()> {
         self.0.check(volumes)

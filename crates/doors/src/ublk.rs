@@ -136,6 +136,21 @@ impl UblkPlan {
     }
 }
 
+/// Whether a device of this identity ([`DoorVolume::identity`]) waits for its next server.
+#[must_use]
+pub fn waits(identity: &str) -> bool {
+    let options = UblkOptions::new(identity);
+    // Where they cannot be listed, there are none that this process could serve.
+    ublk::devices(&options.run_folder).is_ok_and(|devices| {
+        let waits = |device: &ublk::DeviceInfo| {
+            device.is_orphan()
+                && device.state != DeviceState::Dead
+                && device.is_for(&options.volume)
+        };
+        devices.iter().any(waits)
+    })
+}
+
 /// Opens a device for a volume: the one that a dead server left, whose users wait, or a new one.
 /// Removes the remains of devices that are unusable.
 fn open(options: UblkOptions, volume: &DoorVolume, orphans: &Orphans) -> Result<UblkDoor> {

@@ -46,10 +46,30 @@ if "$BIN/drivers/c/file" "$SCRATCH/other" 64M 2>"$SCRATCH/refused"; then
 fi
 grep -q "already exists" "$SCRATCH/refused" || fail "refused otherwise: $(cat "$SCRATCH/refused")"
 
+echo "== with other options it is refused, and the device waits on"
+crash
+if "$BIN/drivers/c/file" "$SCRATCH/image" 96M 2>"$SCRATCH/refused"; then
+    fail "a device of another size served"
+fi
+grep -q "cannot change while it exists" "$SCRATCH/refused" ||
+    fail "refused otherwise: $(cat "$SCRATCH/refused")"
+start file "$SCRATCH/image" 64M
+[[ $(listed '.doors[0]') == "$node" ]] || fail "another node"
+
 echo "== flushed, and ended in order"
 "$BIN/sawmill" driver flush own
 "$BIN/sawmill" driver end own
 wait "$driver" || fail "the driver ended with $?"
+await 60 no_device
+
+echo "== failed at once, and gone with its record"
+start file "$SCRATCH/image" 64M
+"$BIN/sawmill" driver end --now own
+! wait "$driver" || fail "a device that failed ended its driver well"
+no_device || fail "a failed device is still there"
+start file "$SCRATCH/image" 96M
+"$BIN/sawmill" driver end own
+wait "$driver"
 await 60 no_device
 
 echo "== without a name, a device ends with its driver, and the next one removes its remains"

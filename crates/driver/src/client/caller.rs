@@ -31,28 +31,48 @@ pub(super) struct Caller {
 
 /// The calls that may still begin.
 struct Turns {
-    free: Mutex<usize>,
-    was_freed: Condvar,
+    state: Mutex<TurnState>,
+    changed: Condvar,
+}
+
+struct TurnState {
+    free: usize,
+    /// No more calls: who waits gives up.
+    is_closed: bool,
 }
 
 /// A call under way.
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn take(&self) -> Turn<'_> {
-        let mut free = self.free.lock();
-        while *free == 0 {
-            self.was_freed.wait(&mut free);
+    fn new(calls_max: usize) -> Self {
+        let state = TurnState { free: calls_max.max(1), is_closed: false };
+        Turns { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Waits for a turn; `None` once there are no more.
+    fn take(&self) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        while state.free == 0 && !state.is_closed {
+            self.changed.wait(&mut state);
         }
-        *free -= 1;
-        Turn(self)
+        if state.is_closed {
+            return None;
+        }
+        state.free -= 1;
+        Some(Turn(self))
+    }
+
+    fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.changed.notify_all();
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
-        self.0.was_freed.notify_one();
+        self.0.state.lock().free += 1;
+        self.0.changed.notify_one();
     }
 }
 
@@ -69,10 +89,7 @@ impl Caller {
     /// Calls as many functions at once as there are threads, or at most `calls_max`.
     pub(super) fn new(driver: impl Driver + 'static, calls_max: Option<usize>) -> Self {
         let abilities = driver.abilities();
-        let turns = calls_max.map(|calls_max| Turns {
-            free: Mutex::new(calls_max.max(1)),
-            was_freed: Condvar::new(),
-        });
+        let turns = calls_max.map(Turns::new);
         Caller {
             driver: RwLock::new(Some(Box::new(driver))),
             can_flush: abilities.flush,
@@ -89,13 +106,18 @@ impl Caller {
         calls_max: usize,
     ) -> Self {
         let caller = Caller::new(driver, Some(calls_max));
-        Caller { can_flush: options.can_flush, can_fua: options.can_fua, ..caller }
+        // An option gives the driver no ability.
+        let can_fua = options.can_fua && caller.can_fua;
+        Caller { can_flush: options.can_flush, can_fua, ..caller }
     }
 
     /// Requests fail from now on. Calls under way go on.
     pub(super) fn refuse(&self, error: Error) {
         // The first reason counts.
         let _ = self.refusal.set(error);
+        if let Some(turns) = &self.turns {
+            turns.close();
+        }
     }
 
     /// Refuses requests, and drops the driver when nothing calls it any more.
@@ -107,8 +129,8 @@ impl Caller {
     /// Calls the driver in its turn for something that is no request.
     pub(super) fn call(&self, what: impl FnOnce(&dyn Driver)) {
         let driver = self.driver.read_recursive();
-        let _turn = self.turns.as_ref().map(Turns::take);
-        if let Some(driver) = driver.as_deref() {
+        let turn = self.turns.as_ref().map(Turns::take);
+        if let (Some(driver), None | Some(Some(_))) = (driver.as_deref(), &turn) {
             what(driver);
         }
     }
@@ -311,5 +333,33 @@ mod tests {
         caller.refuse(Error::new(ErrorKind::Unavailable, "another one"));
         let error = outcome_of(&caller, Operation::Read, false).unwrap_err();
         assert_eq!(error.to_string(), "the first reason");
+    }
+
+    #[test]
+    fn an_option_gives_a_driver_no_ability() {
+        let calls = Arc::new(Calls::default());
+        let options = DeviceOptions { can_fua: true, ..DeviceOptions::default() };
+        let caller = Caller::of_device(Arc::clone(&calls), &options, 1);
+        outcome_of(&caller, Operation::Write, true).unwrap();
+        assert_eq!(calls.flushes.load(Ordering::SeqCst), 1, "it is durable by its flush");
+    }
+
+    #[test]
+    fn who_waits_for_its_turn_is_refused_when_the_device_fails() {
+        let calls = Arc::new(Calls::default());
+        let (entered, was_entered) = sync_channel(1);
+        let (let_go, leave) = sync_channel(1);
+        *calls.flush.lock() = Some((entered, leave));
+        let caller = Caller::new(Arc::clone(&calls), Some(1));
+        thread::scope(|scope| {
+            let flush = scope.spawn(|| outcome_of(&caller, Operation::Flush, false));
+            was_entered.recv().unwrap();
+            let read = scope.spawn(|| outcome_of(&caller, Operation::Read, false));
+            caller.refuse(Error::new(ErrorKind::Unavailable, "it hangs"));
+            let error = read.join().unwrap().unwrap_err();
+            assert_eq!(error.to_string(), "it hangs");
+            let_go.send(()).unwrap();
+            flush.join().unwrap().unwrap();
+        });
     }
 }

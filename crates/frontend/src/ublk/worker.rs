@@ -21,6 +21,10 @@ use super::channel::{Completion, Inbox, Message, NewQueue, QueueChannel};
 use super::limits::{CHECK_EVERY, COMMANDS_PER_CALL_MAX, IDLE_TIME_MAX, SHARED_SLOTS_MAX};
 use super::queue::{Queue, Spares};
 
+/// A device may call functions of a program on such a thread, which count on what a main thread
+/// has. Memory that they do not use costs nothing.
+const STACK_BYTES: usize = 8 << 20;
+
 fn system(what: &str, error: std::io::Error) -> Error {
     Error::caused(ErrorKind::Unavailable, format!("ublk: {what}"), error)
 }
@@ -60,7 +64,7 @@ impl Worker {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name(name).spawn(run);
+        let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(run);
         let thread = thread.map_err(|error| system("cannot start a thread for a queue", error))?;
         let worker = Worker { inbox, thread: Some(thread) };
         match ready_receiver.recv() {

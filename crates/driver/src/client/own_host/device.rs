@@ -21,7 +21,8 @@ pub(super) struct OwnDevice {
     state: Arc<StateCell>,
 }
 
-/// For doors with a thread for each queue: that thread makes the call.
+/// For doors with a thread for each queue: that thread makes the call. It does not know of blocks
+/// that another door changes in part (`sawmill_device::layer::Align`).
 pub(super) struct QueueDevice {
     geometry: Geometry,
     caller: Arc<Caller>,
@@ -30,7 +31,8 @@ pub(super) struct QueueDevice {
 
 impl OwnDevice {
     pub(super) fn start(caller: &Arc<Caller>, geometry: Geometry, threads: usize) -> Result<Self> {
-        let device = InProcess::start(caller, geometry, threads)?;
+        // One more than calls at once: while all calls hang, it answers what is refused.
+        let device = InProcess::start(caller, geometry, threads.saturating_add(1))?;
         let (caller, state) = (Arc::clone(caller), Arc::new(StateCell::new()));
         Ok(OwnDevice { device, caller, state })
     }

@@ -20,7 +20,7 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_doors::{DoorPlan, DoorQueues, DoorVolume, Doors, NbdShare};
 
 use self::device::OwnDevice;
-use self::record::Record;
+use self::record::{Earlier, Record};
 use super::Outcome;
 use super::caller::Caller;
 use super::driver::{Abilities, Device, DeviceLink, Door, Driver};
@@ -47,7 +47,7 @@ pub(super) fn serve(
     let plans = doors.iter().map(|line| DoorPlan::parse(line)).collect::<Result<Vec<_>>>()?;
     // Before anything is made: what another process has is found now.
     plans.iter().try_for_each(|plan| plan.check(1).and_then(|()| plan.check_free()))?;
-    let served = ServedDevice::start(driver, options)?;
+    let served = ServedDevice::start(driver, &plans, options)?;
     let outcome = served.run(&plans);
     if served.is_in_child() {
         // A child has none of our threads, and what it would end is its parent's.
@@ -77,10 +77,13 @@ struct ServedDevice {
 }
 
 impl ServedDevice {
-    fn start(driver: impl Driver + 'static, options: &Options) -> Result<Self> {
-        let device_options = device_options(driver.abilities(), options)?;
+    fn start(driver: impl Driver + 'static, plans: &[DoorPlan], options: &Options) -> Result<Self> {
         let name = host::name(options);
         let folder = device_folder(&name)?;
+        // Only a ublk device outlives its driver.
+        let waits = |earlier: &Earlier| sawmill_doors::waits(&earlier.identity(&folder, &name));
+        let earlier = Record::earlier(&folder)?.filter(waits);
+        let device_options = device_options(driver.abilities(), options, earlier.as_ref())?;
         sawmill_sys::make_folder(&folder).map_err(|error| {
             let what = format!("cannot make the folder {}", folder.display());
             Error::caused(ErrorKind::of_io(&error), what, error)
@@ -89,8 +92,10 @@ impl ServedDevice {
         let calls_max = queues.saturating_mul(options.threads.max(1));
         let caller = Arc::new(Caller::of_device(driver, &device_options, calls_max));
         let own = OwnDevice::start(&caller, device_options.geometry(), calls_max)?;
-        // Functions that may wait for each other get threads of their own at every door.
-        let queues = (options.threads <= 1).then(|| DoorQueues {
+        // Functions that may wait for each other get threads of their own at every door. And only
+        // one side of the device may change blocks in part.
+        let is_one_side = device_options.byte_granular || plans.iter().all(DoorPlan::has_queues);
+        let queues = (options.threads <= 1 && is_one_side).then(|| DoorQueues {
             count: u16::try_from(queues).unwrap_or(u16::MAX),
             device: Arc::new(own.of_queues()) as Arc<dyn BlockDevice>,
         });
@@ -104,12 +109,13 @@ impl ServedDevice {
         // A program that starts again finds a device of its own name, and the default one has the
         // number of the process in it.
         let outlives_driver = device_options.recoverable && host::given_name(options).is_some();
-        let facts = device_options.facts().with("name", &name);
+        let options_facts = device_options.facts();
+        let facts = options_facts.clone().with("name", &name);
         let socket = folder.join(SOCKET);
         let holder = Arc::new(own) as Arc<dyn RequestHolder>;
         let host = Host::own(&name, &socket, device_options, holder, on_event)?;
         // After the name is ours.
-        let record = Record::next(&folder)?;
+        let record = Record::next(&folder, &options_facts, earlier.as_ref())?;
         host.count_from(record.generation);
         let welcome = facts.with("generation", record.generation).into();
         let device = Device { link: DeviceLink::Own(Arc::clone(&end)), welcome, socket };
@@ -142,9 +148,7 @@ impl ServedDevice {
         if self.is_in_child() {
             return Ok(());
         }
-        self.wait()?;
-        self.record.forget();
-        Ok(())
+        self.wait()
     }
 
     fn is_in_child(&self) -> bool {
@@ -166,7 +170,7 @@ impl ServedDevice {
             queues: self.queues.clone(),
         };
         if let Err(error) = self.doors.open_all(plans, &[volume]) {
-            self.leave_doors();
+            self.close_opened();
             return Err(error);
         }
         let addresses = self.doors.addresses(&self.name);
@@ -179,16 +183,27 @@ impl ServedDevice {
     }
 
     /// One door could not be opened. Users of another that was taken over wait for the next try.
-    fn leave_doors(&self) {
-        if self.outlives_driver && self.doors.quiesce(QUIET_TIME_MAX).is_ok() {
+    fn close_opened(&self) {
+        let is_taken_over = self.outlives_driver && self.record.generation > 1;
+        if is_taken_over && self.doors.quiesce(QUIET_TIME_MAX).is_ok() {
             self.doors.leave(&[&self.name]);
+        } else {
+            self.doors.stop();
+            self.record.forget();
         }
     }
 
     /// Waits until the device must end, and ends it.
     fn wait(&self) -> Result<()> {
         match self.end.wait() {
-            Ending::AtOnce(why) => Err(self.fail(&why)),
+            Ending::AtOnce(why) => {
+                let error = self.fail(&why);
+                // Everything is refused. A ublk device must be gone before this process is: its
+                // users would wait for another.
+                self.doors.stop();
+                self.record.forget();
+                Err(error)
+            }
             Ending::InOrder | Ending::Over => self.finish(),
         }
     }
@@ -197,33 +212,35 @@ impl ServedDevice {
     fn finish(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let finish = move || {
+                let _finished = Finished(&self.end);
                 // Requests in flight are answered.
                 self.doors.stop();
-                let outcome = self.host.finish();
-                self.end.finished();
-                outcome
+                self.host.finish()
             };
             let builder = std::thread::Builder::new().name("driver-end".to_owned());
             let finishing = builder.spawn_scoped(scope, finish).map_err(|error| {
                 Error::caused(ErrorKind::Full, "cannot start a thread for the end", error)
             })?;
             let failed = match self.end.wait_until_over() {
-                Ending::AtOnce(why) => Err(self.fail(&why)),
+                Ending::AtOnce(why) => {
+                    let error = self.fail(&why);
+                    self.doors.stop_now();
+                    Err(error)
+                }
                 Ending::Over | Ending::InOrder => Ok(()),
             };
             let finished = finishing.join().unwrap_or_else(|panic| {
                 std::panic::resume_unwind(panic);
             });
+            self.record.forget();
             failed.and(finished)
         })
     }
 
     fn fail(&self, why: &str) -> Error {
         let error = Error::new(ErrorKind::Unavailable, format!("the device has failed: {why}"));
-        // First, so that requests that still come are refused.
+        // Requests that wait for their turn, or still come, are refused.
         self.host.fail(&error);
-        self.doors.stop_now();
-        self.record.forget();
         error
     }
 }
@@ -232,12 +249,21 @@ impl Drop for ServedDevice {
     fn drop(&mut self) {
         // Nothing of this has an effect on what has ended already.
         self.host.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
-        self.doors.stop_now();
+        self.doors.stop();
         self.host.close();
         self.host.wait_for_askers();
         // A question that takes longer may be with the driver, which the program may free now.
         self.caller.close();
         self.host.release_name();
+    }
+}
+
+/// Says that an end in order is done, also if it panics.
+struct Finished<'a>(&'a EndRequest);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.finished();
     }
 }
 
@@ -250,7 +276,12 @@ pub(super) fn needs_host() -> Error {
     Error::new(ErrorKind::Invalid, text)
 }
 
-fn device_options(abilities: Abilities, options: &Options) -> Result<DeviceOptions> {
+/// The options of the device: those of the one that waits for its next driver, if any.
+fn device_options(
+    abilities: Abilities,
+    options: &Options,
+    earlier: Option<&Earlier>,
+) -> Result<DeviceOptions> {
     if options.mode() == Mode::Batch {
         return Err(needs_host());
     }
@@ -267,7 +298,16 @@ fn device_options(abilities: Abilities, options: &Options) -> Result<DeviceOptio
     for (name, value) in options.facts.iter() {
         facts.add(name, value);
     }
-    let device_options = DeviceOptions::declared(&facts, &ControlFacts::default())?;
+    let none = ControlFacts::default();
+    let device_options = match earlier {
+        None => DeviceOptions::declared(&facts, &none)?,
+        // Its users have seen them, and the kernel keeps some.
+        Some(Earlier { options, .. }) => {
+            let device_options = DeviceOptions::declared(options, &none)?;
+            device_options.agrees(&facts, &none)?;
+            device_options
+        }
+    };
     // Options may ask for more than the driver has declared.
     abilities.suffice(&device_options.facts())?;
     Ok(device_options)
