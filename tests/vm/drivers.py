@@ -85,7 +85,42 @@ def bs3(_release, into):
     shutil.rmtree(folder)
 
 
-BUILDERS = {"c": c, "bdus": bdus, "go": go, "bs3": bs3}
+def buse(_release, into):
+    """The kernel module, for a guest whose kernel's headers the caller provides."""
+    headers = os.environ.get("SAWMILL_KERNEL_HEADERS")
+    if not headers:
+        raise Missing("no headers of the guest's kernel: SAWMILL_KERNEL_HEADERS names no folder")
+    if shutil.which("cc") is None:
+        raise Missing("no cc")
+    shutil.copytree(ROOT / "kernel/buse", into / "module")
+    run("make", "-C", into / "module", f"KDIR={headers}")
+    # The second one only where the kernel has KUnit.
+    for module in (into / "module").glob("*.ko"):
+        shutil.move(module, into / module.name)
+    shutil.rmtree(into / "module")
+    source = ROOT / "tests/vm/buse/parts/daemon.c"
+    run("cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", into / "daemon", source,
+        "-pthread")
+
+
+def buse_library(_release, into):
+    """A program on BUSE's original Go library: only from a checkout that the caller provides."""
+    checkout = os.environ.get("SAWMILL_BUSE")
+    if not checkout:
+        raise Missing("no source of BUSE: SAWMILL_BUSE names no folder")
+    folder = into / "source"
+    shutil.copytree(Path(checkout) / "lib/go/buse", folder / "buse")
+    shutil.copy(ROOT / "tests/vm/buse/parts/library.go", folder)
+    with_go(folder, "mod", "init", "library")
+    # Its own list of requirements is not complete.
+    with_go(folder / "buse", "mod", "edit", "-require=golang.org/x/sys@v0.32.0")
+    with_go(folder, "mod", "edit", f"-replace={BS3_BUSE}=./buse", f"-require={BS3_BUSE}@v0.0.0")
+    with_go(folder, "build", "-mod=mod", "-ldflags=-s -w", "-o", into / "library", ".")
+    shutil.rmtree(folder)
+
+
+BUILDERS = {"c": c, "bdus": bdus, "go": go, "bs3": bs3, "buse": buse,
+            "buse_library": buse_library}
 
 
 def build(kind, release, bin_folder):

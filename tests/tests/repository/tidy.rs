@@ -122,10 +122,11 @@ const UNSAFE: [&str; 6] =
 pub(crate) fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
     let root = repository();
     let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = ["crates", "tests", "bench", "demo", "docs", "sdk", ".ci"]
-        .iter()
-        .map(|name| root.join(name))
-        .collect();
+    let mut folders: Vec<PathBuf> =
+        ["crates", "kernel", "tests", "bench", "demo", "docs", "sdk", ".ci"]
+            .iter()
+            .map(|name| root.join(name))
+            .collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
