@@ -384,7 +384,7 @@ u64 buse_chunks_dropped(struct buse_device *device);
 /* write.c */
 blk_status_t buse_write_submit(struct buse_queue *queue, struct request *rq);
 void buse_write_resume(struct buse_queue *queue);
-void buse_write_cancel(struct buse_queue *queue, struct list_head *cancelled);
+void buse_write_cancel(struct buse_queue *queue, struct list_head *canceled);
 struct buse_area *buse_area_at(struct buse_device *device, u64 sector);
 
 /* deliver.c */
@@ -414,9 +414,9 @@ int buse_read_ack(struct buse_queue *queue, u64 shm_offset,
 void buse_read_again(struct buse_queue *queue);
 bool buse_read_has(struct buse_queue *queue);
 void buse_read_cancel(struct buse_queue *queue, bool with_fetched,
-		      struct list_head *cancelled);
+		      struct list_head *canceled);
 void buse_read_cancel_deferred(struct buse_device *device,
-			       struct list_head *cancelled);
+			       struct list_head *canceled);
 
 /* chardev.c */
 int buse_chardev_init(void);

@@ -250,7 +250,7 @@ int buse_ports_create(struct buse_device *device)
 			err = buse_port_create(&device->queues[n], true);
 	}
 	if (err) {
-		/* Who has opened one already shall not wait for ever. */
+		/* Who has opened one already shall not wait forever. */
 		buse_life_end_queues(device);
 		buse_ports_remove(device);
 	}

@@ -4,7 +4,7 @@
  * complete before it.
  *
  * Invariants: a flush completes when each of its parts is acknowledged or
- * cancelled, and is freed then. Its token is a number, unique in the life of
+ * canceled, and is freed then. Its token is a number, unique in the life of
  * the device, and the same on all queues; nothing that user space writes is
  * used as a pointer. A chunk that failed is reported by the flushes behind
  * it, or, without any, by the next flush, once.
@@ -93,14 +93,14 @@ void buse_flush_cancel(struct buse_queue *queue, blk_status_t status,
 		       bool with_fetched)
 {
 	struct buse_item *item, *next;
-	LIST_HEAD(cancelled);
+	LIST_HEAD(canceled);
 
 	spin_lock(&queue->write_lock);
-	buse_flush_take(&queue->ready, &cancelled);
+	buse_flush_take(&queue->ready, &canceled);
 	if (with_fetched)
-		buse_flush_take(&queue->fetched, &cancelled);
+		buse_flush_take(&queue->fetched, &canceled);
 	spin_unlock(&queue->write_lock);
-	list_for_each_entry_safe(item, next, &cancelled, node)
+	list_for_each_entry_safe(item, next, &canceled, node)
 		buse_flush_part_done(buse_flush_of(item), status);
 }
 

@@ -168,17 +168,17 @@ void buse_cancel(struct buse_device *device, blk_status_t status,
 {
 	struct buse_request *request, *next;
 	struct buse_queue *queue;
-	LIST_HEAD(cancelled);
+	LIST_HEAD(canceled);
 	u32 n;
 
-	buse_read_cancel_deferred(device, &cancelled);
+	buse_read_cancel_deferred(device, &canceled);
 	for (n = 0; n < device->layout.queues; n++) {
 		queue = &device->queues[n];
-		buse_write_cancel(queue, &cancelled);
-		buse_read_cancel(queue, with_fetched, &cancelled);
+		buse_write_cancel(queue, &canceled);
+		buse_read_cancel(queue, with_fetched, &canceled);
 		buse_flush_cancel(queue, status, with_fetched);
 	}
-	list_for_each_entry_safe(request, next, &cancelled, node) {
+	list_for_each_entry_safe(request, next, &canceled, node) {
 		list_del_init(&request->node);
 		blk_mq_end_request(buse_rq_of(request), status);
 	}

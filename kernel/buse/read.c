@@ -273,7 +273,7 @@ void buse_read_again(struct buse_queue *queue)
 }
 
 void buse_read_cancel(struct buse_queue *queue, bool with_fetched,
-		      struct list_head *cancelled)
+		      struct list_head *canceled)
 {
 	struct buse_request *request;
 	LIST_HEAD(slotted);
@@ -286,19 +286,19 @@ void buse_read_cancel(struct buse_queue *queue, bool with_fetched,
 		request->is_fetched = false;
 		buse_slot_free(queue, request);
 	}
-	list_splice_tail_init(&slotted, cancelled);
-	list_splice_tail_init(&queue->reads_waiting, cancelled);
+	list_splice_tail_init(&slotted, canceled);
+	list_splice_tail_init(&queue->reads_waiting, canceled);
 	spin_unlock(&queue->read_lock);
 }
 
 void buse_read_cancel_deferred(struct buse_device *device,
-			       struct list_head *cancelled)
+			       struct list_head *canceled)
 {
 	struct buse_request *request;
 
 	spin_lock(&device->deferred_lock);
 	list_for_each_entry(request, &device->deferred, node)
 		atomic_dec(&device->deferred_count);
-	list_splice_tail_init(&device->deferred, cancelled);
+	list_splice_tail_init(&device->deferred, canceled);
 	spin_unlock(&device->deferred_lock);
 }

@@ -106,7 +106,7 @@ blk_status_t buse_write_submit(struct buse_queue *queue, struct request *rq)
 
 	request->records = buse_pieces_count(&request->extent,
 					     layout->area_sectors);
-	/* The limits of the disk rule this out; it would wait for ever. */
+	/* The limits of the disk rule this out; it would wait forever. */
 	if (WARN_ON_ONCE(request->records > layout->records_max))
 		return BLK_STS_IOERR;
 	spin_lock(&queue->write_lock);
@@ -147,9 +147,9 @@ void buse_write_resume(struct buse_queue *queue)
 	} while (chunk);
 }
 
-void buse_write_cancel(struct buse_queue *queue, struct list_head *cancelled)
+void buse_write_cancel(struct buse_queue *queue, struct list_head *canceled)
 {
 	spin_lock(&queue->write_lock);
-	list_splice_tail_init(&queue->waiting, cancelled);
+	list_splice_tail_init(&queue->waiting, canceled);
 	spin_unlock(&queue->write_lock);
 }
