@@ -3,6 +3,7 @@
 # seconds: 900
 # needs: ublk_drv
 # drivers: c
+# expects-io-errors
 . "$VM_TESTS/scene.sh"
 
 rounds=${VM_KILLS:-20}
