@@ -80,7 +80,7 @@ impl RequestedDoor for NbdPlan {
     }
 
     fn check_free(&self) -> Result<()> {
-        check_free(&self.listen, "the NBD door")
+        check_free(&self.listen, "the NBD door (--nbd)")
     }
 
     // One server has an export for each volume, so there is nothing to divide.
