@@ -5,6 +5,7 @@
 //! device`).
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,6 +15,9 @@ use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorke
 
 use super::kind::{DoorInstance, DoorKind, RequestedDoor, hold_memory};
 use super::{DoorContext, DoorVolume};
+
+/// What the kernel's driver shows while it is loaded.
+const CONTROL: &str = "/dev/ublk-control";
 
 /// The folder in a user's state folder with the facts of ublk devices that are served without
 /// privileges.
@@ -137,18 +141,21 @@ impl UblkPlan {
 }
 
 /// Whether a device of this identity ([`DoorVolume::identity`]) waits for its next server.
-#[must_use]
-pub fn waits(identity: &str) -> bool {
+///
+/// # Errors
+/// It is unknown then: this is no sign that there is none.
+pub fn waits(identity: &str) -> Result<bool> {
     let options = UblkOptions::new(identity);
-    // Where they cannot be listed, there are none that this process could serve.
-    ublk::devices(&options.run_folder).is_ok_and(|devices| {
-        let waits = |device: &ublk::DeviceInfo| {
-            device.is_orphan()
-                && device.state != DeviceState::Dead
-                && device.is_for(&options.volume)
-        };
-        devices.iter().any(waits)
-    })
+    let devices = match ublk::devices(&options.run_folder) {
+        Ok(devices) => devices,
+        // Who may not ask can neither have made one that waits nor serve it.
+        Err(error) if error.kind() == ErrorKind::Denied => return Ok(false),
+        Err(_) if !Path::new(CONTROL).exists() => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(devices.iter().any(|device| {
+        device.is_orphan() && device.state != DeviceState::Dead && device.is_for(&options.volume)
+    }))
 }
 
 /// Opens a device for a volume: the one that a dead server left, whose users wait, or a new one.

@@ -57,6 +57,14 @@ grep -q "cannot change while it exists" "$SCRATCH/refused" ||
 start file "$SCRATCH/image" 64M
 [[ $(listed '.doors[0]') == "$node" ]] || fail "another node"
 
+echo "== it waits on while the program serves another door and ends"
+crash
+SAWMILL_DOORS=nbd=unix:$SCRATCH/nbd.sock start file "$SCRATCH/image" 64M
+"$BIN/sawmill" driver end own
+wait "$driver"
+start file "$SCRATCH/image" 64M
+[[ $(listed '.doors[0]') == "$node" ]] || fail "another node, so its users wait in vain"
+
 echo "== flushed, and ended in order"
 "$BIN/sawmill" driver flush own
 "$BIN/sawmill" driver end own

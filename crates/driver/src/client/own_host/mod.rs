@@ -81,8 +81,12 @@ impl ServedDevice {
         let name = host::name(options);
         let folder = device_folder(&name)?;
         // Only a ublk device outlives its driver.
-        let waits = |earlier: &Earlier| sawmill_doors::waits(&earlier.identity(&folder, &name));
-        let earlier = Record::earlier(&folder)?.filter(waits);
+        let earlier = match Record::earlier(&folder)? {
+            Some(earlier) if sawmill_doors::waits(&earlier.identity(&folder, &name))? => {
+                Some(earlier)
+            }
+            _ => None,
+        };
         let device_options = device_options(driver.abilities(), options, earlier.as_ref())?;
         sawmill_sys::make_folder(&folder).map_err(|error| {
             let what = format!("cannot make the folder {}", folder.display());
@@ -189,6 +193,14 @@ impl ServedDevice {
             self.doors.leave(&[&self.name]);
         } else {
             self.doors.stop();
+            self.forget();
+        }
+    }
+
+    /// The device has ended, unless a ublk device of it, for which this driver opened no door,
+    /// still waits.
+    fn forget(&self) {
+        if let Ok(false) = sawmill_doors::waits(&self.record.identity(&self.name)) {
             self.record.forget();
         }
     }
@@ -201,7 +213,7 @@ impl ServedDevice {
                 // Everything is refused. A ublk device must be gone before this process is: its
                 // users would wait for another.
                 self.doors.stop();
-                self.record.forget();
+                self.forget();
                 Err(error)
             }
             Ending::InOrder | Ending::Over => self.finish(),
@@ -232,7 +244,7 @@ impl ServedDevice {
             let finished = finishing.join().unwrap_or_else(|panic| {
                 std::panic::resume_unwind(panic);
             });
-            self.record.forget();
+            self.forget();
             failed.and(finished)
         })
     }
