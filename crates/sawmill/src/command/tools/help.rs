@@ -30,6 +30,7 @@ macro_rules! pages {
 
 pages!(
     "bdus",
+    "buse-module",
     "commands",
     "cuts",
     "doors",

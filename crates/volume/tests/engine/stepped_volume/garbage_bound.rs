@@ -65,12 +65,15 @@ fn slowed(machine: &Machine) -> SteppedScene {
     scene
 }
 
-/// Makes garbage of tiles that were empty. What waits fits the memory: no write here waits itself.
+/// Makes garbage of tiles that were empty, as fast as it is stored until segments wait for
+/// collection. What waits fits the memory: no write here waits itself.
 fn write_again(scene: &mut SteppedScene, first_tile: u64) {
     for part in 0..PARTS {
         for tile in first_tile..first_tile + 4 {
             write_from_part(scene.volume(), tile, part);
-            let _ = scene.step();
+            scene.until("it is stored or waits for collection", |volume| {
+                is_stored_but_for_the_rest(volume) || volume.status().slowed_for_garbage
+            });
         }
     }
 }
