@@ -24,9 +24,9 @@ s3s_fs_version=0.14.1
 virtme_version=1.42
 
 # Packages for guests; tests inside a guest use the host's programs.
-vm_packages=(qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod depmod:kmod
-    file:file udevadm:udev nbd-client:nbd-client nbdkit:nbdkit mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
-    mkfs.btrfs:btrfs-progs fio:fio)
+vm_packages=(gcc:gcc make:make qemu-system-x86_64:qemu-system-x86 busybox:busybox-static
+    modprobe:kmod depmod:kmod file:file udevadm:udev nbd-client:nbd-client nbdkit:nbdkit
+    mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio)
 mode=${1:-}
 case $mode in
 demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdcopy:libnbd-bin
@@ -106,6 +106,10 @@ done
 # What reads iSCSI for qemu-img is a module, not a program.
 if [[ $mode == bench ]] && ! compgen -G '/usr/lib/*/qemu/block-iscsi.so' >/dev/null; then
     missing+=(qemu-block-extra)
+fi
+# What checks the object files of a kernel module needs it.
+if [[ $mode == vm || $mode == test ]] && ! ldconfig -p | grep -q 'libelf\.so\.1 '; then
+    missing+=(libelf1)
 fi
 # A C compiler also needs the C library's headers and start files.
 if ! echo 'int main(void) { return 0; }' | gcc -x c -o /dev/null - 2>/dev/null; then
@@ -288,26 +292,35 @@ virtme() {
     python3 -m venv .prepared/venv &&
         .prepared/venv/bin/pip --quiet install "virtme-ng==$virtme_version"
 }
-# Debian's kernel 6.12 or later with its modules, unpacked and not installed.
+# Debian's kernel 6.12 or later with its modules, and what builds modules for it, unpacked and not
+# installed.
 kernel() {
     set -euo pipefail
-    local apt image suite=stable
+    local apt image version headers suite=stable
     if [[ $(machine_release) == bookworm ]]; then
         suite=bookworm-backports
     fi
     own_lists deb "$suite"
     image=$(apt-cache "${apt[@]}" depends linux-image-amd64 |
         awk '/Depends: linux-image-[0-9]/ { print $2 }')
+    version=${image#linux-image-}
+    headers=linux-headers-$version
     rm -rf .prepared/kernel .prepared/kernel-package
     mkdir .prepared/kernel-package
-    (cd .prepared/kernel-package && apt-get -qq "${apt[@]}" download "$image")
-    dpkg-deb --extract .prepared/kernel-package/*.deb .prepared/kernel
+    (cd .prepared/kernel-package && apt-get -qq "${apt[@]}" download "$image" "$headers" \
+        "${headers%-*}-common" "linux-kbuild-${version%-*}")
+    for package in .prepared/kernel-package/*.deb; do
+        dpkg-deb --extract "$package" .prepared/kernel
+    done
     rm -r .prepared/kernel-package
-    depmod -b "$PWD/.prepared/kernel" "${image#linux-image-}"
+    depmod -b "$PWD/.prepared/kernel" "$version"
+    # It names the folder in which the other one would be installed.
+    sed -i "s:/usr/src/:\$(dir \$(lastword \$(MAKEFILE_LIST)))../:" \
+        ".prepared/kernel/usr/src/$headers/Makefile"
 }
 if [[ ($mode == vm || $mode == test) && $(uname -m) == x86_64 ]]; then
     export -f virtme kernel own_lists machine_mirror machine_release as_root
     virtme_version=$virtme_version build virtme "$virtme_version" bash -c virtme
-    build kernel 6.12 bash -c kernel
+    build kernel 6.12-with-headers bash -c kernel
 fi
 say "all that $mode needs is here"

@@ -7,6 +7,7 @@ which test wants what, and what it does with it (`driver/*.sh`).
 """
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -86,21 +87,25 @@ def bs3(_release, into):
 
 
 def buse(_release, into):
-    """The kernel module, for a guest whose kernel's headers the caller provides."""
-    headers = os.environ.get("SAWMILL_KERNEL_HEADERS")
-    if not headers:
-        raise Missing("no headers of the guest's kernel: SAWMILL_KERNEL_HEADERS names no folder")
-    if shutil.which("cc") is None:
-        raise Missing("no cc")
+    """The kernel module for the guest's kernel, and the programs that use it."""
+    headers = os.environ.get("SAWMILL_KERNEL_HEADERS") or next(
+        (ROOT / ".prepared/kernel/usr/src").glob("linux-headers-*-amd64"), None)
+    if headers is None:
+        raise Missing("no headers of the guest's kernel: run tests/setup/prepare.sh vm")
+    variables = (Path(headers) / ".kernelvariables").read_text()
+    for compiler in ["cc", "make", *re.findall(r"gcc-\d+", variables)]:
+        if shutil.which(compiler) is None:
+            raise Missing(f"no {compiler}")
     shutil.copytree(ROOT / "kernel/buse", into / "module")
-    run("make", "-C", into / "module", f"KDIR={headers}")
+    # Types for tracers would need another program (pahole).
+    run("make", "-s", "-C", into / "module", f"KDIR={headers}", "CONFIG_DEBUG_INFO_BTF_MODULES=")
     # The second one only where the kernel has KUnit.
     for module in (into / "module").glob("*.ko"):
         shutil.move(module, into / module.name)
     shutil.rmtree(into / "module")
-    source = ROOT / "tests/vm/buse/parts/daemon.c"
-    run("cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", into / "daemon", source,
-        "-pthread")
+    for source in (ROOT / "tests/vm/buse/parts").glob("*.c"):
+        run("cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", into / source.stem,
+            source, "-pthread")
 
 
 def buse_library(_release, into):
