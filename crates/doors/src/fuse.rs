@@ -83,6 +83,9 @@ impl RequestedDoor for FusePlan {
     }
 
     fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance> {
+        if self.with_loop {
+            hold_memory();
+        }
         let volume = context.only()?;
         let claim = self.claim(volume)?;
         let device = Arc::clone(&volume.device);

@@ -35,7 +35,7 @@ use sawmill_sys::FileLock;
 
 pub use nbd::NbdShare;
 pub use plan::{DoorPlan, examples, options};
-pub use ublk::{UNPRIVILEGED_FOLDER, waits};
+pub use ublk::{UNPRIVILEGED_FOLDER, require_driver, waits};
 
 use kind::DoorInstance;
 
@@ -166,7 +166,9 @@ impl OpenDoor {
             None => tracing::error!("cannot release {}: it is not quiet", self.door.address()),
         }
         // Last: another process may serve the door as soon as it has the claim.
-        self.claim.lock().take();
+        if let Some(claim) = self.claim.lock().take() {
+            claim.give_up();
+        }
     }
 
     /// The kind of the door, and the address that gives users this volume.

@@ -91,6 +91,7 @@ impl RequestedDoor for UblkPlan {
     }
 
     fn take_over(&self, pieces: Vec<DoorPiece>, context: &DoorContext<'_>) -> Result<DoorInstance> {
+        hold_memory();
         let volume = context.only()?;
         let piece = pieces
             .first()
@@ -138,6 +139,11 @@ impl UblkPlan {
             ..options
         }
     }
+}
+
+/// Fails if this process cannot serve ublk devices: no driver in the kernel, or no right to it.
+pub fn require_driver() -> Result<()> {
+    ublk::devices(&UblkOptions::new("any").run_folder).map(drop)
 }
 
 /// Whether a device of this identity ([`DoorVolume::identity`]) waits for its next server.

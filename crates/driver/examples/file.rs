@@ -31,11 +31,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = arguments.next().ok_or("usage: file PATH [SIZE], SIZE like 64M")?;
     let mut file =
         File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
-    // The end of a block device is its size; a file takes on the size that is asked for.
+    // The end of a block device is its size. A file grows to the size that is asked for, and is
+    // never cut: another driver may serve it still.
     let mut size = file.seek(SeekFrom::End(0))?;
     if let Some(text) = arguments.next() {
         size = parse_size(&text).ok_or("SIZE is a number like 64M")?;
-        if file.metadata()?.is_file() {
+        if file.metadata()?.is_file() && file.metadata()?.len() < size {
             file.set_len(size)?;
         }
     }

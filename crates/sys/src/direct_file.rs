@@ -34,7 +34,7 @@ pub enum OpenMode {
 
 /// The exclusive right to write a file or block device, until dropped.
 pub struct FileLock {
-    _file: File,
+    file: File,
 }
 
 impl FileLock {
@@ -51,7 +51,14 @@ impl FileLock {
             Err(error) => return Err(error.into()),
         };
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(FileLock { _file: file })
+        Ok(FileLock { file })
+    }
+
+    /// Gives the lock up, also if a child of this process has the file open, as one does between
+    /// its fork and its program. Dropped, it would stay taken until that child closes it.
+    pub fn give_up(self) {
+        // It fails for no file that was locked.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 
     /// Takes the lock of the name `path`, whatever file has that name now or later: files can be

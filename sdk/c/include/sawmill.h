@@ -71,9 +71,9 @@ struct sawmill_driver {
 
 /* Serves a device until it ends or its driver is replaced.  `options` are strings "name=value",
  * then NULL; it may be NULL.  Besides those of the protocol ("size=67108864"): "name", "door" (once
- * for each door), "threads", "socket" (of a host; overrides SAWMILL_DRIVER), "replace=1", and
- * "host=none": this process has the device, opens the doors, and calls the functions on threads of
- * its own (sawmill_serve(3)).
+ * for each door), "threads", "socket" (of a host; overrides SAWMILL_DRIVER), "replace=1" (take the
+ * place of the driver that serves the device), and "host=none": this process has the device, opens
+ * the doors, and calls the functions on threads of its own (sawmill_serve(3)).
  * Returns SAWMILL_ENDED, SAWMILL_REPLACED or a negative errno, which sawmill_error explains.
  *
  * Pointers: `driver` and `options` are read during the call only, which lasts as long as the

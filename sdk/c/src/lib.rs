@@ -71,7 +71,7 @@ unsafe fn serve(
     // SAFETY: `driver` and `options` are tables of the header, valid during this call.
     let (driver, mut options) = unsafe { (CDriver::new(driver, user)?, options::read(options)?) };
     if let Some(name) = name {
-        options.options = options.options.socket(client::find(name)?).replace();
+        options.options = client::replacing(name, &options.options)?;
     }
     let doors: Vec<&str> = options.doors.iter().map(String::as_str).collect();
     match driver.wants_chunks() {

@@ -57,7 +57,10 @@ const ARROWS: [(&str, &[&str]); 21] = [
         ],
     ),
     ("sawmill-doors", &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-sys"]),
-    ("sawmill-driver", &["sawmill-device", "sawmill-doors", "sawmill-sys", "sawmill-testkit"]),
+    (
+        "sawmill-driver",
+        &["sawmill-device", "sawmill-doors", "sawmill-frontend", "sawmill-sys", "sawmill-testkit"],
+    ),
     ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver"]),
     // For tests: nobody may name it.

@@ -1,4 +1,5 @@
-# a driver in C without a host: its ublk device waits until the program starts again
+# a driver in C without a host: its ublk device waits until the program starts again, and another
+# takes its place under fio
 # set: full
 # seconds: 900
 # needs: ublk_drv
@@ -40,6 +41,29 @@ kills() {
     done
 }
 verify_while "$node" kills
+
+rounds=${VM_REPLACEMENTS:-20}
+echo "== replaced $rounds times under fio, and killed in between"
+replace() {
+    SAWMILL_REPLACE=1 "$BIN/drivers/c/file" "$SCRATCH/image" 64M &
+    local next=$!
+    wait "$driver" || fail "the driver before ended with $?"
+    driver=$next
+    await 120 serves
+    [[ $(listed '.doors[0]') == "$node" ]] || fail "another node in round $1"
+}
+replacements() {
+    local round
+    for round in $(seq "$rounds"); do
+        sleep "0.$((RANDOM % 9 + 1))"
+        if ((round % 4 == 0)); then
+            crash
+            start file "$SCRATCH/image" 64M
+        fi
+        replace "$round"
+    done
+}
+verify_while "$node" replacements
 
 echo "== one process has the name"
 if "$BIN/drivers/c/file" "$SCRATCH/other" 64M 2>"$SCRATCH/refused"; then

@@ -22,6 +22,10 @@ pub const HOST_VARIABLE: &str = "SAWMILL_HOST";
 /// The variable with the name of the device of a driver that gives it none.
 pub const NAME_VARIABLE: &str = "SAWMILL_NAME";
 
+/// The variable that says `1` if a driver that is its own host is to take the place of the one that
+/// serves the device.
+pub const REPLACE_VARIABLE: &str = "SAWMILL_REPLACE";
+
 /// The variable with the doors of a driver that names none itself.
 pub const DOORS_VARIABLE: &str = "SAWMILL_DOORS";
 
@@ -56,16 +60,23 @@ pub(super) fn is_own(options: &Options) -> Result<bool> {
     }
 }
 
+/// Whether this driver, its own host, is to take the place of the one that serves the device.
+pub(super) fn replaces(options: &Options) -> Result<bool> {
+    let variable = std::env::var_os(REPLACE_VARIABLE).unwrap_or_default();
+    match variable.to_str() {
+        Some("" | "0") => Ok(options.replaces),
+        Some("1") => Ok(true),
+        _ => {
+            let text =
+                format!("{REPLACE_VARIABLE}={}: write 1, or leave it out", variable.display());
+            Err(Error::new(ErrorKind::Invalid, text))
+        }
+    }
+}
+
 /// The doors of a new device: those that the driver names, otherwise those in the environment.
 pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
-    let variable = std::env::var(DOORS_VARIABLE).unwrap_or_default();
-    let named = doors.iter().copied();
-    // What the driver names in its code wins over the environment.
-    let doors: Vec<String> = if doors.is_empty() {
-        variable.split_whitespace().map(str::to_owned).collect()
-    } else {
-        named.map(str::to_owned).collect()
-    };
+    let doors = named_doors(doors);
     if doors.is_empty() {
         let text = format!(
             "no host started this driver, and it names no door; name one in {DOORS_VARIABLE}"
@@ -76,6 +87,16 @@ pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
         ));
     }
     Ok(doors)
+}
+
+/// The doors that the driver names, otherwise those in the environment: maybe none.
+pub(super) fn named_doors(doors: &[&str]) -> Vec<String> {
+    // What the driver names in its code wins over the environment.
+    if doors.is_empty() {
+        let variable = std::env::var(DOORS_VARIABLE).unwrap_or_default();
+        return variable.split_whitespace().map(str::to_owned).collect();
+    }
+    doors.iter().copied().map(str::to_owned).collect()
 }
 
 /// The driver socket of the running device with this name.

@@ -3,7 +3,7 @@
 //! Invariant: a host that sends something invalid gets no further. Not here: the commands on the
 //! queues (`lane`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -162,8 +162,17 @@ pub fn query(socket: &Path, what: &str) -> Result<ControlFacts> {
 
 /// As [`query`], on a connection that carried no message yet.
 pub(super) fn query_on(connection: &PacketSocket, what: &str) -> Result<ControlFacts> {
+    query_with(connection, what, &[])
+}
+
+/// As [`query_on`], with open files.
+pub(super) fn query_with(
+    connection: &PacketSocket,
+    what: &str,
+    files: &[BorrowedFd<'_>],
+) -> Result<ControlFacts> {
     let question = Control::new(ControlKind::Ask, ControlFacts::default().with("ask", what));
-    connection.send(&question.encode(), &[])?;
+    connection.send(&question.encode(), files)?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let packet = connection.receive(&mut buffer)?.ok_or_else(gone)?;
     let answer = Control::decode(packet.bytes)?;

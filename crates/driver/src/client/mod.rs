@@ -25,7 +25,9 @@ mod tests;
 mod work;
 
 pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
-pub use host::{DOORS_VARIABLE, HOST_VARIABLE, NAME_VARIABLE, PROGRAM_VARIABLE, find};
+pub use host::{
+    DOORS_VARIABLE, HOST_VARIABLE, NAME_VARIABLE, PROGRAM_VARIABLE, REPLACE_VARIABLE, find,
+};
 pub use host_connection::{kind_of_refusal, query};
 pub use in_process::InProcess;
 pub use options::{Options, parse_size};
@@ -76,7 +78,13 @@ pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
     let socket = match host::socket_path(options) {
         Some(socket) => socket,
         None if host::is_own(options)? => {
-            let way = Way::Own { doors: host::doors(doors)? };
+            // A driver that takes the place of another gets the doors of that one.
+            let way = Way::Own {
+                doors: match host::replaces(options)? {
+                    true => host::named_doors(doors),
+                    false => host::doors(doors)?,
+                },
+            };
             return Ok(Connection { way, options: options.clone() });
         }
         None => host.insert(Host::start(&host::doors(doors)?, options)?).socket.clone(),
@@ -164,5 +172,21 @@ pub fn serve_chunks(
 /// # Errors
 /// `NotFound` without such a device; as [`serve`].
 pub fn rerun(name: &str, driver: impl Driver + 'static, options: &Options) -> Result<Outcome> {
-    serve(driver, &[], &options.clone().socket(find(name)?).replace())
+    serve(driver, &[], &replacing(name, options)?)
+}
+
+/// The options of a driver that replaces the one of the device with this name, wherever that is
+/// served.
+///
+/// # Errors
+/// `NotFound` without such a device.
+pub fn replacing(name: &str, options: &Options) -> Result<Options> {
+    let options = options.clone().replace();
+    // A driver that a host has started serves that host's device, and can replace that of another
+    // host, but no driver without one.
+    if host::socket_path(&options).is_none() && host::is_own(&options)? {
+        own_host::require_served(name)?;
+        return Ok(options.name(name));
+    }
+    Ok(options.socket(find(name)?))
 }

@@ -67,7 +67,9 @@ impl Options {
         self
     }
 
-    /// Replace the current driver.
+    /// Replace the driver that serves the device, whose doors this one gets. For a driver that is
+    /// its own host, the variable `SAWMILL_REPLACE=1` says the same; if nobody serves the device,
+    /// it is started.
     #[must_use]
     pub fn replace(mut self) -> Self {
         self.replaces = true;

@@ -4,6 +4,7 @@
 //! anything. A refused driver changes nothing. Not here: the traffic on its sockets
 //! (`attached_driver`).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -20,11 +21,11 @@ use crate::protocol::{
 };
 use crate::request_holder::{CommandLanes, RequestHolder, State};
 
-/// The first packet of a connection; `None` if it ends without one.
-pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
+/// The first packet of a connection, with its open files; `None` if it ends without one.
+pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<(Control, Vec<OwnedFd>)>> {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     match control.receive(&mut buffer)? {
-        Some(packet) => Control::decode(packet.bytes).map(Some),
+        Some(packet) => Ok(Some((Control::decode(packet.bytes)?, packet.descriptors))),
         None => Ok(None),
     }
 }
@@ -34,7 +35,8 @@ impl Host {
     pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &ControlFacts, pid: u32) {
         if self.is_own() {
             let text = format!(
-                "the driver of this device is its own host, process {}: no other can connect",
+                "the driver of this device is its own host, process {}: no other can connect; one \
+                 with host=none and replace=1 takes its place",
                 std::process::id()
             );
             return refuse(&control, refused_errno(ErrorKind::InUse), &text);

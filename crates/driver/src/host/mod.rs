@@ -25,6 +25,7 @@ mod policy;
 mod question;
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -80,6 +81,9 @@ pub enum Event {
     EndAsked(Option<String>),
     /// A new driver was requested in place of this one.
     ReplaceAsked,
+    /// Only for a driver that is its own host: another one is to serve the device, and talks about
+    /// that on this socket.
+    HandOverAsked(Arc<UnixStream>),
 }
 
 /// Time for a driver that has answered everything to disconnect.
@@ -203,7 +207,9 @@ impl Host {
             // It ends when the socket is shut down, and handles nothing itself.
             let _ = accepting.join();
         }
-        self.claim.lock().take();
+        if let Some(claim) = self.claim.lock().take() {
+            claim.give_up();
+        }
     }
 
     /// A host that nobody is connected to yet.
@@ -430,13 +436,13 @@ impl Host {
             return;
         }
         match first {
-            Ok(Some(packet)) if packet.kind == ControlKind::Hello => {
+            Ok(Some((packet, _))) if packet.kind == ControlKind::Hello => {
                 self.attach(control, &packet.facts, pid)
             }
-            Ok(Some(packet)) if packet.kind == ControlKind::Ask => {
-                self.answer(&control, &packet.facts)
+            Ok(Some((packet, files))) if packet.kind == ControlKind::Ask => {
+                self.answer(&control, &packet.facts, files)
             }
-            Ok(Some(packet)) => refuse(
+            Ok(Some((packet, _))) => refuse(
                 &control,
                 71,
                 &format!("a connection must start with HELLO, not {:?}", packet.kind),

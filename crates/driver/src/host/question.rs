@@ -1,8 +1,11 @@
 //! Questions of commands to a host: report the status, flush or end the device, replace its driver.
 //!
 //! Not here: ending the device and replacing its driver, which the program that has the host does
-//! when it receives the event (`crates/sawmill/src/driving`).
+//! when it receives the event (`crates/sawmill/src/driving`, `client::own_host`).
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -19,15 +22,20 @@ const EINVAL: i32 = Errno::INVAL.raw_os_error();
 
 impl Host {
     /// Answers one question.
-    pub(super) fn answer(&self, control: &PacketSocket, question: &ControlFacts) {
+    pub(super) fn answer(
+        &self,
+        control: &PacketSocket,
+        question: &ControlFacts,
+        files: Vec<OwnedFd>,
+    ) {
         // Counted, because the host does not exit before the answers are sent (`wait_for_askers`).
         self.state.lock().open_questions += 1;
-        self.answer_it(control, question);
+        self.answer_it(control, question, files);
         self.state.lock().open_questions -= 1;
         self.changed.notify_all();
     }
 
-    fn answer_it(&self, control: &PacketSocket, question: &ControlFacts) {
+    fn answer_it(&self, control: &PacketSocket, question: &ControlFacts, files: Vec<OwnedFd>) {
         let ask = question.get("ask").unwrap_or_default();
         let answer = match ask {
             "status" => Ok(self.status()),
@@ -52,17 +60,18 @@ impl Host {
                 Ok(ControlFacts::default())
             }
             "replace" if self.is_own() => {
-                let text = "the driver of this device is its own host and starts no other: end it, \
-                            and start the new one";
+                let text = "the driver of this device is its own host and starts no other: start \
+                            the new one with SAWMILL_REPLACE=1, and it takes its place";
                 Err((EOPNOTSUPP, text.to_owned()))
             }
             "replace" => {
                 (self.on_event)(Event::ReplaceAsked);
                 Ok(ControlFacts::default())
             }
+            "hand_over" => self.begin_hand_over(files),
             _ => Err((
                 EINVAL,
-                format!("ask={ask}: a host knows status, flush, end, fail and replace"),
+                format!("ask={ask}: a host knows status, flush, end, fail, replace and hand_over"),
             )),
         };
         let facts = match answer {
@@ -73,6 +82,18 @@ impl Host {
         };
         // If the other side is gone, it needs no answer.
         let _ = control.send(&Control::new(ControlKind::Answer, facts).encode(), &[]);
+    }
+
+    /// Whoever has the other end of the stream among `files` is to serve the device.
+    fn begin_hand_over(&self, mut files: Vec<OwnedFd>) -> Result<ControlFacts, (i32, String)> {
+        if !self.is_own() {
+            let text = "the device has a host in another process: start the new driver without \
+                        host=none, with replace=1";
+            return Err((EOPNOTSUPP, text.to_owned()));
+        }
+        let stream = files.pop().ok_or((EINVAL, "ask=hand_over needs a socket".to_owned()))?;
+        (self.on_event)(Event::HandOverAsked(Arc::new(UnixStream::from(stream))));
+        Ok(ControlFacts::default())
     }
 
     fn status(&self) -> ControlFacts {

@@ -256,6 +256,8 @@ impl Driving<'_> {
             Event::Hung { pid } => self.drivers.kill(pid),
             Event::EndAsked(why) => self.end(why),
             Event::ReplaceAsked => self.replace(),
+            // Only where the driver is this process.
+            Event::HandOverAsked(_) => {}
         }
         Ok(())
     }

@@ -3,31 +3,36 @@
 //!
 //! Invariants: no thread is started before the call, and the driver is not called any more when it
 //! returns. The doors open after the device has its name, which no other process can have
-//! meanwhile. Files: `device` (what doors see), `record` (who takes a device over).
+//! meanwhile. Files: `device` (what doors see), `record` (who takes a device over), `hand_over` (a
+//! driver takes the place of one that serves).
 //!
 //! Not here: what only a host can give, because it outlives the driver (the table in
 //! `docs/guide/driver-tools.md`): requests that wait for the next driver at doors other than ublk,
 //! time limits for commands, batch mode. Signals are the program's own: it calls [`Device::end`].
 
 mod device;
+mod hand_over;
 mod record;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
-use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Flags, Operation, Request, Result};
 use sawmill_doors::{DoorPlan, DoorQueues, DoorVolume, Doors, NbdShare};
+use sawmill_frontend::DoorPiece;
 
 use self::device::OwnDevice;
+use self::hand_over::{NextDriver, Offer, ServingDriver};
 use self::record::{Earlier, Record};
 use super::Outcome;
 use super::caller::Caller;
 use super::driver::{Abilities, Device, DeviceLink, Door, Driver};
 use super::end_request::{EndRequest, Ending};
-use super::host::{self, HOST_VARIABLE, device_folder};
+use super::host::{self, HOST_VARIABLE, NAME_VARIABLE, device_folder};
 use super::options::Options;
-use crate::host::{Event, Host};
+use crate::host::{Event, Host, Listener};
 use crate::options::{DeviceOptions, Mode};
 use crate::protocol::ControlFacts;
 use crate::request_holder::RequestHolder;
@@ -35,20 +40,21 @@ use crate::request_holder::RequestHolder;
 /// The driver socket in a device's folder.
 const SOCKET: &str = "driver.sock";
 
-/// Time for doors to become quiet that are left to the next driver.
+/// Time for doors to become quiet that the next driver gets, and for each flush before that.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Serves a device with this driver until it ends.
+/// Time for the name of a driver that was replaced to become free: it may have died on the way.
+const NAME_TIME_MAX: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Serves a device with this driver until it ends or another driver does.
 pub(super) fn serve(
     driver: impl Driver + 'static,
     doors: &[String],
     options: &Options,
 ) -> Result<Outcome> {
-    let plans = doors.iter().map(|line| DoorPlan::parse(line)).collect::<Result<Vec<_>>>()?;
-    // Before anything is made: what another process has is found now.
-    plans.iter().try_for_each(|plan| plan.check(1).and_then(|()| plan.check_free()))?;
-    let served = ServedDevice::start(driver, &plans, options)?;
-    let outcome = served.run(&plans);
+    let (served, origin) = ServedDevice::start(driver, doors, options)?;
+    let outcome = served.run(origin);
     if served.is_in_child() {
         // A child has none of our threads, and what it would end is its parent's.
         std::mem::forget(served);
@@ -56,7 +62,55 @@ pub(super) fn serve(
                     must become a daemon before it serves";
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    outcome.map(|()| Outcome::Ended)
+    outcome
+}
+
+/// Where the doors of a device come from.
+enum DoorOrigin {
+    /// They are opened.
+    Plans(Vec<DoorPlan>),
+    /// The driver before has left them.
+    Pieces(Vec<DoorPiece>),
+}
+
+/// What there was of the device before this driver.
+struct Past {
+    earlier: Option<Earlier>,
+    serving: Option<ServingDriver>,
+}
+
+impl Past {
+    fn of(name: &str, folder: &Path, options: &Options) -> Result<Self> {
+        let serving = match (host::replaces(options)?, host::given_name(options)) {
+            (false, _) => None,
+            (true, Some(_)) => ServingDriver::at(&folder.join(SOCKET))?,
+            (true, None) => {
+                let text = format!(
+                    "which device? A driver that is to take the place of another needs the name of \
+                     its device, for example in {NAME_VARIABLE}"
+                );
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+        };
+        // Only a ublk device outlives its driver, unless that waits for the next one.
+        let earlier = match Record::earlier(folder)? {
+            Some(earlier) if serving.is_some() => Some(earlier),
+            Some(earlier) if sawmill_doors::waits(&earlier.identity(folder, name))? => {
+                Some(earlier)
+            }
+            _ => None,
+        };
+        if serving.is_some() && earlier.is_none() {
+            let text = format!(
+                "the device {name} has a host in another process: start this driver without \
+                 host=none, with replace=1. (If not, the file {} was removed: end the device, and \
+                 start it again.)",
+                folder.join(record::FILE).display()
+            );
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        Ok(Past { earlier, serving })
+    }
 }
 
 /// A device in this process. Ended when dropped.
@@ -77,54 +131,55 @@ struct ServedDevice {
 }
 
 impl ServedDevice {
-    fn start(driver: impl Driver + 'static, plans: &[DoorPlan], options: &Options) -> Result<Self> {
+    fn start(
+        driver: impl Driver + 'static,
+        doors: &[String],
+        options: &Options,
+    ) -> Result<(Self, DoorOrigin)> {
         let name = host::name(options);
         let folder = device_folder(&name)?;
-        // Only a ublk device outlives its driver.
-        let earlier = match Record::earlier(&folder)? {
-            Some(earlier) if sawmill_doors::waits(&earlier.identity(&folder, &name))? => {
-                Some(earlier)
-            }
-            _ => None,
-        };
+        let Past { earlier, serving } = Past::of(&name, &folder, options)?;
         let device_options = device_options(driver.abilities(), options, earlier.as_ref())?;
         sawmill_sys::make_folder(&folder).map_err(|error| {
             let what = format!("cannot make the folder {}", folder.display());
             Error::caused(ErrorKind::of_io(&error), what, error)
         })?;
-        let queues = device_options.batch.hw_queues as usize;
-        let calls_max = queues.saturating_mul(options.threads.max(1));
-        let caller = Arc::new(Caller::of_device(driver, &device_options, calls_max));
-        let own = OwnDevice::start(&caller, device_options.geometry(), calls_max)?;
-        // Functions that may wait for each other get threads of their own at every door. And only
-        // one side of the device may change blocks in part.
-        let is_one_side = device_options.byte_granular || plans.iter().all(DoorPlan::has_queues);
-        let queues = (options.threads <= 1 && is_one_side).then(|| DoorQueues {
-            count: u16::try_from(queues).unwrap_or(u16::MAX),
-            device: Arc::new(own.of_queues()) as Arc<dyn BlockDevice>,
-        });
+        // What is wrong with this driver was found before users wait.
+        let offer = serving.map(ServingDriver::ask).transpose()?;
+        let plans = match &offer {
+            Some(offer) => served_doors(offer)?,
+            None => new_doors(doors)?,
+        };
+        let Parts { caller, holder, queues } = parts(driver, &device_options, options, &plans)?;
         let end = Arc::new(EndRequest::default());
-        let to_end = Arc::clone(&end);
-        let on_event = Box::new(move |event: Event| {
-            if let Event::EndAsked(why) = event {
-                to_end.ask(why);
-            }
-        });
         // A program that starts again finds a device of its own name, and the default one has the
         // number of the process in it.
         let outlives_driver = device_options.recoverable && host::given_name(options).is_some();
         let options_facts = device_options.facts();
-        let facts = options_facts.clone().with("name", &name);
         let socket = folder.join(SOCKET);
-        let holder = Arc::new(own) as Arc<dyn RequestHolder>;
-        let host = Host::own(&name, &socket, device_options, holder, on_event)?;
+        let (origin, name_time_max) = match offer.map(Offer::take).transpose()? {
+            Some(pieces) => (DoorOrigin::Pieces(pieces), NAME_TIME_MAX),
+            None => (DoorOrigin::Plans(plans), Duration::ZERO),
+        };
+        let host = named(name_time_max, || {
+            let (options, holder) = (device_options.clone(), Arc::clone(&holder));
+            Host::own(&name, &socket, options, holder, listener(&end))
+        })?;
         // After the name is ours.
-        let record = Record::next(&folder, &options_facts, earlier.as_ref())?;
+        let record = match (Record::next(&folder, &options_facts, earlier.as_ref()), &origin) {
+            // Users wait, and the file of the driver before serves as well.
+            (Err(error), DoorOrigin::Pieces(_)) => {
+                tracing::warn!("the number of this driver is not remembered: {error}");
+                earlier.map(|earlier| earlier.unwritten_next(&folder)).ok_or(error)?
+            }
+            (record, _) => record?,
+        };
         host.count_from(record.generation);
-        let welcome = facts.with("generation", record.generation).into();
-        let device = Device { link: DeviceLink::Own(Arc::clone(&end)), welcome, socket };
+        let facts = options_facts.with("name", &name).with("generation", record.generation);
+        let device =
+            Device { link: DeviceLink::Own(Arc::clone(&end)), welcome: facts.into(), socket };
         let (doors, process) = (Doors::new(NbdShare::default(), None), std::process::id());
-        Ok(ServedDevice {
+        let served = ServedDevice {
             name,
             folder,
             caller,
@@ -136,21 +191,23 @@ impl ServedDevice {
             end,
             outlives_driver,
             process,
-        })
+        };
+        Ok((served, origin))
     }
 
-    /// From the driver's first call to the end of the device; returns early in a child.
-    fn run(&self, plans: &[DoorPlan]) -> Result<()> {
+    /// From the driver's first call to the end of the device, or to its next driver; returns early
+    /// in a child.
+    fn run(&self, origin: DoorOrigin) -> Result<Outcome> {
         self.caller.call(|driver| driver.attached(&self.device));
         if self.is_in_child() {
-            return Ok(());
+            return Ok(Outcome::Ended);
         }
         // After the driver knows its device: questions may flush it.
         self.host.run()?;
-        let addresses = self.open(plans)?;
+        let addresses = self.open(origin)?;
         self.caller.call(|driver| driver.ready(&addresses));
         if self.is_in_child() {
-            return Ok(());
+            return Ok(Outcome::Ended);
         }
         self.wait()
     }
@@ -160,7 +217,7 @@ impl ServedDevice {
     }
 
     /// Opens the doors, and tells who asks where they are.
-    fn open(&self, plans: &[DoorPlan]) -> Result<Vec<Door>> {
+    fn open(&self, origin: DoorOrigin) -> Result<Vec<Door>> {
         let Some(device) = self.host.device() else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
@@ -173,9 +230,14 @@ impl ServedDevice {
             outlives_server: self.outlives_driver,
             queues: self.queues.clone(),
         };
-        if let Err(error) = self.doors.open_all(plans, &[volume]) {
-            self.close_opened();
-            return Err(error);
+        match origin {
+            DoorOrigin::Pieces(pieces) => self.take_over(pieces, volume)?,
+            DoorOrigin::Plans(plans) => {
+                if let Err(error) = self.doors.open_all(&plans, &[volume]) {
+                    self.close_opened();
+                    return Err(error);
+                }
+            }
         }
         let addresses = self.doors.addresses(&self.name);
         let add_door = |facts: ControlFacts, (kind, address): &(&str, String)| {
@@ -184,6 +246,20 @@ impl ServedDevice {
         self.host.show_doors(addresses.iter().fold(ControlFacts::default(), add_door));
         let door = |(kind, address): (&str, String)| Door { kind: kind.to_owned(), address };
         Ok(addresses.into_iter().map(door).collect())
+    }
+
+    /// Opens the doors that the driver before has left. One that cannot be opened holds up no
+    /// other.
+    fn take_over(&self, pieces: Vec<DoorPiece>, volume: DoorVolume) -> Result<()> {
+        let lost = self.doors.take_over(pieces, &[volume]);
+        for error in &lost {
+            tracing::error!("a door was lost when this driver took the place of another: {error}");
+        }
+        match lost.into_iter().next() {
+            // A ublk device among them waits for the next start.
+            Some(error) if self.doors.all().is_empty() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// One door could not be opened. Users of another that was taken over wait for the next try.
@@ -205,18 +281,81 @@ impl ServedDevice {
         }
     }
 
-    /// Waits until the device must end, and ends it.
-    fn wait(&self) -> Result<()> {
-        match self.end.wait() {
-            Ending::AtOnce(why) => {
-                let error = self.fail(&why);
-                // Everything is refused. A ublk device must be gone before this process is: its
-                // users would wait for another.
-                self.doors.stop();
-                self.forget();
-                Err(error)
+    /// Waits until the device must end, and ends it, or has another driver.
+    fn wait(&self) -> Result<Outcome> {
+        loop {
+            match self.end.wait() {
+                Ending::HandOver(stream) => {
+                    if self.hand_over(&NextDriver::new(stream)) {
+                        return Ok(Outcome::Replaced);
+                    }
+                }
+                Ending::AtOnce(why) => {
+                    let error = self.fail(&why);
+                    // Everything is refused. A ublk device must be gone before this process is: its
+                    // users would wait for another.
+                    self.doors.stop();
+                    self.forget();
+                    return Err(error);
+                }
+                Ending::InOrder | Ending::Over => return self.finish().map(|()| Outcome::Ended),
             }
-            Ending::InOrder | Ending::Over => self.finish(),
+        }
+    }
+
+    /// Gives the device to its next driver; returns whether that has it now.
+    fn hand_over(&self, next: &NextDriver) -> bool {
+        if next.is_gone() {
+            return false;
+        }
+        if let Err(error) = self.become_quiet().and_then(|doors| next.offer(&doors)) {
+            self.doors.resume_but(&[]);
+            tracing::warn!("this driver goes on, because the next one did not take over: {error}");
+            next.refuse(&error);
+            return false;
+        }
+        // The next driver has the word: nothing of the device is touched any more.
+        self.doors.release();
+        let text = "another driver has taken the place of this one; ask again";
+        self.host.fail(&Error::new(ErrorKind::Unavailable, text));
+        self.host.close();
+        self.host.wait_for_askers();
+        self.caller.close();
+        self.host.release_name();
+        next.leave();
+        true
+    }
+
+    /// Makes all doors quiet, and durable what they have answered.
+    fn become_quiet(&self) -> Result<Vec<DoorPiece>> {
+        if !self.outlives_driver {
+            let text = "the device has no name of its own, or recoverable=0: it ends with its \
+                        driver";
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        // Most of it while users work. A driver may have answered what only its memory has.
+        self.flush_in_time()?;
+        self.doors.quiesce(QUIET_TIME_MAX)?;
+        self.flush_in_time()?;
+        self.doors.hand_over()
+    }
+
+    /// A flush that hangs must not keep this thread, which ends the device.
+    fn flush_in_time(&self) -> Result<()> {
+        let Some(device) = self.host.device() else { return Ok(()) };
+        let (sender, outcome) = sync_channel(1);
+        // Whoever waits for it may have given up.
+        let answer = move |outcome| drop(sender.try_send(outcome));
+        device.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), answer));
+        match outcome.recv_timeout(QUIET_TIME_MAX) {
+            Ok(outcome) => outcome.map(drop),
+            Err(_) => {
+                let text = format!(
+                    "a flush takes longer than {QUIET_TIME_MAX:?}; flush the device first \
+                     (sawmill driver flush)"
+                );
+                Err(Error::new(ErrorKind::TimedOut, text))
+            }
         }
     }
 
@@ -239,7 +378,7 @@ impl ServedDevice {
                     self.doors.stop_now();
                     Err(error)
                 }
-                Ending::Over | Ending::InOrder => Ok(()),
+                Ending::Over | Ending::InOrder | Ending::HandOver(_) => Ok(()),
             };
             let finished = finishing.join().unwrap_or_else(|panic| {
                 std::panic::resume_unwind(panic);
@@ -263,6 +402,10 @@ impl Drop for ServedDevice {
         self.host.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         self.doors.stop();
         self.host.close();
+        if let Some(next) = self.end.close() {
+            let text = "it has ended, or another driver has taken its place";
+            NextDriver::new(next).refuse(&Error::new(ErrorKind::Closed, text));
+        }
         self.host.wait_for_askers();
         // A question that takes longer may be with the driver, which the program may free now.
         self.caller.close();
@@ -277,6 +420,86 @@ impl Drop for Finished<'_> {
     fn drop(&mut self) {
         self.0.finished();
     }
+}
+
+/// A device around a driver, as its host and its doors use it.
+struct Parts {
+    caller: Arc<Caller>,
+    holder: Arc<dyn RequestHolder>,
+    queues: Option<DoorQueues>,
+}
+
+fn parts(
+    driver: impl Driver + 'static,
+    device_options: &DeviceOptions,
+    options: &Options,
+    plans: &[DoorPlan],
+) -> Result<Parts> {
+    let queues = device_options.batch.hw_queues as usize;
+    let calls_max = queues.saturating_mul(options.threads.max(1));
+    let caller = Arc::new(Caller::of_device(driver, device_options, calls_max));
+    let own = OwnDevice::start(&caller, device_options.geometry(), calls_max)?;
+    // Functions that may wait for each other get threads of their own at every door. And only one
+    // side of the device may change blocks in part.
+    let is_one_side = device_options.byte_granular || plans.iter().all(DoorPlan::has_queues);
+    let queues = (options.threads <= 1 && is_one_side).then(|| DoorQueues {
+        count: u16::try_from(queues).unwrap_or(u16::MAX),
+        device: Arc::new(own.of_queues()) as Arc<dyn BlockDevice>,
+    });
+    Ok(Parts { caller, holder: Arc::new(own), queues })
+}
+
+/// Passes on what a host is asked for.
+fn listener(end: &Arc<EndRequest>) -> Listener {
+    let end = Arc::clone(end);
+    Box::new(move |event| match event {
+        Event::EndAsked(why) => end.ask(why),
+        Event::HandOverAsked(stream) => end.ask_hand_over(stream),
+        _ => {}
+    })
+}
+
+/// Fails unless a driver serves the device of this name.
+pub(super) fn require_served(name: &str) -> Result<()> {
+    match ServingDriver::at(&device_folder(name)?.join(SOCKET))? {
+        Some(_) => Ok(()),
+        None => Err(Error::new(ErrorKind::NotFound, format!("no driver serves a device {name}"))),
+    }
+}
+
+/// Claims a name, which may become free within this time.
+fn named<T>(time_max: Duration, claim: impl Fn() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match claim() {
+            Err(error) if error.kind() == ErrorKind::InUse && began.elapsed() < time_max => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The doors that another driver offers, if this process can serve them.
+fn served_doors(offer: &Offer) -> Result<Vec<DoorPlan>> {
+    let plans = offer.plans()?;
+    // Known while the other goes on: this is what a program most likely has no right to.
+    if plans.iter().any(DoorPlan::has_queues) {
+        sawmill_doors::require_driver()?;
+    }
+    Ok(plans)
+}
+
+/// The doors that are to be opened. What another process has is found before anything is made.
+fn new_doors(doors: &[String]) -> Result<Vec<DoorPlan>> {
+    // One that was to take the place of another may have named none.
+    if doors.is_empty() {
+        let text = "no driver serves a device of this name here, whose doors this one could take";
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    let plans = doors.iter().map(|line| DoorPlan::parse(line)).collect::<Result<Vec<_>>>()?;
+    plans.iter().try_for_each(|plan| plan.check(1).and_then(|()| plan.check_free()))?;
+    Ok(plans)
 }
 
 /// The error of a driver of chunks without a host.

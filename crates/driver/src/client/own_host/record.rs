@@ -14,7 +14,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::protocol::ControlFacts;
 
-const FILE: &str = "device";
+pub(super) const FILE: &str = "device";
 /// Its last line: a file without it was cut.
 const END: &str = "end\n";
 
@@ -31,6 +31,12 @@ impl Earlier {
     /// See [`Record::identity`].
     pub(super) fn identity(&self, folder: &Path, name: &str) -> String {
         identity(folder, self.number, name)
+    }
+
+    /// Its next driver, where the file of this one stays.
+    pub(super) fn unwritten_next(self, folder: &Path) -> Record {
+        let generation = self.generation.saturating_add(1);
+        Record { folder: folder.to_owned(), number: self.number, generation }
     }
 }
 
