@@ -16,6 +16,7 @@
 pub mod address;
 mod burst;
 mod ethernet;
+mod low_mark;
 mod open;
 mod pace;
 mod tcp;

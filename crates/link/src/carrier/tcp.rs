@@ -3,7 +3,8 @@
 //! Invariants: the stream holds whole packets only. The rest of a packet that the kernel did not
 //! accept stays with the sender and is sent first; a waiting receiver sends it even if nothing else
 //! is sent. An invalid length ends the stream, because the start of the next packet is unknown
-//! then. Both halves share one connection; it closes when both are dropped. Not here: reconnecting.
+//! then. Both halves share one connection; it closes when both are dropped. Not here: reconnecting,
+//! and when a receiver waits for many bytes (`low_mark`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,8 +20,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
 };
 use sawmill_sys::Spin;
-use sawmill_sys::net::bind_to_interface;
+use sawmill_sys::net::{bind_to_interface, wake_for};
 
+use super::low_mark::{LOW_MARK_BYTES, LowMark, WAIT_TIME_MAX};
 use super::wait::{Interest, is_readable, wait_for};
 use super::{
     Burst, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
@@ -68,6 +70,11 @@ pub struct StreamReceiver {
     end: usize,
     has_ended: bool,
     spin: Spin,
+    low_mark: LowMark,
+    /// Whether the socket has the low mark now.
+    is_marked: bool,
+    /// The last read filled its room: more may be there.
+    has_more: bool,
 }
 
 /// An accepted stream: its halves, and the peer's address.
@@ -187,6 +194,9 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
         end: 0,
         has_ended: false,
         spin: Spin::new(),
+        low_mark: LowMark::new(),
+        is_marked: false,
+        has_more: false,
     };
     Ok((StreamSender { connection }, receiver))
 }
@@ -305,11 +315,28 @@ impl StreamReceiver {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let room = &mut self.inbox[self.end..];
+        let room_bytes = room.len();
+        self.has_more = false;
         match rustix::net::recv(&self.connection.descriptor, room, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
-            Ok((_, read)) => Ok(Some(read)),
+            Ok((_, read)) => {
+                self.has_more = read > 0 && read == room_bytes;
+                Ok(Some(read))
+            }
         }
+    }
+
+    /// Sets the socket's mark for the next wait; returns whether that is for many bytes.
+    fn choose_mark(&mut self) -> bool {
+        let is_worth_it = self.low_mark.is_worth_it();
+        if is_worth_it != self.is_marked {
+            let bytes = if is_worth_it { LOW_MARK_BYTES } else { 1 };
+            // A kernel that refuses wakes for each byte, and a wait for many ends by time.
+            let _ = wake_for(&self.connection.descriptor, bytes);
+            self.is_marked = is_worth_it;
+        }
+        is_worth_it
     }
 
     fn end(&mut self) {
@@ -341,6 +368,13 @@ impl Receiver for StreamReceiver {
         if self.has_ended {
             return Err(malformed());
         }
+        let (wait_asked, had_more) = (wait, self.has_more);
+        let waits_for_many = self.choose_mark() && !had_more;
+        let wait = match (had_more, waits_for_many) {
+            (true, _) => Some(Duration::ZERO),
+            (false, true) => Some(wait.map_or(WAIT_TIME_MAX, |wait| wait.min(WAIT_TIME_MAX))),
+            (false, false) => wait,
+        };
         let connection = &*self.connection;
         let has_rest = connection.has_rest.load(Ordering::Acquire);
         let socket = connection.descriptor.as_fd();
@@ -356,18 +390,31 @@ impl Receiver for StreamReceiver {
                 connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
-        if !ready.readable && !ready.failed {
+        if waits_for_many && !ready.waker {
+            self.low_mark.waited(ready.readable);
+        }
+        // With a mark, bytes may be there although the socket is not readable yet.
+        let may_have_bytes = ready.readable || ready.failed || self.is_marked || had_more;
+        if !may_have_bytes {
             reasons.tell(&mut self.spin);
             return Ok(reasons);
         }
         match self.read() {
+            Ok(None) if waits_for_many && !ready.waker && !ready.writable => {
+                // The flow has ended, and with it the mark.
+                let left = wait_asked.map(|wait| wait.saturating_sub(WAIT_TIME_MAX));
+                return self.receive(left, writable_too, each);
+            }
             Ok(None) => return Ok(reasons),
             Ok(Some(0)) => {
                 let is_torn = self.start < self.end;
                 self.connection.end();
                 return Err(closed(is_torn));
             }
-            Ok(Some(read)) => self.end += read,
+            Ok(Some(read)) => {
+                self.end += read;
+                self.low_mark.took(read);
+            }
             Err(error) => {
                 self.connection.end();
                 return Err(error);

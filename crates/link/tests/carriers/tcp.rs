@@ -9,8 +9,8 @@ use sawmill_link::carrier::{
 };
 
 use crate::packets::{
-    ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order, packet, send_until_full,
-    wait_for_room,
+    ANSWER_TIME_MAX, all_sizes_arrive, burst_of, expect_in_order, number_of, packet,
+    send_until_full, wait_for_room,
 };
 
 type StreamHalves = (StreamSender, StreamReceiver);
@@ -81,6 +81,41 @@ fn a_packet_that_arrives_in_pieces_is_put_together_and_a_torn_end_is_an_error() 
     };
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     assert!(error.to_string().contains("middle"), "{error}");
+}
+
+#[test]
+fn few_bytes_behind_a_steady_flow_arrive_and_so_does_its_end() {
+    const FLOW: usize = 300;
+    let ((sender, _own), (_far_sender, mut receiver)) = pair();
+    let mut first = 0;
+    // Each flow is long enough for waits for many bytes; then so few come that only time ends one.
+    for round in 0..4 {
+        std::thread::scope(|scope| {
+            let numbers = first..first + FLOW as u32;
+            let sender = &sender;
+            scope.spawn(move || {
+                for number in numbers {
+                    let burst = burst_of(number, &[PACKET_BYTES_MAX]);
+                    while sender.send(&Peer::Stream, &burst, 0).expect("sent") == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            // A receive may end with a part of a packet.
+            while first < FLOW as u32 * (round + 1) {
+                let received = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, bytes| {
+                    assert_eq!(number_of(bytes), first);
+                    first += 1;
+                });
+                received.expect("lives");
+            }
+        });
+        assert_eq!(sender.send(&Peer::Stream, &burst_of(7, &[24]), 0).expect("sent"), 1);
+        expect_in_order(&mut receiver, 7, 1);
+    }
+    drop((sender, _own));
+    let outcome = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| panic!("none came"));
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::UnexpectedEof);
 }
 
 #[test]

@@ -47,6 +47,12 @@ pub fn grow_buffers(socket: impl AsFd, buffer_bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// A waiting receiver of a stream is woken when so many bytes are there, or its end.
+pub fn wake_for(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let bytes = c_int::try_from(bytes).map_err(io::Error::other)?;
+    set_number(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
+}
+
 fn set_number(socket: impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_option(socket, level, name, &value.to_ne_bytes())
 }
