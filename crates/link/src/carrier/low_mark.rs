@@ -17,7 +17,7 @@ use std::time::Duration;
 /// only wait.
 pub(super) const LOW_MARK_BYTES: usize = 384 << 10;
 /// What a fast network carries that much in, several times.
-pub(super) const WAIT_TIME_MAX: Duration = Duration::from_micros(400);
+pub(super) const WAIT_TIME_MAX: Duration = Duration::from_micros(300);
 /// The bytes of a flow before the first try, and at most after failures.
 const FLOW_BYTES_MIN: u64 = 4 << 20;
 const FLOW_BYTES_MAX: u64 = 1 << 30;
@@ -46,10 +46,11 @@ impl LowMark {
         self.flow_bytes = self.flow_bytes.saturating_add(bytes as u64);
     }
 
-    /// A wait for many bytes is over: they came, or its time did.
+    /// A wait for many bytes is over: they came, or its whole time passed.
     pub(super) fn waited(&mut self, has_come: bool) {
         if has_come {
-            self.needed_bytes = (self.needed_bytes / 2).max(FLOW_BYTES_MIN);
+            // Slowly, so that bursts that each end with a wait in vain do not count as a flow.
+            self.needed_bytes = (self.needed_bytes - self.needed_bytes / 8).max(FLOW_BYTES_MIN);
         } else {
             self.needed_bytes = (self.needed_bytes * 4).min(FLOW_BYTES_MAX);
             self.flow_bytes = 0;

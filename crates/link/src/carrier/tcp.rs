@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -309,8 +309,8 @@ impl StreamReceiver {
     fn read(&mut self) -> io::Result<Option<usize>> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if self.inbox.len() - self.end < PACKET_BYTES_MAX {
-            // Less than a packet is left.
+        } else if self.inbox.len() - self.end < LOW_MARK_BYTES {
+            // What is there is less than a packet.
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -369,17 +369,21 @@ impl Receiver for StreamReceiver {
             return Err(malformed());
         }
         let (wait_asked, had_more) = (wait, self.has_more);
-        let waits_for_many = self.choose_mark() && !had_more;
+        // One that must look at other things sooner would learn nothing.
+        let may_wait = !writable_too && wait.is_none_or(|wait| wait >= WAIT_TIME_MAX);
+        let waits_for_many = self.choose_mark() && may_wait && !had_more;
         let wait = match (had_more, waits_for_many) {
             (true, _) => Some(Duration::ZERO),
-            (false, true) => Some(wait.map_or(WAIT_TIME_MAX, |wait| wait.min(WAIT_TIME_MAX))),
+            (false, true) => Some(WAIT_TIME_MAX),
             (false, false) => wait,
         };
+        let began = Instant::now();
         let connection = &*self.connection;
         let has_rest = connection.has_rest.load(Ordering::Acquire);
         let socket = connection.descriptor.as_fd();
         let interest = Interest::of(writable_too || has_rest);
-        let is_there = interest == Interest::Readable
+        let is_there = !had_more
+            && interest == Interest::Readable
             && self.spin.look(wait, || connection.waker.is_called(), || is_readable(socket));
         let wait = if is_there { Some(Duration::ZERO) } else { wait };
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, interest)?;
@@ -390,7 +394,7 @@ impl Receiver for StreamReceiver {
                 connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
-        if waits_for_many && !ready.waker {
+        if waits_for_many && (ready.readable || began.elapsed() >= WAIT_TIME_MAX) {
             self.low_mark.waited(ready.readable);
         }
         // With a mark, bytes may be there although the socket is not readable yet.
@@ -405,7 +409,10 @@ impl Receiver for StreamReceiver {
                 let left = wait_asked.map(|wait| wait.saturating_sub(WAIT_TIME_MAX));
                 return self.receive(left, writable_too, each);
             }
-            Ok(None) => return Ok(reasons),
+            Ok(None) => {
+                reasons.tell(&mut self.spin);
+                return Ok(reasons);
+            }
             Ok(Some(0)) => {
                 let is_torn = self.start < self.end;
                 self.connection.end();

@@ -110,8 +110,11 @@ fn few_bytes_behind_a_steady_flow_arrive_and_so_does_its_end() {
                 received.expect("lives");
             }
         });
-        assert_eq!(sender.send(&Peer::Stream, &burst_of(7, &[24]), 0).expect("sent"), 1);
-        expect_in_order(&mut receiver, 7, 1);
+        // The last flow ends with the stream.
+        if round < 3 {
+            assert_eq!(sender.send(&Peer::Stream, &burst_of(7, &[24]), 0).expect("sent"), 1);
+            expect_in_order(&mut receiver, 7, 1);
+        }
     }
     drop((sender, _own));
     let outcome = receiver.receive(Some(ANSWER_TIME_MAX), false, &mut |_, _| panic!("none came"));
