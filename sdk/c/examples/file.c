@@ -41,19 +41,17 @@ int main(int argc, char **argv)
     struct sawmill_driver driver = {
         sizeof driver, SAWMILL_ANY_BYTE, file_read, file_write, file_flush, 0, 0, 0, 0, 0, 0};
     uint64_t bytes = argc > 2 ? sawmill_parse_size(argv[2]) : 0;
-    off_t end;
     char size[40];
     const char *options[] = {size, "threads=4", NULL};
     file = argc > 1 ? open(argv[1], O_RDWR | O_CREAT, 0666) : -1;
-    end = file < 0 ? -1 : lseek(file, 0, SEEK_END);
     /* It grows and is never cut: another driver may serve it still. */
-    if (end < 0 || (argc > 2 && bytes == 0) ||
-        (bytes > (uint64_t)end && ftruncate(file, bytes) < 0 && errno != EINVAL)) {
+    if (file < 0 || (argc > 2 && bytes == 0) || (bytes > (uint64_t)lseek(file, 0, SEEK_END) &&
+        ftruncate(file, bytes) < 0 && errno != EINVAL)) {
         fprintf(stderr, "usage: file PATH [SIZE], PATH to read and write, SIZE like 64M\n");
         return 2;
     }
     /* The end of a block device, which cannot be cut to a size, is its size. */
-    bytes = bytes ? bytes : (uint64_t)end;
+    bytes = bytes ? bytes : (uint64_t)lseek(file, 0, SEEK_END);
     snprintf(size, sizeof size, "size=%" PRIu64, bytes);
     if (sawmill_serve(&driver, NULL, options) < 0)
         return fprintf(stderr, "file: %s\n", sawmill_error()), 1;

@@ -1,6 +1,6 @@
-/* buffering IMAGE [FLUSH_S]: a block of 4096 bytes that only a flush puts into the file IMAGE, as
- * a driver with a cache of its own.  A flush says so and takes that many seconds.  For tests of
- * replacement.
+/* buffering IMAGE [FLUSH_S [no-flush]]: a block of 4096 bytes that only a flush puts into the file
+ * IMAGE, as a driver with a cache of its own.  A flush says so and takes that many seconds; or it
+ * has no flush.  For tests of replacement.
  *
  * Not here: a driver that users should have (examples). */
 #define _XOPEN_SOURCE 700
@@ -56,6 +56,8 @@ int main(int argc, char **argv)
     if (file < 0)
         return 2;
     flush_s = argc > 2 ? atoi(argv[2]) : 0;
+    if (argc > 3)
+        driver.flush = NULL;
     if (sawmill_serve(&driver, NULL, options) < 0)
         return fprintf(stderr, "buffering: %s\n", sawmill_error()), 1;
     return 0;

@@ -322,3 +322,22 @@ fn a_next_driver_that_dies_while_the_other_flushes_changes_nothing() {
     let _ = bed.sawmill(&["driver", "end", "disk"]).ok();
     assert!(next.wait().success());
 }
+
+#[test]
+fn a_driver_with_a_flush_does_not_follow_one_without() {
+    if let Err(why) = compiled::require_compiler() {
+        return skip(&why);
+    }
+    let bed = TestBed::new(&store::folder());
+    let mut first = buffering(&bed);
+    first.args(["0", "no-flush"]);
+    let driver = OwnHost::run(&bed, first);
+    let client = driver.connect();
+    client.write(0, &[1; 4096]).expect("writable");
+    let refused = buffering(&bed).stderr(Stdio::piped()).output().expect("it runs");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("can_flush=0"), "{text}");
+    assert!(client.read(0, 4096).expect("the first serves on") == [1; 4096]);
+    let _ = bed.sawmill(&["driver", "end", "disk"]).ok();
+    assert!(driver.wait().success());
+}

@@ -9,9 +9,10 @@ use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, RwLock};
-use sawmill_device::{Error, ErrorKind, Operation, Reply, Request};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
+use sawmill_device::{Error, ErrorKind, Operation, Reply, Request, Result};
 
 use super::driver::{Driver, errno};
 use crate::options::DeviceOptions;
@@ -27,6 +28,16 @@ pub(super) struct Caller {
     /// Requests get this error from now on.
     refusal: OnceLock<Error>,
     turns: Option<Turns>,
+}
+
+/// While it lives, no call is under way and none begins.
+pub(super) struct HeldDriver<'a>(RwLockWriteGuard<'a, Option<Box<dyn Driver>>>);
+
+impl HeldDriver<'_> {
+    /// Drops the driver: what waits for a call is refused.
+    pub(super) fn close(mut self) {
+        *self.0 = None;
+    }
 }
 
 /// The calls that may still begin.
@@ -124,6 +135,14 @@ impl Caller {
     pub(super) fn close(&self) {
         self.refuse(Error::new(ErrorKind::Closed, "the device has ended"));
         *self.driver.write() = None;
+    }
+
+    /// Waits for the calls under way, so long at most, and lets no other begin.
+    pub(super) fn hold(&self, time_max: Duration) -> Result<HeldDriver<'_>> {
+        self.driver.try_write_for(time_max).map(HeldDriver).ok_or_else(|| {
+            let text = format!("a call of the driver takes longer than {time_max:?}");
+            Error::new(ErrorKind::TimedOut, text)
+        })
     }
 
     /// Calls the driver in its turn for something that is no request.
@@ -312,6 +331,28 @@ mod tests {
         assert_eq!(Arc::strong_count(&calls), 1, "the driver is dropped");
         let error = outcome_of(&caller, Operation::Read, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+
+    #[test]
+    fn a_driver_is_held_only_when_no_call_is_under_way_and_then_none_begins() {
+        let calls = Arc::new(Calls::default());
+        let (entered, was_entered) = sync_channel(1);
+        let (let_go, leave) = sync_channel(1);
+        *calls.flush.lock() = Some((entered, leave));
+        let caller = Caller::new(Arc::clone(&calls), None);
+        thread::scope(|scope| {
+            let flush = scope.spawn(|| outcome_of(&caller, Operation::Flush, false));
+            was_entered.recv().unwrap();
+            assert!(caller.hold(Duration::from_millis(1)).is_err());
+            let_go.send(()).unwrap();
+            flush.join().unwrap().unwrap();
+            let held = caller.hold(Duration::from_secs(60)).unwrap();
+            let read = scope.spawn(|| outcome_of(&caller, Operation::Read, false));
+            assert!(!read.is_finished());
+            held.close();
+            assert_eq!(read.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        });
+        assert_eq!(Arc::strong_count(&calls), 1, "the driver is dropped");
     }
 
     #[test]

@@ -53,6 +53,16 @@ impl EndRequest {
         self.changed.notify_all();
     }
 
+    /// Whether the device must end.
+    pub(super) fn is_asked(&self) -> bool {
+        self.state.lock().is_asked
+    }
+
+    /// Why it must end at once, if so.
+    pub(super) fn why(&self) -> Option<String> {
+        self.state.lock().why.clone()
+    }
+
     /// Another driver is to serve the device. Of two, the later one.
     pub(super) fn ask_hand_over(&self, next: NextStream) {
         let mut state = self.state.lock();

@@ -339,6 +339,33 @@ impl StreamReceiver {
         is_worth_it
     }
 
+    /// Reads once, and passes on the whole packets; returns the bytes that were read.
+    fn take(
+        &mut self,
+        reasons: &mut WakeReasons,
+        each: &mut dyn FnMut(&Peer, &mut [u8]),
+    ) -> io::Result<usize> {
+        let read = match self.read() {
+            Ok(None) => return Ok(0),
+            Ok(Some(0)) => {
+                let is_torn = self.start < self.end;
+                self.connection.end();
+                return Err(closed(is_torn));
+            }
+            Ok(Some(read)) => read,
+            Err(error) => {
+                self.connection.end();
+                return Err(error);
+            }
+        };
+        self.end += read;
+        self.low_mark.took(read);
+        if !self.hand_on(reasons, each) {
+            self.end();
+        }
+        Ok(read)
+    }
+
     fn end(&mut self) {
         self.has_ended = true;
         self.connection.end();
@@ -399,36 +426,12 @@ impl Receiver for StreamReceiver {
         }
         // With a mark, bytes may be there although the socket is not readable yet.
         let may_have_bytes = ready.readable || ready.failed || self.is_marked || had_more;
-        if !may_have_bytes {
-            reasons.tell(&mut self.spin);
-            return Ok(reasons);
-        }
-        match self.read() {
-            Ok(None) if waits_for_many && !ready.waker && !ready.writable => {
+        if may_have_bytes && self.take(&mut reasons, each)? == 0 {
+            if waits_for_many && !ready.waker && !ready.writable {
                 // The flow has ended, and with it the mark.
                 let left = wait_asked.map(|wait| wait.saturating_sub(WAIT_TIME_MAX));
                 return self.receive(left, writable_too, each);
             }
-            Ok(None) => {
-                reasons.tell(&mut self.spin);
-                return Ok(reasons);
-            }
-            Ok(Some(0)) => {
-                let is_torn = self.start < self.end;
-                self.connection.end();
-                return Err(closed(is_torn));
-            }
-            Ok(Some(read)) => {
-                self.end += read;
-                self.low_mark.took(read);
-            }
-            Err(error) => {
-                self.connection.end();
-                return Err(error);
-            }
-        }
-        if !self.hand_on(&mut reasons, each) {
-            self.end();
         }
         reasons.tell(&mut self.spin);
         Ok(reasons)

@@ -202,6 +202,10 @@ impl ServedDevice {
         if self.is_in_child() {
             return Ok(Outcome::Ended);
         }
+        // A driver that has failed so early must get no request of those who wait.
+        if let Some(why) = self.end.why() {
+            let _ = self.fail(&why);
+        }
         // After the driver knows its device: questions may flush it.
         self.host.run()?;
         let addresses = self.open(origin)?;
@@ -308,13 +312,26 @@ impl ServedDevice {
         if next.is_gone() {
             return false;
         }
-        if let Err(error) = self.become_quiet().and_then(|doors| next.offer(&doors)) {
-            self.doors.resume_but(&[]);
-            tracing::warn!("this driver goes on, because the next one did not take over: {error}");
-            next.refuse(&error);
-            return false;
-        }
+        let offered = self.become_quiet().and_then(|doors| {
+            // Requests of those who left may still be under way, and questions. Whatever hangs
+            // must do so before the next driver has the word.
+            let held = self.caller.hold(QUIET_TIME_MAX)?;
+            if self.end.is_asked() {
+                return Err(Error::new(ErrorKind::Closed, "the device is about to end"));
+            }
+            next.offer(&doors).map(|()| held)
+        });
+        let held = match offered {
+            Ok(held) => held,
+            Err(error) => {
+                self.doors.resume_but(&[]);
+                tracing::warn!("this driver goes on, as the next one did not take over: {error}");
+                next.refuse(&error);
+                return false;
+            }
+        };
         // The next driver has the word: nothing of the device is touched any more.
+        held.close();
         self.doors.release();
         let text = "another driver has taken the place of this one; ask again";
         self.host.fail(&Error::new(ErrorKind::Unavailable, text));
@@ -543,6 +560,12 @@ fn device_options(
             device_options
         }
     };
+    let has_can_flush = |facts: &ControlFacts| facts.get("can_flush").is_some();
+    if abilities.flush && !device_options.can_flush && !has_can_flush(&options.facts) {
+        let text = "the device has can_flush=0, since its first driver needed no flush, and this \
+                    driver would get none: say can_flush=0, or end the device and start it again";
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
     // Options may ask for more than the driver has declared.
     abilities.suffice(&device_options.facts())?;
     Ok(device_options)
