@@ -301,18 +301,19 @@ impl SharedClient {
     }
 
     /// Whether the object at `key` begins as `body` does. A difference is believed only when two
-    /// reads in a row find the same bytes: garbled bytes are not another writer's object.
+    /// reads in a row find the same: garbled bytes, or an answer that claims too many, are not
+    /// another writer's object.
     async fn is_ours(&self, retry_state: &mut RetryState, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
         // Bounded, because a link that garbles every read would keep this loop going forever.
         for _ in 0..READ_BACKS_MAX {
             let found = match self.beginning(retry_state, key, body).await {
-                // No put of ours leaves such an object.
-                Err(error) if error.kind() == StoreErrorKind::Damaged => return Ok(false),
-                found => found?,
+                // It is longer than any put of ours.
+                Err(error) if error.kind() == StoreErrorKind::Damaged => None,
+                found => Some(found?),
             };
-            if found == head {
+            if found.as_deref() == Some(head) {
                 return Ok(true);
             }
             if before.as_ref() == Some(&found) {

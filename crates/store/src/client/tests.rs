@@ -157,6 +157,15 @@ async fn a_garbled_read_back_is_not_taken_for_another_writers_object() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_that_is_too_long_is_anothers_when_two_reads_say_so() {
+    let damaged = Fail(StoreErrorKind::Damaged);
+    let client = scripted("long", &[LoseAnswer, Pass, damaged], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
+    let client = scripted("long", &[Pass, damaged, damaged], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Taken);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_conflict_with_nothing_there_is_put_again() {
     let client = scripted("conflict", &[Conflict, Pass, Conflict], Pass);
     assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
