@@ -426,12 +426,11 @@ impl Receiver for StreamReceiver {
         }
         // With a mark, bytes may be there although the socket is not readable yet.
         let may_have_bytes = ready.readable || ready.failed || self.is_marked || had_more;
-        if may_have_bytes && self.take(&mut reasons, each)? == 0 {
-            if waits_for_many && !ready.waker && !ready.writable {
-                // The flow has ended, and with it the mark.
-                let left = wait_asked.map(|wait| wait.saturating_sub(WAIT_TIME_MAX));
-                return self.receive(left, writable_too, each);
-            }
+        let has_none = may_have_bytes && self.take(&mut reasons, each)? == 0;
+        if has_none && waits_for_many && !ready.waker && !ready.writable {
+            // The flow has ended, and with it the mark.
+            let left = wait_asked.map(|wait| wait.saturating_sub(WAIT_TIME_MAX));
+            return self.receive(left, writable_too, each);
         }
         reasons.tell(&mut self.spin);
         Ok(reasons)
