@@ -13,10 +13,11 @@
 
 use std::time::Duration;
 
-/// Six of the largest segments, and more than 64 requests of 4 KiB: who has no more in flight would
-/// only wait.
+/// Six of the largest segments, and more than 64 requests of 4 KiB: with no more than those in
+/// flight, a wait would only cost time.
 pub(super) const LOW_MARK_BYTES: usize = 384 << 10;
-/// What a fast network carries that much in, several times.
+/// The time in which 10 Gb/s carry that much. A slower network needs no fewer wake-ups, and a small
+/// packet beside a flow waits no longer.
 pub(super) const WAIT_TIME_MAX: Duration = Duration::from_micros(300);
 /// The bytes of a flow before the first try, and at most after failures.
 const FLOW_BYTES_MIN: u64 = 4 << 20;

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -328,15 +328,15 @@ impl StreamReceiver {
     }
 
     /// Sets the socket's mark for the next wait; returns whether that is for many bytes.
-    fn choose_mark(&mut self) -> bool {
-        let is_worth_it = self.low_mark.is_worth_it();
-        if is_worth_it != self.is_marked {
-            let bytes = if is_worth_it { LOW_MARK_BYTES } else { 1 };
+    fn choose_mark(&mut self, may_wait: bool) -> bool {
+        let is_for_many = may_wait && self.low_mark.is_worth_it();
+        if is_for_many != self.is_marked {
+            let bytes = if is_for_many { LOW_MARK_BYTES } else { 1 };
             // A kernel that refuses wakes for each byte, and a wait for many ends by time.
             let _ = wake_for(&self.connection.descriptor, bytes);
-            self.is_marked = is_worth_it;
+            self.is_marked = is_for_many;
         }
-        is_worth_it
+        is_for_many
     }
 
     /// Reads once, and passes on the whole packets; returns the bytes that were read.
@@ -396,15 +396,15 @@ impl Receiver for StreamReceiver {
             return Err(malformed());
         }
         let (wait_asked, had_more) = (wait, self.has_more);
-        // One that must look at other things sooner would learn nothing.
+        // Who waits for room too needs each byte as it comes: it may be what makes room. And who
+        // must look at other things sooner would learn nothing.
         let may_wait = !writable_too && wait.is_none_or(|wait| wait >= WAIT_TIME_MAX);
-        let waits_for_many = self.choose_mark() && may_wait && !had_more;
+        let waits_for_many = !had_more && self.choose_mark(may_wait);
         let wait = match (had_more, waits_for_many) {
             (true, _) => Some(Duration::ZERO),
             (false, true) => Some(WAIT_TIME_MAX),
             (false, false) => wait,
         };
-        let began = Instant::now();
         let connection = &*self.connection;
         let has_rest = connection.has_rest.load(Ordering::Acquire);
         let socket = connection.descriptor.as_fd();
@@ -421,7 +421,7 @@ impl Receiver for StreamReceiver {
                 connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
             reasons.writable = writable_too && !matches!(flush_result, Some(Ok(false)));
         }
-        if waits_for_many && (ready.readable || began.elapsed() >= WAIT_TIME_MAX) {
+        if waits_for_many && (ready.readable || ready.timed_out && !is_there) {
             self.low_mark.waited(ready.readable);
         }
         // With a mark, bytes may be there although the socket is not readable yet.
@@ -442,5 +442,94 @@ impl Receiver for StreamReceiver {
 
     fn waker(&self) -> Arc<Waker> {
         self.connection.waker.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use sawmill_testkit::wait_until;
+
+    use super::*;
+    use crate::carrier::PACKET_BYTES_MIN;
+
+    const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+    /// Both ends of a stream; its second one counts as in the middle of a flow.
+    fn in_flow() -> ((StreamSender, StreamReceiver), (StreamSender, StreamReceiver)) {
+        let listener = StreamListener::open("127.0.0.1:0".parse().unwrap(), None).unwrap();
+        let near = connect(listener.local().unwrap(), None, ANSWER_TIME_MAX).unwrap();
+        let (sender, mut receiver, _) = listener.accept(Some(ANSWER_TIME_MAX)).unwrap().unwrap();
+        receiver.low_mark.took(1 << 40);
+        (near, (sender, receiver))
+    }
+
+    fn burst(packet_bytes: usize) -> Burst {
+        let mut burst = Burst::new(1, packet_bytes);
+        let length = u32::try_from(packet_bytes).unwrap().to_le_bytes();
+        burst.space()[4..8].copy_from_slice(&length);
+        burst.commit(packet_bytes);
+        burst
+    }
+
+    /// Receives one packet on a thread of its own, with no limit of time.
+    fn receiving(mut receiver: StreamReceiver, writable_too: bool) -> thread::JoinHandle<usize> {
+        thread::spawn(move || {
+            loop {
+                let mut packet_bytes = 0;
+                let woken = receiver.receive(None, writable_too, &mut |_, packet| {
+                    packet_bytes = packet.len();
+                });
+                if woken.expect("the stream lives").packets > 0 {
+                    return packet_bytes;
+                }
+            }
+        })
+    }
+
+    fn no_room_comes(sender: &StreamSender) -> bool {
+        let StreamState { descriptor, waker, .. } = &*sender.connection;
+        let wait = Some(Duration::from_millis(100));
+        let interest = Interest::ReadableOrWritable;
+        wait_for(descriptor.as_fd(), waker, None, wait, interest).unwrap().timed_out
+    }
+
+    #[test]
+    fn few_bytes_in_a_flow_arrive_without_more() {
+        let ((sender, _near), (_sender, receiver)) = in_flow();
+        let receiving = receiving(receiver, false);
+        assert_eq!(sender.send(&Peer::Stream, &burst(PACKET_BYTES_MIN), 0).unwrap(), 1);
+        wait_until("the packet came", || receiving.is_finished());
+        assert_eq!(receiving.join().unwrap(), PACKET_BYTES_MIN);
+    }
+
+    #[test]
+    fn few_bytes_in_a_flow_wake_who_waits_for_room_too() {
+        let ((sender, _near), (full, mut receiver)) = in_flow();
+        // Until no room comes any more: nobody reads at the other end.
+        while !no_room_comes(&full) {
+            while full.send(&Peer::Stream, &burst(PACKET_BYTES_MAX), 0).unwrap() > 0 {}
+        }
+        // The nudge for the packet that was sent in part.
+        receiver.receive(Some(Duration::ZERO), true, &mut |_, _| ()).unwrap();
+        // As after a wait for many bytes.
+        assert!(receiver.choose_mark(true));
+        let receiving = receiving(receiver, true);
+        assert_eq!(sender.send(&Peer::Stream, &burst(PACKET_BYTES_MIN), 0).unwrap(), 1);
+        wait_until("the packet came", || receiving.is_finished());
+    }
+
+    #[test]
+    fn a_waker_and_the_end_of_a_stream_end_a_wait_for_many_bytes() {
+        let ((sender, near), (_sender, mut receiver)) = in_flow();
+        receiver.waker().wake();
+        let none = &mut |_: &Peer, _: &mut [u8]| panic!("no packet");
+        assert!(receiver.receive(None, false, none).unwrap().waker);
+        receiver.low_mark.took(1 << 40);
+        assert!(receiver.choose_mark(true));
+        drop((sender, near));
+        let error = receiver.receive(None, false, none).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct WaitOutcome {
     pub(super) writable: bool,
     pub(super) waker: bool,
     pub(super) failed: bool,
+    /// The whole time passed.
+    pub(super) timed_out: bool,
 }
 
 /// What a wait for a socket ends with.
@@ -97,7 +99,7 @@ pub(super) fn wait_for(
     ];
     let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
     let count = if nudge.is_some() { 3 } else { 2 };
-    match poll(&mut polled[..count], wait.as_ref()) {
+    let ready = match poll(&mut polled[..count], wait.as_ref()) {
         // It returns early.
         Err(Errno::INTR) => return Ok(WaitOutcome::default()),
         result => result?,
@@ -111,6 +113,7 @@ pub(super) fn wait_for(
         writable: socket.contains(PollFlags::OUT),
         waker: called.contains(PollFlags::IN) && waker.take(),
         failed: socket.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL),
+        timed_out: ready == 0,
     })
 }
 
