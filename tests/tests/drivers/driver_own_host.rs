@@ -80,6 +80,13 @@ fn without_host(bed: &TestBed, mut driver: Command) -> Command {
     driver
 }
 
+/// Runs a driver that ends with an error for this reason.
+fn refused(mut driver: Command, reason: &str) {
+    let refused = driver.stderr(Stdio::piped()).output().expect("it runs");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains(reason), "{text}");
+}
+
 fn listed(bed: &TestBed) -> Vec<Value> {
     bed.sawmill(&["driver", "list", "--json"]).json().as_array().cloned().unwrap_or_default()
 }
@@ -140,21 +147,15 @@ fn a_device_that_fails_ends_its_driver_with_an_error_and_its_clients_see_the_end
 fn a_name_and_a_door_that_another_has_are_refused_and_nothing_ends() {
     let bed = TestBed::new(&store::folder());
     let driver = OwnHost::start(&bed, &rust_example);
-    let taken = own_host(&bed, &rust_example)
-        .env("SAWMILL_DOORS", format!("nbd=unix:{}", bed.path("own.sock").display()))
-        .stderr(Stdio::piped())
-        .output()
-        .expect("it runs");
-    let text = String::from_utf8_lossy(&taken.stderr);
-    assert!(!taken.status.success() && text.contains("another process listens"), "{text}");
+    let mut taken = own_host(&bed, &rust_example);
+    taken.env("SAWMILL_DOORS", format!("nbd=unix:{}", bed.path("own.sock").display()));
+    refused(taken, "another process listens");
     let mut second = own_host(&bed, &rust_example);
     second.env(
         "SAWMILL_DRIVER",
         bed.path(&format!("state/sawmill/drivers/{}/driver.sock", driver.name)),
     );
-    let refused = second.stderr(Stdio::piped()).output().expect("it runs");
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && text.contains("its own host"), "{text}");
+    refused(second, "its own host");
     driver.connect().write(0, &[1; 4096]).expect("the first serves on");
     let _ = bed.sawmill(&["driver", "end", &driver.name]).ok();
     assert!(driver.wait().success());
@@ -213,22 +214,20 @@ fn a_next_driver_that_is_refused_changes_nothing() {
     let driver = OwnHost::run(&bed, next_driver(&bed, &rust_example, "16M"));
     let client = driver.connect();
     client.write(0, &[7; 4096]).expect("writable");
-    let refused = |mut next: Command, reason: &str| {
-        let refused = next.stderr(Stdio::piped()).output().expect("it runs");
-        let text = String::from_utf8_lossy(&refused.stderr);
-        assert!(!refused.status.success() && text.contains(reason), "{text}");
+    let is_refused = |next: Command, reason: &str| {
+        refused(next, reason);
         assert!(client.read(0, 4096).expect("the first serves on") == [7; 4096]);
     };
-    refused(next_driver(&bed, &rust_example, "32M"), "cannot change while it exists");
+    is_refused(next_driver(&bed, &rust_example, "32M"), "cannot change while it exists");
     let mut unknown = next_driver(&bed, &rust_example, "16M");
     unknown.env("SAWMILL_REPLACE", "yes");
-    refused(unknown, "write 1, or leave it out");
+    is_refused(unknown, "write 1, or leave it out");
     let mut unnamed = next_driver(&bed, &rust_example, "16M");
     unnamed.env_remove("SAWMILL_NAME");
-    refused(unnamed, "which device?");
+    is_refused(unnamed, "which device?");
     let mut nobody = next_driver(&bed, &rust_example, "16M");
     nobody.env("SAWMILL_NAME", "other").env_remove("SAWMILL_DOORS");
-    refused(nobody, "no driver serves a device of this name");
+    is_refused(nobody, "no driver serves a device of this name");
     bed.sawmill(&["driver", "replace", "disk"]).refused(7, &["SAWMILL_REPLACE=1"]);
     let _ = bed.sawmill(&["driver", "end", "disk"]).ok();
     assert!(driver.wait().success());
@@ -239,10 +238,8 @@ fn a_device_that_ends_with_its_driver_has_no_next_one() {
     let bed = TestBed::new(&store::folder());
     let driver = OwnHost::start(&bed, &rust_example);
     let mut next = own_host(&bed, &rust_example);
-    next.env("SAWMILL_NAME", &driver.name).env("SAWMILL_REPLACE", "1").stderr(Stdio::piped());
-    let refused = next.output().expect("it runs");
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && text.contains("no name of its own"), "{text}");
+    next.env("SAWMILL_NAME", &driver.name).env("SAWMILL_REPLACE", "1");
+    refused(next, "no name of its own");
     driver.connect().write(0, &[1; 4096]).expect("the first serves on");
     let _ = bed.sawmill(&["driver", "end", &driver.name]).ok();
     assert!(driver.wait().success());
@@ -287,10 +284,7 @@ fn a_driver_that_hangs_keeps_its_place_and_can_still_fail() {
     let mut first = buffering(&bed);
     first.arg("3600");
     let driver = OwnHost::run(&bed, first);
-    let mut next = buffering(&bed);
-    let refused = next.stderr(Stdio::piped()).output().expect("it runs");
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && text.contains("a flush takes longer"), "{text}");
+    refused(buffering(&bed), "a flush takes longer");
     driver.connect().write(0, &[1; 4096]).expect("the first serves on");
     let _ = bed.sawmill(&["driver", "end", "--now", "disk"]).ok();
 }
@@ -334,9 +328,7 @@ fn a_driver_with_a_flush_does_not_follow_one_without() {
     let driver = OwnHost::run(&bed, first);
     let client = driver.connect();
     client.write(0, &[1; 4096]).expect("writable");
-    let refused = buffering(&bed).stderr(Stdio::piped()).output().expect("it runs");
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && text.contains("can_flush=0"), "{text}");
+    refused(buffering(&bed), "can_flush=0");
     assert!(client.read(0, 4096).expect("the first serves on") == [1; 4096]);
     let _ = bed.sawmill(&["driver", "end", "disk"]).ok();
     assert!(driver.wait().success());

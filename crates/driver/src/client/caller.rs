@@ -282,6 +282,15 @@ mod tests {
         }
     }
 
+    /// A driver whose flush says that it has begun, and waits until it is let go.
+    fn with_waiting_flush() -> (Arc<Calls>, Receiver<()>, SyncSender<()>) {
+        let calls = Arc::new(Calls::default());
+        let (entered, was_entered) = sync_channel(1);
+        let (let_go, leave) = sync_channel(1);
+        *calls.flush.lock() = Some((entered, leave));
+        (calls, was_entered, let_go)
+    }
+
     fn request(operation: Operation, fua: bool) -> (Request, Receiver<sawmill_device::Outcome>) {
         let (sender, outcome): (Sender<_>, _) = channel();
         let flags = Flags { fua, ..Flags::default() };
@@ -314,10 +323,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_closes_waits_for_the_call_under_way_and_makes_no_other() {
-        let calls = Arc::new(Calls::default());
-        let (entered, was_entered) = sync_channel(1);
-        let (let_go, leave) = sync_channel(1);
-        *calls.flush.lock() = Some((entered, leave));
+        let (calls, was_entered, let_go) = with_waiting_flush();
         let caller = Caller::new(Arc::clone(&calls), None);
         thread::scope(|scope| {
             let flush = scope.spawn(|| outcome_of(&caller, Operation::Flush, false));
@@ -335,10 +341,7 @@ mod tests {
 
     #[test]
     fn a_driver_is_held_only_when_no_call_is_under_way_and_then_none_begins() {
-        let calls = Arc::new(Calls::default());
-        let (entered, was_entered) = sync_channel(1);
-        let (let_go, leave) = sync_channel(1);
-        *calls.flush.lock() = Some((entered, leave));
+        let (calls, was_entered, let_go) = with_waiting_flush();
         let caller = Caller::new(Arc::clone(&calls), None);
         thread::scope(|scope| {
             let flush = scope.spawn(|| outcome_of(&caller, Operation::Flush, false));
@@ -387,10 +390,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_its_turn_is_refused_when_the_device_fails() {
-        let calls = Arc::new(Calls::default());
-        let (entered, was_entered) = sync_channel(1);
-        let (let_go, leave) = sync_channel(1);
-        *calls.flush.lock() = Some((entered, leave));
+        let (calls, was_entered, let_go) = with_waiting_flush();
         let caller = Caller::new(Arc::clone(&calls), Some(1));
         thread::scope(|scope| {
             let flush = scope.spawn(|| outcome_of(&caller, Operation::Flush, false));

@@ -22,7 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, recv};
+use rustix::process::geteuid;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_doors::DoorPlan;
 use sawmill_frontend::{DoorPiece, pack, passing, unpack};
@@ -92,7 +94,10 @@ impl ServingDriver {
     /// The driver at this socket; `None` if no process serves the device.
     pub(super) fn at(socket: &Path) -> Result<Option<Self>> {
         match PacketSocket::connect(socket) {
-            Ok(control) => Ok(Some(ServingDriver(control))),
+            Ok(control) => {
+                require_own(&control)?;
+                Ok(Some(ServingDriver(control)))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -152,6 +157,21 @@ impl Offer {
         }
         Ok(self.doors)
     }
+}
+
+/// What another user's process hands over would be served with the rights of this one.
+fn require_own(control: &PacketSocket) -> Result<()> {
+    let failed =
+        |error| Error::caused(ErrorKind::Unavailable, "cannot tell whose socket it is", error);
+    let (peer, own) = (socket_peercred(control).map_err(failed)?.uid, geteuid());
+    if peer == own || peer.is_root() {
+        return Ok(());
+    }
+    let text = format!(
+        "the driver that serves the device is a process of user {}; start this one as that user",
+        peer.as_raw()
+    );
+    Err(Error::new(ErrorKind::Denied, text))
 }
 
 /// Waits for this word.
