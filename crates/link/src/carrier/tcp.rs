@@ -518,6 +518,9 @@ mod tests {
         let receiving = receiving(receiver, true);
         assert_eq!(sender.send(&Peer::Stream, &burst(PACKET_BYTES_MIN), 0).unwrap(), 1);
         wait_until("the packet came", || receiving.is_finished());
+        assert_eq!(receiving.join().unwrap(), PACKET_BYTES_MIN);
+        // Not because the stream has ended, for want of acknowledgements.
+        assert_eq!(full.send(&Peer::Stream, &burst(PACKET_BYTES_MIN), 0).expect("it lives"), 0);
     }
 
     #[test]
