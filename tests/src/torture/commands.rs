@@ -82,8 +82,10 @@ impl Torture {
         let done = volume.bed.sawmill(&words);
         if done.code == Some(0) {
             self.report.did(name);
-            // It released the volume with everything stored.
+            // It released the volume with everything stored. One that was killed before it may have
+            // left memory in a second folder.
             volume.stored = moment;
+            volume.may_be_clean = true;
         } else {
             self.violation(volume, &format!("`{}`: {:?}: {}", done.line, done.code, done.stderr));
         }

@@ -88,7 +88,8 @@ pub(super) struct Volume {
     /// The store was restored: after an attach that accepted the loss and died immediately, the
     /// next one must accept the older store too.
     pub was_put_back: bool,
-    /// The last server got SIGTERM before it was killed, and may have closed cleanly.
+    /// The volume may have been closed cleanly, and then needs no memory, although some may have
+    /// been left: its last server got SIGTERM before it was killed, or a command released it.
     pub may_be_clean: bool,
     /// Everything completed before this moment is stored.
     pub stored: u64,

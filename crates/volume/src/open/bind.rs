@@ -72,7 +72,6 @@ pub(super) fn bind(
         disk.sync().map_err(|error| disk_failed("sync", error))?;
     }
     let records = replayable(scan, trim);
-    let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
     superblock.write(|block| {
         block.epoch = epoch;
         block.intent_epoch = 0;
@@ -88,9 +87,11 @@ pub(super) fn bind(
         block.memory = None;
         block.ring_copy = None;
     })?;
-    // Only now, when the disk has all of it, may the old memory be removed.
+    // Only now, when the disk has all of it, may the old memory be removed. Where it is in another
+    // folder, no later attach would find it there: so at once, before anything that takes long.
     let volume_id = stored.record.volume_id;
     let staging_path = staging_path(&options.staging_folder, volume_id, tag);
+    remove_old_memory(staging.as_ref().map(StagingFile::path), &staging_path);
     let (capacity, boot_id) = (options.staging_bytes, memory.boot_id);
     let header =
         StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
@@ -98,7 +99,6 @@ pub(super) fn bind(
     // The other copy too: if one is lost later, the other must still know whose records count. It
     // locates the memory before anything is accepted.
     superblock.write(|block| block.memory = Some(memory))?;
-    remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
         RecoveryStep::Replay,
@@ -178,9 +178,9 @@ fn new_ring(
 }
 
 /// Removes old memory that lies in another place than the new.
-fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
-    if let Some(path) = old.filter(|path| path != new)
-        && let Err(error) = std::fs::remove_file(&path)
+fn remove_old_memory(old: Option<&Path>, new: &Path) {
+    if let Some(path) = old.filter(|path| *path != new)
+        && let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!("cannot remove {}, which is no longer needed: {error}", path.display());
