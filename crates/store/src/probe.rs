@@ -127,8 +127,9 @@ fn race(
     match winners[..] {
         [] => report.no_winner += 1,
         [winner] => {
-            let found = Blocking(store).get(key, None, Class::Upload)?;
-            report.wrong_bytes += usize::from(found != sent[winner]);
+            let is_wrong = || Ok(Blocking(store).get(key, None, Class::Upload)? != sent[winner]);
+            // One answer that was garbled on its way condemns no store.
+            report.wrong_bytes += usize::from(is_wrong()? && is_wrong()?);
         }
         _ => report.several_winners += 1,
     }
@@ -380,6 +381,20 @@ mod tests {
             probe_conditional_create(&*store, 2, 2, Bodies::InHalves).unwrap().wrong_bytes,
             2
         );
+    }
+
+    #[test]
+    fn one_answer_that_was_garbled_on_its_way_condemns_no_store() {
+        let gets = std::sync::atomic::AtomicUsize::new(0);
+        let store = FaultStore::new(
+            memory(),
+            Box::new(move |call| {
+                let is_first = call.kind == crate::CallKind::Get
+                    && gets.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+                if is_first { Fault::Truncate } else { Fault::None }
+            }),
+        );
+        assert!(probe_conditional_create(&*store, 1, 2, Bodies::InHalves).unwrap().is_honest());
     }
 
     #[test]
