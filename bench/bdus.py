@@ -6,9 +6,9 @@
     bench/bdus.py --page FILE                    without kbdus, beside ublk in one process
 
 FOLDER holds `kbdus.ko`, built for the guest's kernel (.prepared/kernel), and BDUS's `libbdus.so`:
-neither is ours. One program, bench/bdus_null.c, runs with that library and with `libsawmill`;
-beside them, the null device of the ublk door in one process, the null example in both modes, and
-the null example in C as its own host. All
+neither is ours. One program, tests/vm/bench/bdus_null.c, runs with that library and with
+`libsawmill`; beside them, the null device of the ublk door in one process, the null example in
+both modes, and the null example in C as its own host. All
 are set up in one boot and take turns; requests, processor time and ratios as in bench/doors.py,
 which has what is not here.
 """
@@ -35,7 +35,7 @@ REFERENCE, ONE_PROCESS = "BDUS, kbdus", "ublk, in one process"
 
 @contextlib.contextmanager
 def with_library(folder):
-    """The program of bench/bdus_null.c with the libbdus.so of a folder."""
+    """The program of tests/vm/bench/bdus_null.c with the libbdus.so of a folder."""
     words = [os.environ["VM_BDUS_NULL"], SIZE_BYTES, CALLBACKS]
     with Process(*words, talks=True, env=os.environ | {"LD_LIBRARY_PATH": str(folder)}) as driver:
         yield driver.expect("ready")[0]
@@ -104,7 +104,8 @@ def said_in_guest(flags):
         program = Path(folder) / "bdus_null"
         machine.build("sawmill-c")
         (Path(folder) / "libbdus.so").symlink_to(RELEASE / "libsawmill.so")
-        run("cc", "-O2", "-o", program, ROOT / "bench/bdus_null.c", f"-I{ROOT}/sdk/c/include",
+        run("cc", "-O2", "-o", program, ROOT / "tests/vm/bench/bdus_null.c",
+            f"-I{ROOT}/sdk/c/include",
             f"-L{folder}", "-l:libbdus.so", "-Wl,--allow-shlib-undefined")
         (Path(folder) / "libsawmill.so").symlink_to(RELEASE / "libsawmill.so")
         run("cc", "-O2", "-o", Path(folder) / "null", ROOT / "sdk/c/examples/null.c",

@@ -155,11 +155,11 @@ CONTESTANTS = [
 ]
 
 
-def measure(device, queues=1):
+def measure(device, queues=1, operations=OPERATIONS, depths=DEPTHS):
     """Requests a second and processor time for each, by operation and depth:
     jobs of one fio, in turn."""
     jobs, started, shares = ["--group_reporting"], {}, {}
-    for operation, depth in itertools.product(OPERATIONS, DEPTHS):
+    for operation, depth in itertools.product(operations, depths):
         name = f"{operation}-{depth}"
         started[name] = scratch() / name
         started[name].unlink(missing_ok=True)

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod buse;
 mod fuse;
 mod kind;
 pub mod listening;
@@ -35,7 +36,7 @@ use sawmill_sys::FileLock;
 
 pub use nbd::NbdShare;
 pub use plan::{DoorPlan, examples, options};
-pub use ublk::{UNPRIVILEGED_FOLDER, require_driver, waits};
+pub use ublk::{UNPRIVILEGED_FOLDER, require_driver};
 
 use kind::DoorInstance;
 
@@ -44,6 +45,14 @@ const QUIESCE_THREADS_MAX: usize = 64;
 
 /// Threads that take over doors; each may wait for a kernel or a mount holder.
 const TAKE_OVER_THREADS_MAX: usize = 64;
+
+/// Whether a device node of this identity ([`DoorVolume::identity`]) waits for its next server.
+///
+/// # Errors
+/// It is unknown then: this is no sign that there is none.
+pub fn waits(identity: &str) -> Result<bool> {
+    Ok(ublk::waits(identity)? || buse::waits(identity)?)
+}
 
 /// An open volume, as doors serve it.
 #[derive(Clone)]

@@ -15,6 +15,7 @@ use sawmill_frontend::nbd::Listen;
 use serde::{Deserialize, Serialize};
 
 use super::DoorContext;
+use super::buse::{self, BusePlan};
 use super::fuse::{self, FusePlan};
 use super::kind::{DoorInstance, DoorKind, RequestedDoor};
 use super::nbd::{self, NbdPlan};
@@ -22,7 +23,7 @@ use super::ublk::{self, UblkPlan};
 use super::vhost_user::{self, VhostPlan};
 
 /// All kinds of doors, in the order of their options.
-static KINDS: [DoorKind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND];
+static KINDS: [DoorKind; 5] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND, buse::KIND];
 
 /// One requested door of any kind, in memory and as text.
 #[derive(Clone, Serialize, Deserialize)]
@@ -64,6 +65,12 @@ impl DoorPlan {
     #[must_use]
     pub fn ublk_unprivileged(id: Option<u32>) -> DoorPlan {
         DoorPlan(Arc::new(UblkPlan::new(id).unprivileged()))
+    }
+
+    /// A device node of the kernel module BUSE, with this number, or any.
+    #[must_use]
+    pub fn buse(id: Option<u32>) -> DoorPlan {
+        DoorPlan(Arc::new(BusePlan::new(id)))
     }
 
     /// A vhost-user-blk socket.
@@ -202,6 +209,8 @@ mod tests {
             "vhost-user=/run/x y.sock",
             "fuse=/mnt/disk1",
             "loop=/mnt/disk1",
+            "buse",
+            "buse=7",
         ] {
             assert_eq!(DoorPlan::parse(text).unwrap().to_string(), text);
         }
@@ -225,10 +234,10 @@ mod tests {
         }
         assert_eq!(
             DoorPlan::parse("iscsi").unwrap_err().to_string(),
-            "unknown door 'iscsi'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, fuse=FOLDER \
-             or loop=FOLDER"
+            "unknown door 'iscsi'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, \
+             fuse=FOLDER, loop=FOLDER, buse or buse=ID"
         );
-        assert_eq!(options(), "--nbd, --ublk, --vhost-user or --fuse");
+        assert_eq!(options(), "--nbd, --ublk, --vhost-user, --fuse or --buse");
     }
 
     #[test]

@@ -150,7 +150,7 @@ pub fn require_driver() -> Result<()> {
 ///
 /// # Errors
 /// It is unknown then: this is no sign that there is none.
-pub fn waits(identity: &str) -> Result<bool> {
+pub(super) fn waits(identity: &str) -> Result<bool> {
     let options = UblkOptions::new(identity);
     let devices = match ublk::devices(&options.run_folder) {
         Ok(devices) => devices,

@@ -26,6 +26,7 @@ use sawmill_device::Result;
 /// | fuse | `fuse::a_mount_keeps_every_clause_of_a_door` |
 /// | vhost-user | `vhost::a_vhost_user_door_keeps_every_clause_of_a_door` |
 /// | ublk | `ublk::clauses` |
+/// | buse | `buse::clauses` |
 ///
 /// A door that cannot show a clause has its row here, and its subject says where it stops:
 ///
@@ -33,6 +34,7 @@ use sawmill_device::Result;
 /// |---|---|---|
 /// | Q4 | fuse | cannot: a process that has the mount serves it, so one that fails never had it |
 /// | Q4 | ublk | cannot: the kernel gives a device to one server at a time |
+/// | Q4 | buse | cannot: the kernel gives a port to one server at a time |
 /// | Q8 | ublk | cannot: before Linux 6.16 a device is stopped and started again to be larger |
 ///
 /// The tests that a clause names show more of it on one door.
@@ -71,7 +73,7 @@ use sawmill_device::Result;
 ///   `vhost::a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back`,
 ///   `nbd::a_disk_that_has_grown_is_shown_to_old_clients_as_it_was`
 pub trait Door: Send + Sync {
-    /// The protocol: `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// The protocol: `nbd`, `ublk`, `vhost-user`, `fuse` or `buse`.
     fn kind(&self) -> &'static str;
 
     /// What a user opens: an address, a device node, a socket, a file.

@@ -10,7 +10,7 @@ use std::path::Path;
 use sawmill_device::{Geometry, MemoryDevice};
 use sawmill_sys::ublk::IoDescriptor;
 
-use crate::{DoorPiece, fuse, mount_holder, ublk};
+use crate::{DoorPiece, buse, fuse, mount_holder, ublk};
 
 /// Parses bytes as a FUSE request; panics if the result lies outside of them.
 pub fn fuse_request(bytes: &[u8]) {
@@ -22,6 +22,12 @@ pub fn ublk_request(descriptor: &IoDescriptor) {
     let geometry: Geometry = sawmill_device::BlockDevice::geometry(&MemoryDevice::new(1 << 20));
     let geometry = Geometry { size_bytes: 1 << 30, ..geometry };
     ublk::fuzzing::request(descriptor, &geometry);
+}
+
+/// Parses bytes as a chunk of the BUSE module with so many records; panics if a change lies
+/// outside.
+pub fn buse_chunk(bytes: &[u8], records: u64, write_bytes_max: u64) {
+    buse::fuzzing::chunk(bytes, records, write_bytes_max);
 }
 
 /// Reads a piece as the mount of another process with this mountpoint and file; panics if it is

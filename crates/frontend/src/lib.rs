@@ -14,6 +14,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+pub mod buse;
+mod device_facts;
 mod door;
 pub mod fuse;
 #[doc(hidden)]

@@ -1,4 +1,5 @@
-//! Packets between a host and a driver, the options in them, and chunks of writes.
+//! Packets between a host and a driver, the options in them, and chunks of writes, also those of
+//! the kernel (BUSE).
 //!
 //! Invariants: a decoded packet is the same after it is encoded again, and a packet of several
 //! commands is decoded as a whole or refused. Accepted options are read again as the same. The data
@@ -11,6 +12,7 @@ use std::collections::BTreeSet;
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::batch::chunk::{ChunkEntry, ENTRY_BYTES, FLAG_WRITE, SECTOR_BYTES, entries};
 use sawmill_driver::protocol::{Answer, Command, Control, ControlFacts};
+use sawmill_frontend::fuzzing::buse_chunk;
 
 /// The same bytes as each kind of packet.
 pub(crate) fn packet(bytes: &[u8]) {
@@ -50,6 +52,9 @@ fn options(facts: &ControlFacts) {
 pub(crate) fn chunk(bytes: &[u8]) {
     let Some((count, chunk)) = bytes.split_first() else { return };
     let count = usize::from(*count);
+    // The kernel's chunks have records of the same size.
+    buse_chunk(chunk, count as u64, 1 << 20);
+    buse_chunk(chunk, count as u64 % 4, 700);
     let metadata_bytes = (count * ENTRY_BYTES).min(chunk.len());
     check_chunk(chunk, metadata_bytes, count);
     // Flags and lengths such that several entries have data.

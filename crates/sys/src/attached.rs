@@ -1,5 +1,5 @@
-//! Memory that another process made and shares with this one; ranges of it are lent to one holder
-//! at a time.
+//! Memory that another process made and shares with this one, or a driver in the kernel; ranges of
+//! it are lent to one holder at a time.
 //!
 //! Invariants: while a [`MemoryPiece`] lives, it is the only access of this process to its range.
 //! Lent ranges lie inside the mapping and are disjoint, whatever the other process requests. A file
@@ -51,7 +51,17 @@ impl AttachedMemory {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(invalid_input("shared memory that can be taken away again".to_owned()));
         }
-        let mapping = Mapping::plain(File::from(file), 0, length)?;
+        Self::map(&File::from(file), length)
+    }
+
+    /// Maps the first `length` bytes of a character device whose driver never takes memory away
+    /// that is mapped.
+    pub(crate) fn of_device(device: &File, length: usize) -> io::Result<Arc<Self>> {
+        Self::map(device, length)
+    }
+
+    fn map(file: &File, length: usize) -> io::Result<Arc<Self>> {
+        let mapping = Mapping::plain(file, 0, length)?;
         Ok(Arc::new(AttachedMemory { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
     }
 

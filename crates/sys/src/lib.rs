@@ -9,6 +9,7 @@
 //! [`restrict`] (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
 //! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
 //! files and block devices), [`ublk`] (the kernel's driver for block devices in user space),
+//! [`BusePort`] (a part of a device of our own kernel module),
 //! [`Spin`] (when to look for messages before a sleep),
 //! [`reclaim`] (a server of disks must not wait for its own disk), [`CountingAllocator`] (for
 //! tests).
@@ -19,6 +20,7 @@
 mod aligned;
 mod arena;
 mod attached;
+mod buse;
 mod counting;
 pub mod descriptors;
 mod detached;
@@ -40,6 +42,7 @@ mod waker;
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, ArenaPiece};
 pub use attached::{AttachedMemory, MemoryPiece};
+pub use buse::BusePort;
 pub use counting::CountingAllocator;
 pub use detached::detach;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};

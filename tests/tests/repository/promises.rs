@@ -216,7 +216,7 @@ fn rows(code: &str) -> Vec<Vec<&str>> {
 }
 
 /// The names of the doors, as `Door::kind` has them.
-const DOORS: [&str; 4] = ["nbd", "fuse", "vhost-user", "ublk"];
+const DOORS: [&str; 5] = ["nbd", "fuse", "vhost-user", "ublk", "buse"];
 
 #[test]
 fn every_clause_of_a_door_has_a_test_on_each_door_or_a_reason() {

@@ -8,7 +8,7 @@ use sawmill_device::Operation::{Read, Write};
 use sawmill_sys::ublk::IoDescriptor;
 
 use super::protocol::BlockRequest;
-use super::registry::DeviceFacts;
+use crate::device_facts::DeviceFacts;
 
 const BYTES_MAX: u32 = 1 << 20;
 
@@ -30,6 +30,7 @@ pub(crate) fn facts(text: &str) {
         volume: text.to_owned(),
         symlink: Some(text.to_owned()),
         is_recovering: text.len() > 9,
+        instance: Some(text.len() as u64),
     };
     for facts in read.into_iter().chain([named]) {
         let text = facts.text();
@@ -42,6 +43,6 @@ pub(crate) fn facts(text: &str) {
                     .all(|byte| (b' '..=b'~').contains(&byte) && !b"\"\\$`".contains(&byte))
             })
         };
-        assert!(text.lines().count() <= 3 && text.lines().all(is_plain), "{text}");
+        assert!(text.lines().count() <= 4 && text.lines().all(is_plain), "{text}");
     }
 }

@@ -11,14 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
-use sawmill_sys::ublk::{Control, DeviceState, feature};
+use sawmill_sys::ublk::{Control, DeviceState, feature, node_path};
 
+use super::DOOR;
 use super::limits::CHECK_EVERY;
 use super::options::UblkOptions;
-use super::registry::{self, DeviceFacts, DeviceLock, failed};
+use super::registry::{self, failed};
 use super::server::{UblkDoor, UblkState, facts, features_of, open_char_device};
 use super::serving::{ServedDevice, ServiceState};
 use crate::DoorPiece;
+use crate::device_facts::{DeviceFacts, DeviceLock, make_symlink};
 
 impl UblkDoor {
     /// Takes over a device whose server is gone, after a crash or
@@ -63,7 +65,7 @@ impl UblkDoor {
                 device_info.size_bytes
             ));
         }
-        let device_lock = DeviceLock::wait(&options.run_folder, id)?;
+        let device_lock = DeviceLock::wait(DOOR, &options.run_folder, id)?;
         let is_half_taken =
             DeviceFacts::read(&options.run_folder, id).is_some_and(|facts| facts.is_recovering);
         if is_half_taken && features & feature::QUIESCE == 0 {
@@ -94,7 +96,7 @@ impl UblkDoor {
             serving.leave();
             return Err(error);
         }
-        registry::make_symlink(&options.symlink_folder, options.symlink.as_deref(), id);
+        make_symlink(&options.symlink_folder, options.symlink.as_deref(), &node_path(id));
         tracing::info!(id, volume = options.volume, "ublk: took over a device");
         Ok(Self::new(id, options, device, features, serving))
     }

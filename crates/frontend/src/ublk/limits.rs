@@ -15,5 +15,3 @@ pub(super) const SHARED_SLOTS_MAX: u64 = 4096;
 pub(super) const NODE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Interval of checks for conditions that the kernel does not report.
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(1);
-/// Time for another living server to leave a device that is being taken over.
-pub(super) const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);

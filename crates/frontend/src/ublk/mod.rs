@@ -37,6 +37,9 @@ mod tests;
 mod ticket;
 mod worker;
 
+/// The name of this kind of door.
+const DOOR: &str = "ublk";
+
 pub use options::UblkOptions;
 pub use protocol::errno;
 pub use registry::{DeviceInfo, delete, devices};

@@ -14,13 +14,15 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature, node_path};
 
+use super::DOOR;
 use super::channel::{Message, QueueChannel};
 use super::limits::{CHECK_EVERY, NODE_TIME_MAX};
 use super::options::UblkOptions;
 use super::protocol;
-use super::registry::{self, DeviceFacts, DeviceLock, failed};
+use super::registry::{self, failed};
 use super::serving::{ServedDevice, ServiceState};
 use crate::DoorCounts;
+use crate::device_facts::{DeviceFacts, DeviceLock, make_symlink, remove_symlink};
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -99,7 +101,7 @@ impl UblkDoor {
             serving.limiting =
                 std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
         }
-        registry::make_symlink(&options.symlink_folder, options.symlink.as_deref(), id);
+        make_symlink(&options.symlink_folder, options.symlink.as_deref(), &node_path(id));
         tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: serving a device");
         Ok(Self::new(id, options, device, features, serving))
     }
@@ -182,7 +184,7 @@ fn start_added(
     device: &Arc<dyn BlockDevice>,
 ) -> Result<ServiceState> {
     let id = info.id;
-    let device_lock = DeviceLock::wait(&options.run_folder, id)?;
+    let device_lock = DeviceLock::wait(DOOR, &options.run_folder, id)?;
     device_lock.write(&facts(options))?;
     // Only the owner of the node may command an unprivileged device.
     let char_device = Arc::new(open_char_device(id)?);
@@ -213,6 +215,8 @@ pub(super) fn facts(options: &UblkOptions) -> DeviceFacts {
         volume: options.volume.clone(),
         symlink: options.symlink.clone(),
         is_recovering: false,
+        // The driver keeps the signature.
+        instance: None,
     }
 }
 
@@ -296,7 +300,11 @@ impl UblkState {
         if let Ok(node) = std::fs::File::open(node_path(id)) {
             let _ = node.sync_all();
         }
-        registry::remove_symlink(&self.options.symlink_folder, self.options.symlink.as_deref(), id);
+        remove_symlink(
+            &self.options.symlink_folder,
+            self.options.symlink.as_deref(),
+            &node_path(id),
+        );
         match registry::control() {
             Ok(mut control) => {
                 serving.abandon(&mut control, id);

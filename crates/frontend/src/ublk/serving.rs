@@ -15,8 +15,9 @@ use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
 use super::channel::{CopyMode, Inbox, Message, NewQueue, QueueChannel};
 use super::options::UblkOptions;
 use super::progress::Progress;
-use super::registry::{DeviceLock, failed};
+use super::registry::failed;
 use super::worker::Worker;
+use crate::device_facts::DeviceLock;
 
 /// A device to serve: what the kernel and the caller say of it.
 pub(super) struct ServedDevice<'a> {

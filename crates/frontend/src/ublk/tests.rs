@@ -7,12 +7,17 @@ use proptest::prelude::*;
 use sawmill_device::{
     BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations,
 };
-use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
+use sawmill_sys::ublk::{
+    DeviceState, IoDescriptor, attribute, node_path, operation, operation_flag,
+};
 
+use super::DOOR;
 use super::channel::{Body, Completion, Inbox, Message};
 use super::progress::Progress;
 use super::protocol::{self, BlockRequest};
-use super::registry::{self, DeviceLock};
+use crate::device_facts::{
+    DeviceFacts, DeviceLock, facts_path, is_locked, make_symlink, remove_symlink,
+};
 
 const BYTES_MAX: u32 = 1 << 20;
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -120,14 +125,14 @@ proptest! {
     #[test]
     fn facts_come_back_as_they_were_written(
         volume in "\\PC*|[\\x00-\\x7f]*", symlink in proptest::option::of("[a-z]+"),
-        is_recovering: bool,
+        is_recovering: bool, instance: Option<u64>,
     ) {
-        let facts = super::registry::DeviceFacts { volume, symlink, is_recovering };
+        let facts = DeviceFacts { volume, symlink, is_recovering, instance };
         let folder = tempfile::tempdir().unwrap();
-        super::registry::DeviceLock::take(folder.path(), 7).unwrap().write(&facts).unwrap();
+        DeviceLock::take(DOOR, folder.path(), 7).unwrap().write(&facts).unwrap();
         let text = std::fs::read_to_string(folder.path().join("7")).unwrap();
-        prop_assert!(text.is_ascii() && text.lines().count() <= 3, "{}", text);
-        prop_assert_eq!(super::registry::DeviceFacts::read(folder.path(), 7), Some(facts));
+        prop_assert!(text.is_ascii() && text.lines().count() <= 4, "{}", text);
+        prop_assert_eq!(DeviceFacts::read(folder.path(), 7), Some(facts));
     }
 }
 
@@ -190,13 +195,12 @@ fn a_device_is_known_for_its_volume_by_its_signature_alone() {
 fn one_server_at_a_time_has_the_claim_to_a_device() {
     let folder = tempfile::tempdir().unwrap();
     let run_folder = folder.path().join("deep/er");
-    let device_lock = super::registry::DeviceLock::take(&run_folder, 3).expect("it is free");
-    let second =
-        super::registry::DeviceLock::take(&run_folder, 3).map(drop).expect_err("it is taken");
+    let device_lock = DeviceLock::take(DOOR, &run_folder, 3).expect("it is free");
+    let second = DeviceLock::take(DOOR, &run_folder, 3).map(drop).expect_err("it is taken");
     assert_eq!(second.kind(), ErrorKind::InUse);
-    super::registry::DeviceLock::take(&run_folder, 4).expect("another device");
+    DeviceLock::take(DOOR, &run_folder, 4).expect("another device");
     drop(device_lock);
-    super::registry::DeviceLock::take(&run_folder, 3).expect("it is free again").remove();
+    DeviceLock::take(DOOR, &run_folder, 3).expect("it is free again").remove();
     assert!(!run_folder.join("3").exists());
 }
 
@@ -204,32 +208,32 @@ fn one_server_at_a_time_has_the_claim_to_a_device() {
 fn two_that_only_look_do_not_take_each_other_for_a_server() {
     use rustix::fs::{FlockOperation, flock};
     let folder = tempfile::tempdir().expect("a folder");
-    let path = registry::facts_path(folder.path(), 3);
-    assert_eq!(registry::is_locked(&path), None, "there is no file");
-    drop(DeviceLock::take(folder.path(), 3).expect("it is free"));
+    let path = facts_path(folder.path(), 3);
+    assert_eq!(is_locked(&path), None, "there is no file");
+    drop(DeviceLock::take(DOOR, folder.path(), 3).expect("it is free"));
     // Somebody else looks, and is not done yet.
     let looking = std::fs::File::open(&path).expect("the file is there");
     flock(&looking, FlockOperation::NonBlockingLockShared).expect("it is free");
-    assert_eq!(registry::is_locked(&path), Some(false));
+    assert_eq!(is_locked(&path), Some(false));
     assert_eq!(
-        DeviceLock::take(folder.path(), 3).err().map(|error| error.kind()),
+        DeviceLock::take(DOOR, folder.path(), 3).err().map(|error| error.kind()),
         Some(ErrorKind::InUse)
     );
     // A process that wants to serve waits until the inspection is over.
     let wanting = std::thread::spawn({
         let run_folder = folder.path().to_owned();
-        move || DeviceLock::wait(&run_folder, 3)
+        move || DeviceLock::wait(DOOR, &run_folder, 3)
     });
     drop(looking);
     let device_lock = wanting.join().expect("no panic").expect("the look is over");
-    assert_eq!(registry::is_locked(&path), Some(true));
+    assert_eq!(is_locked(&path), Some(true));
     drop(device_lock);
-    assert_eq!(registry::is_locked(&path), Some(false));
+    assert_eq!(is_locked(&path), Some(false));
 }
 
 #[test]
 fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
-    use registry::is_alive;
+    use super::registry::is_alive;
     let (locked, stale, none) = (Some(true), Some(false), None);
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
@@ -261,17 +265,17 @@ fn a_symbolic_link_is_made_and_removed_and_a_foreign_file_there_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let symlinks = folder.path().join("links");
     let symlink = symlinks.join("disk1");
-    super::registry::make_symlink(&symlinks, Some("disk1"), 5);
+    make_symlink(&symlinks, Some("disk1"), &node_path(5));
     assert_eq!(std::fs::read_link(&symlink).unwrap().to_str(), Some("/dev/ublkb5"));
-    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    remove_symlink(&symlinks, Some("disk1"), &node_path(6));
     assert!(symlink.is_symlink(), "it leads to another device");
-    super::registry::make_symlink(&symlinks, Some("disk1"), 6);
+    make_symlink(&symlinks, Some("disk1"), &node_path(6));
     assert_eq!(std::fs::read_link(&symlink).unwrap().to_str(), Some("/dev/ublkb6"));
-    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    remove_symlink(&symlinks, Some("disk1"), &node_path(6));
     assert!(!symlink.is_symlink());
     std::fs::write(&symlink, "a file of another program").unwrap();
-    super::registry::make_symlink(&symlinks, Some("disk1"), 6);
-    super::registry::remove_symlink(&symlinks, Some("disk1"), 6);
+    make_symlink(&symlinks, Some("disk1"), &node_path(6));
+    remove_symlink(&symlinks, Some("disk1"), &node_path(6));
     assert_eq!(std::fs::read_to_string(&symlink).unwrap(), "a file of another program");
 }
 

@@ -156,7 +156,7 @@ fn stall_word(stall: Stall) -> &'static str {
 /// A door of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeDoor {
-    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// `nbd`, `ublk`, `vhost-user`, `fuse` or `buse`.
     pub(crate) kind: String,
     /// The address that a user opens.
     pub(crate) address: String,
@@ -346,7 +346,7 @@ impl OperationStatus {
 /// A door and what passed through it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DoorStatus {
-    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// `nbd`, `ublk`, `vhost-user`, `fuse` or `buse`.
     pub(crate) door: String,
     /// Socket path or address.
     pub(crate) address: String,

@@ -56,9 +56,18 @@ pub(crate) struct DoorOptions {
     /// With --fuse: also a loop device on that file, /dev/loopN.
     #[arg(long = "loop", requires = "fuse")]
     with_loop: bool,
+
+    /// A device node /dev/buseID of our own kernel module (see `sawmill help buse-module`);
+    /// --buse=ID selects the number. The kernel completes writes before this server has them.
+    #[arg(
+        long, value_name = "ID", num_args = 0..=1, require_equals = true,
+        default_missing_value = "any",
+        value_parser = parse_id
+    )]
+    buse: Option<DeviceId>,
 }
 
-/// The number in `--ublk`.
+/// The number in `--ublk` and `--buse`.
 #[derive(Clone, Copy, Debug)]
 struct DeviceId(Option<u32>);
 
@@ -67,9 +76,7 @@ fn parse_id(text: &str) -> Result<DeviceId, String> {
         "any" => Ok(DeviceId(None)),
         number => match number.parse() {
             Ok(id) => Ok(DeviceId(Some(id))),
-            Err(_) => {
-                Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3"))
-            }
+            Err(_) => Err(format!("'{text}' is no number of a device: write one, or omit it")),
         },
     }
 }
@@ -90,7 +97,8 @@ impl DoorOptions {
         let ublk = self.ublk.map(|DeviceId(id)| ublk(id));
         let vhost_user = self.vhost_user.as_deref().map(DoorPlan::vhost_user);
         let fuse = self.fuse.as_deref().map(fuse);
-        [nbd, ublk, vhost_user, fuse].into_iter().flatten().collect()
+        let buse = self.buse.map(|DeviceId(id)| DoorPlan::buse(id));
+        [nbd, ublk, vhost_user, fuse, buse].into_iter().flatten().collect()
     }
 
     /// The requested doors; without any, an NBD server at this Unix socket.

@@ -169,7 +169,7 @@ pub(crate) struct RecordingReply {
 /// A door that was opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AddDoorReply {
-    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// `nbd`, `ublk`, `vhost-user`, `fuse` or `buse`.
     pub(crate) door: String,
     pub(crate) address: String,
 }

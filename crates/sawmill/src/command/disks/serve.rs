@@ -49,7 +49,7 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// Interval at which a process that is ending reports what it waits for.
 pub(in crate::command) const REMIND_EVERY: Duration = Duration::from_secs(5);
 
-/// Serve volumes through doors (NBD, ublk, vhost-user, FUSE) until SIGTERM.
+/// Serve volumes through doors (NBD, ublk, vhost-user, FUSE, BUSE) until SIGTERM.
 ///
 /// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file.
 /// Default: an NBD Unix socket (in the runtime folder). SIGTERM or SIGINT stops accepting, finishes

@@ -1,0 +1,262 @@
+//! The threads of a device: one fetches chunks and flushes, one fetches reads.
+//!
+//! Invariants: the next packet of the write port is fetched when the chunk before it is done and
+//! acknowledged. Memory goes back before its packet is acknowledged, because the kernel may use it
+//! at once. Not here: making the device (`server`).
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use sawmill_device::{BlockDevice, Error, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_sys::{BusePort, MemoryPiece, Waker};
+
+use super::chunk::apply;
+use super::gate::Gate;
+use super::protocol::{
+    Change, ChunkLayout, READ_PACKET_BYTES, ReadPacket, WRITE_PACKET_BYTES, WritePacket,
+    acknowledgement,
+};
+use crate::ublk::errno;
+
+/// Writes that follow each other are one up to this length.
+const WRITE_BYTES_MAX: u64 = 1 << 20;
+
+/// A device may call functions of a program on such a thread, which count on what a main thread
+/// has. Memory that they do not use costs nothing.
+const STACK_BYTES: usize = 8 << 20;
+
+const EINVAL: i32 = Errno::INVAL.raw_os_error();
+
+/// A device while it is served.
+pub(super) struct Service {
+    pub(super) id: u32,
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) layout: ChunkLayout,
+    pub(super) gate: Gate,
+    writes: BusePort,
+    reads: BusePort,
+    /// They wake the threads.
+    wakers: [Waker; 2],
+}
+
+/// Whether a thread goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Fetch,
+    End,
+}
+
+impl Service {
+    pub(super) fn new(
+        id: u32,
+        device: Arc<dyn BlockDevice>,
+        layout: ChunkLayout,
+        [writes, reads]: [BusePort; 2],
+    ) -> io::Result<Self> {
+        Ok(Service {
+            id,
+            device,
+            layout,
+            gate: Gate::default(),
+            writes,
+            reads,
+            wakers: [Waker::new()?, Waker::new()?],
+        })
+    }
+
+    /// Starts the threads.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
+        let (writer, reader) = (Arc::clone(self), Arc::clone(self));
+        let writer = spawn("buse-writes", move || writer.serve_writes())?;
+        match spawn("buse-reads", move || reader.serve_reads()) {
+            Ok(reader) => Ok(vec![writer, reader]),
+            Err(error) => {
+                self.leave();
+                let _ = writer.join();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn rest(&self) {
+        self.gate.rest();
+        self.wakers.iter().for_each(Waker::wake);
+    }
+
+    /// The threads end when their packets are answered.
+    pub(super) fn leave(&self) {
+        self.gate.leave();
+        self.wakers.iter().for_each(Waker::wake);
+    }
+
+    fn serve_writes(self: &Arc<Self>) {
+        let mut packet = [0; WRITE_PACKET_BYTES];
+        self.serve(&self.writes, &self.wakers[0], |port| {
+            if !port.fetch(&mut packet)? {
+                return Ok(None);
+            }
+            match WritePacket::parse(&packet) {
+                WritePacket::End => return Ok(Some(Next::End)),
+                WritePacket::Flush(token) => self.flush(token),
+                WritePacket::Chunk { offset, records } => self.write_chunk(offset, records),
+            }
+            Ok(Some(Next::Fetch))
+        });
+    }
+
+    fn serve_reads(self: &Arc<Self>) {
+        let mut packet = [0; READ_PACKET_BYTES];
+        self.serve(&self.reads, &self.wakers[1], |port| {
+            if !port.fetch(&mut packet)? {
+                return Ok(None);
+            }
+            match ReadPacket::parse(&packet) {
+                Some(ReadPacket::End) => return Ok(Some(Next::End)),
+                Some(ReadPacket::Read { address, length, offset }) => {
+                    self.read(address, length, offset);
+                }
+                None => self.refuse(port, 0),
+            }
+            Ok(Some(Next::Fetch))
+        });
+    }
+
+    /// Fetches from a port until it ends or fails, or the device is to be left.
+    fn serve(
+        &self,
+        port: &BusePort,
+        waker: &Waker,
+        mut fetch: impl FnMut(&BusePort) -> io::Result<Option<Next>>,
+    ) {
+        if let Err(error) = sawmill_sys::reclaim::set_io_flusher() {
+            tracing::debug!(%error, "buse: cannot make a thread an I/O flusher");
+        }
+        while self.gate.pass() {
+            match fetch(port) {
+                Ok(Some(Next::Fetch)) => (),
+                Ok(Some(Next::End)) => break,
+                Ok(None) => wait(port, waker),
+                Err(error) => {
+                    tracing::error!(%error, id = self.id, "buse: a port fails");
+                    break;
+                }
+            }
+        }
+        self.gate.ended();
+    }
+
+    fn write_chunk(&self, offset: u64, records: u64) {
+        let chunk = self.writes.memory().lend(offset, self.layout.chunk_bytes);
+        let write_bytes_max =
+            WRITE_BYTES_MAX.min(u64::from(self.device.geometry().request_bytes_max));
+        let changes = chunk.and_then(|chunk| {
+            Some((self.layout.changes(&chunk, records, write_bytes_max)?, chunk))
+        });
+        let Some((changes, chunk)) = changes else {
+            self.refuse(&self.writes, offset);
+            return;
+        };
+        self.gate.taken(|counts| {
+            for Change { operation, length, .. } in &changes {
+                match operation {
+                    Operation::Discard => counts.discards += 1,
+                    Operation::WriteZeroes => counts.write_zeroes += 1,
+                    _ => {
+                        counts.writes += 1;
+                        counts.bytes_in += length;
+                    }
+                }
+            }
+        });
+        let errno = number_of(apply(&self.device, chunk, &changes));
+        self.answer(&self.writes, offset, errno, 0);
+    }
+
+    fn flush(self: &Arc<Self>, token: u64) {
+        self.gate.taken(|counts| counts.flushes += 1);
+        let service = Arc::clone(self);
+        let on_outcome = move |outcome: Outcome| {
+            let errno = number_of(outcome.err());
+            service.answer(&service.writes, token, errno, 0);
+        };
+        self.device.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), on_outcome));
+    }
+
+    fn read(self: &Arc<Self>, address: u64, length: u64, offset: u64) {
+        let Some(piece) = self.reads.memory().lend(offset, length) else {
+            return self.refuse(&self.reads, offset);
+        };
+        self.gate.taken(|counts| counts.reads += 1);
+        let exchange = Box::new(ReadExchange { piece, service: Arc::clone(self), token: offset });
+        self.device.submit(Request::new(
+            Operation::Read,
+            address,
+            length,
+            Flags::default(),
+            exchange,
+        ));
+    }
+
+    fn answer(&self, port: &BusePort, token: u64, errno: i32, read_bytes: u64) {
+        if let Err(error) = port.acknowledge(&acknowledgement(token, errno)) {
+            // The device was removed meanwhile.
+            tracing::debug!(%error, id = self.id, token, "buse: an answer is not taken");
+        }
+        self.gate.answered(errno, read_bytes);
+    }
+
+    /// The kernel sent what it never should.
+    fn refuse(&self, port: &BusePort, token: u64) {
+        tracing::error!(id = self.id, token, "buse: the kernel sent a packet that makes no sense");
+        self.gate.violated();
+        let _ = port.acknowledge(&acknowledgement(token, EINVAL));
+    }
+}
+
+/// A read in flight.
+struct ReadExchange {
+    piece: MemoryPiece,
+    service: Arc<Service>,
+    token: u64,
+}
+
+impl Exchange for ReadExchange {
+    fn fill(&mut self, _offset: u64, _into: &mut [u8]) {}
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.piece
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let ReadExchange { piece, service, token } = *self;
+        let length = if outcome.is_ok() { piece.len() as u64 } else { 0 };
+        drop(piece);
+        service.answer(&service.reads, token, number_of(outcome.err()), length);
+    }
+}
+
+/// The positive error number of an outcome; 0 without an error.
+fn number_of(error: Option<Error>) -> i32 {
+    let Some(error) = error else { return 0 };
+    // At this level only: the kernel logs a failed request itself.
+    tracing::debug!(%error, "buse: a request failed");
+    errno(error.kind())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(run)
+}
+
+/// Sleeps until the port has a packet, or the waker is used.
+fn wait(port: &BusePort, waker: &Waker) {
+    let mut fds = [PollFd::new(waker, PollFlags::IN), PollFd::new(port, PollFlags::IN)];
+    // An interrupted wait is one that ended early.
+    let _ = poll(&mut fds, None);
+    if fds[0].revents().contains(PollFlags::IN) {
+        // The waker carries no data: it only signals.
+        waker.clear();
+    }
+}

@@ -1,0 +1,61 @@
+# A volume as /dev/buseN: a file system lives on it, kills and hand-offs pause it, other doors come
+# set: quick
+# seconds: 400 1800
+# drivers: buse
+. "$VM_TESTS/buse/parts/device.sh"
+
+rounds=${VM_KILLS:-$(quick_or_full 2 25)}
+doors=(--buse --journal "$SCRATCH/journal" --journal-bytes 128M --cache-bytes 0)
+"$BIN/sawmill" create disk --size "$(quick_or_full 96M 320M)"
+"$BIN/sawmill" serve disk "${doors[@]}" 2>"$SCRATCH/refused" && fail "served without the module"
+grep -q "load the kernel module" "$SCRATCH/refused" || fail "$(cat "$SCRATCH/refused")"
+load
+serve disk "${doors[@]}"
+node=$(cat "$SCRATCH/serve.out")
+[ -b "$node" ] || fail "no block device: $node"
+[ "$(readlink -f /dev/sawmill/disk)" = "$node" ] || fail "no link to $node"
+
+kill_and_replace() {
+    for _ in $(seq "$rounds"); do
+        kill_server
+        serve disk "${doors[@]}"
+        [ "$(cat "$SCRATCH/serve.out")" = "$node" ] || return 1
+        sleep "0.$((RANDOM % 10))"
+    done
+    echo "$rounds kills"
+}
+verify_while "$node" kill_and_replace
+hand_over() {
+    for _ in $(seq "$rounds"); do
+        "$BIN/sawmill" handoff disk --json --timeout 120s --stall-max 60s >"$SCRATCH/handoff"
+        server=$(jq .pid "$SCRATCH/handoff")
+        sleep "$((RANDOM % 2)).$((RANDOM % 10))"
+    done
+    echo "$rounds hand-offs"
+}
+verify_while "$node" hand_over
+
+# A server of another volume does not take it.
+"$BIN/sawmill" create other --size 96M
+"$BIN/sawmill" serve other --buse="${node#/dev/buse}" 2>"$SCRATCH/refused" && fail "taken"
+grep -q "exists" "$SCRATCH/refused" || fail "$(cat "$SCRATCH/refused")"
+
+# The same bytes through another door: the kernel hands over an open chunk within 100 ms.
+uri=$("$BIN/sawmill" door add disk --nbd "unix:$SCRATCH/second.sock")
+head -c 1M /dev/urandom >"$SCRATCH/bytes"
+dd if="$SCRATCH/bytes" of="$node" bs=1M oflag=direct conv=fsync status=none
+nbdcopy "$uri" "$SCRATCH/whole"
+cmp -n 1048576 "$SCRATCH/whole" "$SCRATCH/bytes"
+rm "$SCRATCH/whole"
+"$BIN/sawmill" door remove disk "$uri"
+
+# It grows while it is used.
+bytes=$(blockdev --getsize64 "$node")
+"$BIN/sawmill" resize disk "$((bytes + (32 << 20)))"
+[ "$(blockdev --getsize64 "$node")" = "$((bytes + (32 << 20)))" ] || fail "it has not grown"
+
+for kind in ext4 $(quick_or_full "" "xfs btrfs"); do filesystem_life "$kind" "$node"; done
+kill "$server"
+await 60 test ! -e "$node"
+await 60 test ! -e "$CONFIG/${node#/dev/buse}"
+"$BIN/sawmill" check disk
