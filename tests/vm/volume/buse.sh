@@ -10,6 +10,10 @@ doors=(--buse --journal "$SCRATCH/journal" --journal-bytes 128M --cache-bytes 0)
 "$BIN/sawmill" serve disk "${doors[@]}" 2>"$SCRATCH/refused" && fail "served without the module"
 grep -q "load the kernel module" "$SCRATCH/refused" || fail "$(cat "$SCRATCH/refused")"
 load
+"$BIN/sawmill" serve disk --read-only --buse --cache-bytes 0 2>"$SCRATCH/refused" &&
+    fail "read-only"
+grep -q "makes no read-only disks" "$SCRATCH/refused" || fail "$(cat "$SCRATCH/refused")"
+[ -z "$(ls "$CONFIG")" ] || fail "a device was left"
 serve disk "${doors[@]}"
 node=$(cat "$SCRATCH/serve.out")
 [ -b "$node" ] || fail "no block device: $node"
@@ -35,6 +39,13 @@ hand_over() {
 }
 verify_while "$node" hand_over
 
+# Under another number, older writes would come later.
+kill_server
+"$BIN/sawmill" serve disk "${doors[@]/--buse/--buse=7}" 2>"$SCRATCH/refused" && fail "served"
+grep -q -e "--buse=0 first" "$SCRATCH/refused" || fail "$(cat "$SCRATCH/refused")"
+serve disk "${doors[@]}"
+[ "$(cat "$SCRATCH/serve.out")" = "$node" ] || fail "another node"
+
 # A server of another volume does not take it.
 "$BIN/sawmill" create other --size 96M
 "$BIN/sawmill" serve other --buse="${node#/dev/buse}" 2>"$SCRATCH/refused" && fail "taken"
@@ -53,6 +64,20 @@ rm "$SCRATCH/whole"
 bytes=$(blockdev --getsize64 "$node")
 "$BIN/sawmill" resize disk "$((bytes + (32 << 20)))"
 [ "$(blockdev --getsize64 "$node")" = "$((bytes + (32 << 20)))" ] || fail "it has not grown"
+
+# A second signal closes the volume at once: what the kernel has completed waits for the next
+# server.
+head -c 4M /dev/urandom >"$SCRATCH/bytes"
+kill -STOP "$server"
+dd if="$SCRATCH/bytes" of="$node" bs=64k oflag=direct status=none
+kill -TERM "$server"
+kill -INT "$server"
+kill -CONT "$server"
+ended() { ! kill -0 "$server"; }
+await 60 ended
+serve disk "${doors[@]}"
+[ "$(cat "$SCRATCH/serve.out")" = "$node" ] || fail "another node"
+cmp -n 4194304 "$node" "$SCRATCH/bytes" || fail "completed writes are lost"
 
 for kind in ext4 $(quick_or_full "" "xfs btrfs"); do filesystem_life "$kind" "$node"; done
 kill "$server"

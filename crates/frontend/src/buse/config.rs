@@ -6,10 +6,11 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::DOOR;
+use super::{CHECK_EVERY, DOOR};
 
 /// The folder of one device.
 #[derive(Clone, Debug)]
@@ -58,8 +59,16 @@ impl DeviceConfig {
     /// Makes a device, without power. Errors: `Exists`.
     pub(super) fn make(config_folder: &Path, id: u32) -> Result<Self> {
         let config = DeviceConfig::of(config_folder, id);
-        std::fs::create_dir(&config.folder)
-            .map_err(|error| failed(&format!("cannot make device {id}"), error))?;
+        std::fs::create_dir(&config.folder).map_err(|error| {
+            let place = config.folder.display();
+            let what = match error.kind() {
+                io::ErrorKind::AlreadyExists => format!(
+                    "device {id} exists and is not this volume's; if nobody uses it: rmdir {place}"
+                ),
+                _ => format!("cannot make {place}"),
+            };
+            failed(&what, error)
+        })?;
         Ok(config)
     }
 
@@ -94,9 +103,26 @@ impl DeviceConfig {
         })
     }
 
-    /// Whether the power is on.
-    pub(super) fn has_power(&self) -> Result<bool> {
-        Ok(self.text("state")? != "off")
+    /// The state of the device, once it is not stopping any more; `None` if there is none.
+    pub(super) fn state(&self, time_max: Duration) -> Result<Option<String>> {
+        let began = Instant::now();
+        loop {
+            match self.text("state") {
+                Ok(state) if state == "stopping" && began.elapsed() < time_max => {
+                    std::thread::sleep(CHECK_EVERY);
+                }
+                Ok(state) => return Ok(Some(state)),
+                Err(_) if !self.folder.exists() => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether the device keeps what its users wait for until a server comes.
+    pub(super) fn waits(&self, time_max: Duration) -> Result<bool> {
+        let state = self.state(time_max)?;
+        let is_on = state.is_some_and(|state| state == "waiting" || state == "running");
+        Ok(is_on && self.text("on_death")? == "wait")
     }
 
     /// Removes the device, also with power. It may be gone already.

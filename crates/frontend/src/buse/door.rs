@@ -62,6 +62,10 @@ impl QuietDoor for QuietBuseDoor {
             let text = format!("{DOOR}: device {id} is not quiet");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        if !self.0.options.recoverable {
+            let text = format!("{DOOR}: device {id} ends with its server");
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
         let facts = BTreeMap::from([
             ("id".to_owned(), id.to_string()),
             ("volume".to_owned(), self.0.options.volume.clone()),

@@ -18,6 +18,8 @@ enum Course {
     #[default]
     Serve,
     Rest,
+    /// Serve to the end: nothing stops it any more.
+    Finish,
     Leave,
 }
 
@@ -64,7 +66,7 @@ impl Gate {
             }
             state.resting -= 1;
         }
-        state.course == Course::Serve
+        matches!(state.course, Course::Serve | Course::Finish)
     }
 
     /// A thread has ended, as a port has nothing more or has failed.
@@ -81,14 +83,22 @@ impl Gate {
         self.turn(Course::Serve);
     }
 
+    pub(super) fn finish(&self) {
+        self.turn(Course::Finish);
+    }
+
     pub(super) fn leave(&self) {
         self.turn(Course::Leave);
     }
 
     fn turn(&self, course: Course) {
         let mut state = self.state.lock();
-        // Nothing brings a thread back that was told to leave.
-        if state.course != Course::Leave {
+        let is_final = match state.course {
+            Course::Serve | Course::Rest => false,
+            Course::Finish => course != Course::Leave,
+            Course::Leave => true,
+        };
+        if !is_final {
             state.course = course;
         }
         self.changed.notify_all();

@@ -29,8 +29,12 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 pub use options::BuseOptions;
 pub use server::{BuseDoor, waits};
 
 /// The name of this kind of door.
 const DOOR: &str = "buse";
+/// Interval of checks for conditions that the kernel does not report.
+const CHECK_EVERY: Duration = Duration::from_millis(1);

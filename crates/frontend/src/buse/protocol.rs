@@ -80,14 +80,15 @@ impl WritePacket {
 }
 
 impl ReadPacket {
-    /// `None`: the range overflows.
-    pub(super) fn parse(packet: &[u8; READ_PACKET_BYTES]) -> Option<Self> {
+    /// A range that overflows is as long as nothing is.
+    pub(super) fn parse(packet: &[u8; READ_PACKET_BYTES]) -> Self {
         let offset = number(packet, 16);
         if offset == END {
-            return Some(ReadPacket::End);
+            return ReadPacket::End;
         }
-        let (address, length) = range(number(packet, 0), number(packet, 8))?;
-        Some(ReadPacket::Read { address, length, offset })
+        let found = range(number(packet, 0), number(packet, 8));
+        let (address, length) = found.unwrap_or((u64::MAX, u64::MAX));
+        ReadPacket::Read { address, length, offset }
     }
 }
 

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Result};
 use sawmill_sys::BusePort;
 
-use super::DOOR;
 use super::config::{DeviceConfig, failed, numbers};
 use super::gate::Quiet;
 use super::options::BuseOptions;
 use super::protocol::ChunkLayout;
 use super::service::Service;
+use super::{CHECK_EVERY, DOOR};
 use crate::DoorCounts;
 use crate::device_facts::{
     DeviceFacts, DeviceLock, facts_path, is_locked, make_symlink, remove_symlink,
@@ -31,8 +31,6 @@ const COLLISION_AREA_BYTES: u64 = 1 << 30;
 const QUEUE_DEPTH: u32 = 256;
 /// Time for the nodes of a device to appear.
 const NODE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Interval of checks for conditions that the kernel does not report.
-const CHECK_EVERY: Duration = Duration::from_millis(1);
 /// Devices that are tried for a free number.
 const NUMBERS_MAX: u32 = 1 << 16;
 
@@ -44,6 +42,8 @@ pub struct BuseDoor {
 pub(super) struct BuseState {
     pub(super) options: BuseOptions,
     pub(super) config: DeviceConfig,
+    /// Of the device that this server made or took over: another may have its number later.
+    instance: Option<u64>,
     running: Mutex<Option<Running>>,
     /// The counters from before the device was left.
     past: Mutex<DoorCounts>,
@@ -66,17 +66,19 @@ impl BuseDoor {
         check(&options, &device.geometry())?;
         for id in numbers(&options.config_folder)? {
             let config = DeviceConfig::of(&options.config_folder, id);
-            let is_wanted = options.id.is_none_or(|wanted| wanted == id);
-            if !is_wanted || !is_left(&options, &config) {
+            if !is_left(&options, &config) {
                 continue;
             }
-            if options.recoverable && config.has_power()? {
-                return BuseDoor::recover(id, options, device);
+            let is_wanted = options.id.is_none_or(|wanted| wanted == id);
+            match config.waits(options.recovery_time_max)? {
+                true if options.recoverable && is_wanted => {
+                    return BuseDoor::recover(id, options, device);
+                }
+                // Its writes are older than what this server would take: they must come first.
+                true if options.recoverable => return Err(waits_elsewhere(&config)),
+                _ if is_wanted => remove_remains(&options, &config)?,
+                _ => (),
             }
-            // The remains of a server that died while it made it, or one whose data are gone.
-            let device_lock = DeviceLock::wait(DOOR, &options.run_folder, id)?;
-            config.remove();
-            device_lock.remove();
         }
         BuseDoor::make(options, device)
     }
@@ -92,11 +94,10 @@ impl BuseDoor {
             ("can_write_zeroes", u64::from(device.geometry().operations.write_zeroes)),
             ("chunk_age_ms", options.chunk_age.as_millis() as u64),
         ];
-        let on_death = if options.recoverable { "wait" } else { "fail" };
         let started = attributes
             .iter()
             .try_for_each(|(name, value)| config.set(name, value))
-            .and_then(|()| config.set("on_death", on_death))
+            .and_then(|()| config.set("on_death", on_death(&options)))
             .and_then(|()| config.set("power", 1))
             .and_then(|()| start(&options, &config, device));
         match started {
@@ -106,8 +107,8 @@ impl BuseDoor {
                 Ok(BuseDoor::of(options, config, Running { service, threads, device_lock }))
             }
             Err(error) => {
-                config.remove();
                 device_lock.remove();
+                config.remove();
                 Err(error)
             }
         }
@@ -136,9 +137,13 @@ impl BuseDoor {
                 "{DOOR}: device {id} has {old} bytes, more than the volume's {new}"
             ));
         }
-        if config.number("blocksize")? != u64::from(device.geometry().block_bytes) {
-            return refuse(format!("{DOOR}: device {id} has another size of blocks"));
+        let geometry = device.geometry();
+        let has_zeroes =
+            config.number("can_write_zeroes")? == 0 || geometry.operations.write_zeroes;
+        if config.number("blocksize")? != u64::from(geometry.block_bytes) || !has_zeroes {
+            return refuse(format!("{DOOR}: device {id} was made for a device of another kind"));
         }
+        config.set("on_death", on_death(&options))?;
         if old < new {
             config.set("size", new)?;
         }
@@ -150,7 +155,8 @@ impl BuseDoor {
     fn of(options: BuseOptions, config: DeviceConfig, running: Running) -> Self {
         make_symlink(&options.symlink_folder, options.symlink.as_deref(), &node(config.id));
         let (running, past) = (Mutex::new(Some(running)), Mutex::default());
-        BuseDoor { shared: Arc::new(BuseState { options, config, running, past }) }
+        let instance = config.instance();
+        BuseDoor { shared: Arc::new(BuseState { options, config, instance, running, past }) }
     }
 
     /// The number in `/dev/buseN`.
@@ -194,7 +200,7 @@ pub fn waits(options: &BuseOptions) -> Result<bool> {
     }
     for id in numbers(&options.config_folder)? {
         let config = DeviceConfig::of(&options.config_folder, id);
-        if is_left(options, &config) && config.has_power()? {
+        if is_left(options, &config) && config.waits(Duration::ZERO)? {
             return Ok(true);
         }
     }
@@ -219,8 +225,8 @@ fn check(options: &BuseOptions, geometry: &Geometry) -> Result<()> {
     if geometry.read_only {
         return refuse("the kernel module makes no read-only disks; use another door");
     }
-    if size_bytes(geometry) == 0 {
-        return refuse("the device is smaller than a block");
+    if size_bytes(geometry) == 0 || geometry.request_bytes_max < geometry.block_bytes {
+        return refuse("the device, or the longest request that it takes, is smaller than a block");
     }
     Ok(())
 }
@@ -233,29 +239,59 @@ fn make_config(options: &BuseOptions) -> Result<(DeviceConfig, DeviceLock)> {
     };
     let mut last = Error::new(ErrorKind::Full, format!("{DOOR}: no number is free"));
     for id in numbers {
-        match DeviceConfig::make(&options.config_folder, id) {
-            Ok(config) => {
-                let facts = DeviceFacts {
-                    volume: options.volume.clone(),
-                    symlink: options.symlink.clone(),
-                    is_recovering: false,
-                    instance: config.instance(),
-                };
-                let written = DeviceLock::wait(DOOR, &options.run_folder, id)
-                    .and_then(|lock| lock.write(&facts).map(|()| lock));
-                return match written {
-                    Ok(lock) => Ok((config, lock)),
-                    Err(error) => {
-                        config.remove();
-                        Err(error)
-                    }
-                };
+        match claim(options, id) {
+            // Or the server of an older device with this number has not noticed its end.
+            Err(error) if matches!(error.kind(), ErrorKind::Exists | ErrorKind::InUse) => {
+                last = error;
             }
-            Err(error) if error.kind() == ErrorKind::Exists => last = error,
-            Err(error) => return Err(error),
+            outcome => return outcome,
         }
     }
     Err(last)
+}
+
+/// Makes a device with this number and its facts.
+fn claim(options: &BuseOptions, id: u32) -> Result<(DeviceConfig, DeviceLock)> {
+    let config = DeviceConfig::make(&options.config_folder, id)?;
+    let facts = DeviceFacts {
+        volume: options.volume.clone(),
+        symlink: options.symlink.clone(),
+        is_recovering: false,
+        instance: config.instance(),
+    };
+    let lock = DeviceLock::wait(DOOR, &options.run_folder, id);
+    match lock.and_then(|lock| lock.write(&facts).map(|()| lock)) {
+        Ok(lock) => Ok((config, lock)),
+        Err(error) => {
+            config.remove();
+            Err(error)
+        }
+    }
+}
+
+/// What requests do while the device has no server.
+fn on_death(options: &BuseOptions) -> &'static str {
+    if options.recoverable { "wait" } else { "fail" }
+}
+
+fn waits_elsewhere(config: &DeviceConfig) -> Error {
+    let id = config.id;
+    let text = format!(
+        "{DOOR}: device {id} of this volume has writes that no server has taken: serve the volume \
+         with --buse={id} first"
+    );
+    Error::new(ErrorKind::Refused, text)
+}
+
+/// Removes what a server left that died while it made or stopped its device, or whose answered
+/// writes are gone.
+fn remove_remains(options: &BuseOptions, config: &DeviceConfig) -> Result<()> {
+    let device_lock = DeviceLock::wait(DOOR, &options.run_folder, config.id)?;
+    if is_ours(options, config) {
+        device_lock.remove();
+        config.remove();
+    }
+    Ok(())
 }
 
 /// Whether the device was made for this volume, by a server of ours.
@@ -292,7 +328,7 @@ fn start(
     };
     let ports = [open("write")?, open("read")?];
     let cannot = |error| failed(&format!("cannot serve device {id}"), error);
-    let service = Arc::new(Service::new(id, device, layout, ports).map_err(cannot)?);
+    let service = Arc::new(Service::new(options, id, device, ports, layout).map_err(cannot)?);
     let threads = service.start().map_err(cannot)?;
     let began = Instant::now();
     while !node(id).exists() {
@@ -371,10 +407,19 @@ impl BuseState {
 
     pub(super) fn resized(&self) -> Result<()> {
         let service = self.service()?;
+        if !self.is_there() {
+            let text = format!("{DOOR}: device {} is gone", self.config.id);
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
         self.config.set("size", size_bytes(&service.device.geometry()))
     }
 
-    /// Takes the state while serving, once.
+    /// Whether the number still is that of our device.
+    fn is_there(&self) -> bool {
+        self.instance.is_some() && self.config.instance() == self.instance
+    }
+
+    /// Takes the state while serving, once. From then on nothing lets the device rest.
     fn end(&self) -> Option<Running> {
         let mut running = self.running.lock();
         let ended = running.take()?;
@@ -394,18 +439,23 @@ impl BuseState {
     }
 
     pub(super) fn stop(&self) {
-        self.resume();
         let Some(Running { service, threads, device_lock }) = self.end() else { return };
-        // Once the power goes off, the kernel fails what is in its caches: write that first.
-        if let Ok(node) = std::fs::File::open(node(self.config.id)) {
-            let _ = node.sync_all();
-        }
+        service.gate.finish();
         let (folder, symlink) = (&self.options.symlink_folder, self.options.symlink.as_deref());
-        remove_symlink(folder, symlink, &node(self.config.id));
         let end_threads = |service: Arc<Service>| {
             service.leave();
             threads.into_iter().for_each(|thread| drop(thread.join()));
         };
+        if service.is_abandoned() || (self.options.recoverable && service.is_device_closed()) {
+            let id = self.config.id;
+            tracing::warn!(id, "buse: completed writes wait in the kernel for the next server");
+            end_threads(service);
+            return drop(device_lock);
+        }
+        let is_there = self.is_there();
+        if is_there {
+            remove_symlink(folder, symlink, &node(self.config.id));
+        }
         let mut serving = Some((service, end_threads));
         // The kernel would wait for a port without a thread; it does not for one that is closed.
         if let Some((service, end_threads)) =
@@ -413,9 +463,11 @@ impl BuseState {
         {
             end_threads(service);
         }
-        // Returns when the last chunk is acknowledged.
-        if let Err(error) = self.config.set("power", 0)
-            && self.config.has_power().unwrap_or(false)
+        // The kernel writes back what its caches hold of the disk, which needs the threads, and
+        // returns when the last chunk is acknowledged.
+        if is_there
+            && let Err(error) = self.config.set("power", 0)
+            && self.config.text("state").is_ok_and(|state| state != "off")
         {
             tracing::warn!(%error, id = self.config.id, "buse: cannot switch the power off");
         }
@@ -424,6 +476,8 @@ impl BuseState {
         }
         // The file goes while the number is still taken: see `device_facts`.
         device_lock.remove();
-        self.config.remove();
+        if is_there {
+            self.config.remove();
+        }
     }
 }

@@ -6,15 +6,19 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use sawmill_device::{BlockDevice, Error, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 use sawmill_sys::{BusePort, MemoryPiece, Waker};
 
 use super::chunk::apply;
 use super::gate::Gate;
+use super::options::BuseOptions;
 use super::protocol::{
     Change, ChunkLayout, READ_PACKET_BYTES, ReadPacket, WRITE_PACKET_BYTES, WritePacket,
     acknowledgement,
@@ -29,6 +33,7 @@ const WRITE_BYTES_MAX: u64 = 1 << 20;
 const STACK_BYTES: usize = 8 << 20;
 
 const EINVAL: i32 = Errno::INVAL.raw_os_error();
+const EIO: i32 = Errno::IO.raw_os_error();
 
 /// A device while it is served.
 pub(super) struct Service {
@@ -38,6 +43,10 @@ pub(super) struct Service {
     pub(super) gate: Gate,
     writes: BusePort,
     reads: BusePort,
+    /// The kernel keeps what is not acknowledged for the next server.
+    is_recoverable: bool,
+    /// A chunk came when the device was closed already: the next server gets it.
+    is_abandoned: AtomicBool,
     /// They wake the threads.
     wakers: [Waker; 2],
 }
@@ -51,10 +60,11 @@ enum Next {
 
 impl Service {
     pub(super) fn new(
+        options: &BuseOptions,
         id: u32,
         device: Arc<dyn BlockDevice>,
-        layout: ChunkLayout,
         [writes, reads]: [BusePort; 2],
+        layout: ChunkLayout,
     ) -> io::Result<Self> {
         Ok(Service {
             id,
@@ -63,6 +73,8 @@ impl Service {
             gate: Gate::default(),
             writes,
             reads,
+            is_recoverable: options.recoverable,
+            is_abandoned: AtomicBool::new(false),
             wakers: [Waker::new()?, Waker::new()?],
         })
     }
@@ -101,7 +113,9 @@ impl Service {
             match WritePacket::parse(&packet) {
                 WritePacket::End => return Ok(Some(Next::End)),
                 WritePacket::Flush(token) => self.flush(token),
-                WritePacket::Chunk { offset, records } => self.write_chunk(offset, records),
+                WritePacket::Chunk { offset, records } => {
+                    return Ok(Some(self.write_chunk(offset, records)));
+                }
             }
             Ok(Some(Next::Fetch))
         });
@@ -114,11 +128,10 @@ impl Service {
                 return Ok(None);
             }
             match ReadPacket::parse(&packet) {
-                Some(ReadPacket::End) => return Ok(Some(Next::End)),
-                Some(ReadPacket::Read { address, length, offset }) => {
+                ReadPacket::End => return Ok(Some(Next::End)),
+                ReadPacket::Read { address, length, offset } => {
                     self.read(address, length, offset);
                 }
-                None => self.refuse(port, 0),
             }
             Ok(Some(Next::Fetch))
         });
@@ -148,7 +161,7 @@ impl Service {
         self.gate.ended();
     }
 
-    fn write_chunk(&self, offset: u64, records: u64) {
+    fn write_chunk(&self, offset: u64, records: u64) -> Next {
         let chunk = self.writes.memory().lend(offset, self.layout.chunk_bytes);
         let write_bytes_max =
             WRITE_BYTES_MAX.min(u64::from(self.device.geometry().request_bytes_max));
@@ -157,7 +170,7 @@ impl Service {
         });
         let Some((changes, chunk)) = changes else {
             self.refuse(&self.writes, offset);
-            return;
+            return Next::Fetch;
         };
         self.gate.taken(|counts| {
             for Change { operation, length, .. } in &changes {
@@ -171,8 +184,32 @@ impl Service {
                 }
             }
         });
-        let errno = number_of(apply(&self.device, chunk, &changes));
-        self.answer(&self.writes, offset, errno, 0);
+        let error = apply(&self.device, chunk, &changes);
+        if let Some(error) = &error {
+            // Its users have long had their answers.
+            let (id, changes) = (self.id, changes.len());
+            tracing::error!(%error, id, changes, "buse: a chunk of completed writes failed");
+            if error.kind() == ErrorKind::Closed && self.is_recoverable {
+                self.is_abandoned.store(true, Relaxed);
+                self.gate.answered(EIO, 0);
+                return Next::End;
+            }
+        }
+        self.answer(&self.writes, offset, number_of(error), 0);
+        Next::Fetch
+    }
+
+    /// Whether the device behind takes no requests any more, and so none of the completed writes.
+    pub(super) fn is_device_closed(&self) -> bool {
+        let (sender, receiver) = sync_channel(1);
+        let on_outcome = move |outcome: Outcome| drop(sender.send(outcome));
+        self.device.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), on_outcome));
+        matches!(receiver.recv(), Ok(Err(error)) if error.kind() == ErrorKind::Closed)
+    }
+
+    /// Whether a chunk was left to the next server: the power must stay on.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Relaxed)
     }
 
     fn flush(self: &Arc<Self>, token: u64) {
@@ -186,24 +223,32 @@ impl Service {
     }
 
     fn read(self: &Arc<Self>, address: u64, length: u64, offset: u64) {
-        let Some(piece) = self.reads.memory().lend(offset, length) else {
+        let part_bytes = u64::from(self.device.geometry().request_bytes_max);
+        let lent = parts(length, part_bytes).map(|(start, length)| {
+            let piece = self.reads.memory().lend(offset.checked_add(start)?, length)?;
+            Some((address.checked_add(start)?, piece))
+        });
+        // Whole or not at all.
+        let Some(lent) = lent.collect::<Option<Vec<_>>>().filter(|lent| !lent.is_empty()) else {
             return self.refuse(&self.reads, offset);
         };
         self.gate.taken(|counts| counts.reads += 1);
-        let exchange = Box::new(ReadExchange { piece, service: Arc::clone(self), token: offset });
-        self.device.submit(Request::new(
-            Operation::Read,
-            address,
-            length,
-            Flags::default(),
-            exchange,
-        ));
+        let left = Mutex::new((lent.len(), None));
+        let read = Arc::new(ReadInParts { service: Arc::clone(self), token: offset, length, left });
+        for (address, piece) in lent {
+            let length = piece.len() as u64;
+            let exchange = Box::new(ReadExchange { piece, read: Arc::clone(&read) });
+            let (operation, flags) = (Operation::Read, Flags::default());
+            self.device.submit(Request::new(operation, address, length, flags, exchange));
+        }
     }
 
     fn answer(&self, port: &BusePort, token: u64, errno: i32, read_bytes: u64) {
         if let Err(error) = port.acknowledge(&acknowledgement(token, errno)) {
-            // The device was removed meanwhile.
-            tracing::debug!(%error, id = self.id, token, "buse: an answer is not taken");
+            // ENODEV: the device was removed meanwhile.
+            if error.raw_os_error() != Some(Errno::NODEV.raw_os_error()) {
+                tracing::error!(%error, id = self.id, token, "buse: an answer is not taken");
+            }
         }
         self.gate.answered(errno, read_bytes);
     }
@@ -216,11 +261,43 @@ impl Service {
     }
 }
 
-/// A read in flight.
-struct ReadExchange {
-    piece: MemoryPiece,
+/// A read in flight, in as many parts as the device wants.
+struct ReadInParts {
     service: Arc<Service>,
     token: u64,
+    length: u64,
+    /// The parts without an answer, and the first error.
+    left: Mutex<(usize, Option<Error>)>,
+}
+
+impl ReadInParts {
+    fn end_part(&self, outcome: Outcome) {
+        let mut left = self.left.lock();
+        left.0 -= 1;
+        if let Err(error) = outcome {
+            left.1.get_or_insert(error);
+        }
+        if left.0 > 0 {
+            return;
+        }
+        let errno = number_of(left.1.take());
+        drop(left);
+        let read_bytes = if errno == 0 { self.length } else { 0 };
+        self.service.answer(&self.service.reads, self.token, errno, read_bytes);
+    }
+}
+
+/// The parts of a range: start and length of each.
+pub(super) fn parts(length: u64, part_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let part_bytes = part_bytes.max(1);
+    let starts = (0..length.div_ceil(part_bytes)).map(move |part| part * part_bytes);
+    starts.map(move |start| (start, part_bytes.min(length - start)))
+}
+
+/// A part of a read.
+struct ReadExchange {
+    piece: MemoryPiece,
+    read: Arc<ReadInParts>,
 }
 
 impl Exchange for ReadExchange {
@@ -231,17 +308,16 @@ impl Exchange for ReadExchange {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let ReadExchange { piece, service, token } = *self;
-        let length = if outcome.is_ok() { piece.len() as u64 } else { 0 };
+        let ReadExchange { piece, read } = *self;
         drop(piece);
-        service.answer(&service.reads, token, number_of(outcome.err()), length);
+        read.end_part(outcome);
     }
 }
 
 /// The positive error number of an outcome; 0 without an error.
 fn number_of(error: Option<Error>) -> i32 {
     let Some(error) = error else { return 0 };
-    // At this level only: the kernel logs a failed request itself.
+    // At this level only: the kernel logs a failed read or flush itself.
     tracing::debug!(%error, "buse: a request failed");
     errno(error.kind())
 }

@@ -18,6 +18,7 @@ use super::protocol::{
     Change, ChunkLayout, READ_PACKET_BYTES, ReadPacket, WRITE_PACKET_BYTES, WritePacket,
     acknowledgement,
 };
+use super::service::parts;
 
 const LAYOUT: ChunkLayout = ChunkLayout { chunk_bytes: 65536, block_bytes: 4096 };
 const DATA_AT: usize = 16 * 32;
@@ -85,9 +86,10 @@ fn every_packet_means_what_the_format_says() {
         ReadPacket::parse(&packet)
     };
     let parsed = ReadPacket::Read { address: 1024, length: 512, offset: 4096 };
-    assert_eq!(read(2, 1, 4096), Some(parsed));
-    assert_eq!(read(0, 0, u64::MAX), Some(ReadPacket::End));
-    assert_eq!(read(u64::MAX / 512, 2, 0), None, "a range that overflows");
+    assert_eq!(read(2, 1, 4096), parsed);
+    assert_eq!(read(0, 0, u64::MAX), ReadPacket::End);
+    let endless = ReadPacket::Read { address: u64::MAX, length: u64::MAX, offset: 4096 };
+    assert_eq!(read(u64::MAX / 512, 2, 4096), endless, "no memory is as long");
     let expected = [2, 0, 0, 0, 1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(acknowledgement((1 << 32) + 2, 5), expected);
 }
@@ -215,6 +217,26 @@ fn the_error_of_a_change_is_that_of_its_chunk_and_the_others_are_applied() {
     assert_eq!(error.kind(), ErrorKind::Full);
     let read = failing.0.read_at(64 * 512, 4096).unwrap();
     assert!(read.iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_read_has_parts_that_the_device_takes_and_that_cover_it() {
+    assert_eq!(parts(8192, 4096).collect::<Vec<_>>(), [(0, 4096), (4096, 4096)]);
+    assert_eq!(parts(5120, 4096).collect::<Vec<_>>(), [(0, 4096), (4096, 1024)]);
+    assert_eq!(parts(512, u64::MAX).collect::<Vec<_>>(), [(0, 512)]);
+    assert_eq!(parts(0, 4096).count(), 0);
+}
+
+#[test]
+fn a_device_that_finishes_does_not_rest_any_more() {
+    let gate = Gate::default();
+    gate.rest();
+    gate.finish();
+    gate.rest();
+    assert!(gate.pass(), "a stop needs its threads");
+    gate.leave();
+    gate.finish();
+    assert!(!gate.pass());
 }
 
 #[test]

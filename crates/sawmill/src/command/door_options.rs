@@ -76,7 +76,7 @@ fn parse_id(text: &str) -> Result<DeviceId, String> {
         "any" => Ok(DeviceId(None)),
         number => match number.parse() {
             Ok(id) => Ok(DeviceId(Some(id))),
-            Err(_) => Err(format!("'{text}' is no number of a device: write one, or omit it")),
+            Err(_) => Err(format!("'{text}' is no number of a device: write one, as in --ublk=3")),
         },
     }
 }
