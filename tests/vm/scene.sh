@@ -84,6 +84,18 @@ verify_while() {
     looked_through
 }
 
+# same_bytes_beside VOLUME NODE: what is written to the node comes through another door, too.
+same_bytes_beside() {
+    local volume=$1 node=$2 uri
+    uri=$("$BIN/sawmill" door add "$volume" --nbd "unix:$SCRATCH/second.sock")
+    head -c 1M /dev/urandom >"$SCRATCH/bytes"
+    dd if="$SCRATCH/bytes" of="$node" bs=1M oflag=direct conv=fsync status=none
+    nbdcopy "$uri" "$SCRATCH/whole"
+    cmp -n 1048576 "$SCRATCH/whole" "$SCRATCH/bytes"
+    rm "$SCRATCH/whole"
+    "$BIN/sawmill" door remove "$volume" "$uri"
+}
+
 # looked_through: until udev has probed every disk that was closed after writing. Removing a disk
 # before that fails those reads, which the kernel logs as I/O errors.
 looked_through() { udevadm settle; }

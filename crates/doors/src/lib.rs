@@ -54,6 +54,26 @@ pub fn waits(identity: &str) -> Result<bool> {
     Ok(ublk::waits(identity)? || buse::waits(identity)?)
 }
 
+/// Refuses to serve a volume without the door whose users wait for it, if the kernel has completed
+/// writes of theirs that no server has taken: they would come after newer ones.
+///
+/// # Errors
+/// `Refused`, or those of the question.
+pub fn require_older_writes_first(plans: &[DoorPlan], volume: &DoorVolume) -> Result<()> {
+    if volume.device.geometry().read_only
+        || plans.iter().any(DoorPlan::has_completed_writes)
+        || !buse::waits(&volume.identity)?
+    {
+        return Ok(());
+    }
+    let text = format!(
+        "a BUSE device of {} has completed writes that no server has taken: serve it with --buse, \
+         or give them up: rmdir the device in /sys/kernel/config/buse",
+        volume.name
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
 /// An open volume, as doors serve it.
 #[derive(Clone)]
 pub struct DoorVolume {
@@ -222,7 +242,10 @@ impl Doors {
         // Before the first door: the number decides whether ublk devices share threads.
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         self.shared.ublk_orphans.forget();
-        for plan in plans {
+        // What the kernel has completed is older than what other doors bring.
+        let (first, rest): (Vec<_>, Vec<_>) =
+            plans.iter().partition(|plan| plan.has_completed_writes());
+        for plan in first.into_iter().chain(rest) {
             if let [only] = volumes {
                 self.open_one(plan.clone(), std::slice::from_ref(only))?;
                 continue;

@@ -94,8 +94,18 @@ impl DoorPlan {
     /// Whether such a door has a thread for each queue, and so uses [`super::DoorQueues`].
     #[must_use]
     pub fn has_queues(&self) -> bool {
+        self.is_of(&ublk::KIND)
+    }
+
+    /// Whether the kernel completes writes of such a door before the server has them.
+    #[must_use]
+    pub(super) fn has_completed_writes(&self) -> bool {
+        self.is_of(&buse::KIND)
+    }
+
+    fn is_of(&self, kind: &DoorKind) -> bool {
         let text = self.to_string();
-        ublk::KIND.keywords.contains(&text.split('=').next().unwrap_or_default())
+        kind.keywords.contains(&text.split('=').next().unwrap_or_default())
     }
 
     /// Returns a usage error if the door makes no sense for this many volumes.

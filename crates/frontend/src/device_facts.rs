@@ -142,6 +142,11 @@ impl DeviceLock {
             }
             _ => wrong(error),
         })?;
+        // The file may have been removed, and its name be another's, since it was opened.
+        if !lock.has_name(&path) {
+            let text = format!("{door}: another process removes device {id}");
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
         Ok(DeviceLock { door, path, _lock: lock })
     }
 

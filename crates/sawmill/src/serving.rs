@@ -301,6 +301,16 @@ impl ServeProcess {
         Ok(AddDoorReply { door: kind.to_owned(), address })
     }
 
+    /// Refuses to serve a volume without a door that has older writes for it.
+    pub(crate) fn require_older_writes_first(&self, of_serve: &[DoorPlan]) -> Result<()> {
+        for served in &self.volumes {
+            let left = served.added_doors.iter().flat_map(|added| added.left(of_serve));
+            let plans: Vec<DoorPlan> = of_serve.iter().cloned().chain(left).collect();
+            sawmill_doors::require_older_writes_first(&plans, &served.door_volume())?;
+        }
+        Ok(())
+    }
+
     /// Opens doors that were added to a server that died. A door that cannot be opened does not
     /// keep the others from serving.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {

@@ -75,6 +75,7 @@ pub(crate) fn serve(
     let (volumes, cache) = open_all(paths, &plan, &mut Stores::default())?;
     let serving = ServeProcess::new(volumes, cache, &plan, started, hand_off);
     let door_volumes: Vec<_> = serving.volumes.iter().map(ServedVolume::door_volume).collect();
+    serving.require_older_writes_first(&plan.doors)?;
     serving.doors.open_all(&plan.doors, &door_volumes)?;
     // After those of the options, which win where both name the same door.
     serving.open_added_doors(&plan.doors);

@@ -54,6 +54,14 @@ impl FileLock {
         Ok(FileLock { file })
     }
 
+    /// Whether `path` names the locked file, and no other or none.
+    #[must_use]
+    pub fn has_name(&self, path: &Path) -> bool {
+        let identity = |about: rustix::fs::Stat| (about.st_dev, about.st_ino);
+        let locked = rustix::fs::fstat(&self.file).map(identity);
+        locked.is_ok() && locked == rustix::fs::stat(path).map(identity)
+    }
+
     /// Gives the lock up, also if a child of this process has the file open, as one does between
     /// its fork and its program. Dropped, it would stay taken until that child closes it.
     pub fn give_up(self) {

@@ -29,14 +29,7 @@ kill_and_replace() {
 }
 verify_while "$node" kill_and_replace
 
-# The same bytes through another door.
-uri=$("$BIN/sawmill" door add disk --nbd "unix:$SCRATCH/second.sock")
-head -c 1M /dev/urandom >"$SCRATCH/bytes"
-dd if="$SCRATCH/bytes" of="$node" bs=1M oflag=direct conv=fsync status=none
-nbdcopy "$uri" "$SCRATCH/whole"
-cmp -n 1048576 "$SCRATCH/whole" "$SCRATCH/bytes"
-rm "$SCRATCH/whole"
-"$BIN/sawmill" door remove disk "$uri"
+same_bytes_beside disk "$node"
 if [[ $SET == quick ]]; then life ext4; else life ext4 && life xfs; fi
 
 server=$(current)

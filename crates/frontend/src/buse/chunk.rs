@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use sawmill_device::{BlockDevice, Error, Exchange, Flags, Outcome, Request};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Exchange, Flags, Outcome, Request};
 use sawmill_sys::MemoryPiece;
 
 use super::protocol::Change;
@@ -35,7 +35,7 @@ impl Flight {
         let mut state = self.state.lock();
         state.in_flight -= 1;
         if let Err(error) = outcome {
-            state.error.get_or_insert(error);
+            keep_worst(&mut state.error, error);
         }
         if state.in_flight == 0 {
             self.landed.notify_all();
@@ -51,6 +51,14 @@ impl Flight {
         while state.in_flight > 0 {
             self.landed.wait(&mut state);
         }
+    }
+}
+
+/// Keeps the first error, but for one of a closed device: that one decides what becomes of it all.
+pub(super) fn keep_worst(kept: &mut Option<Error>, error: Error) {
+    let is_closed = |error: &Error| error.kind() == ErrorKind::Closed;
+    if kept.as_ref().is_none_or(|kept| is_closed(&error) && !is_closed(kept)) {
+        *kept = Some(error);
     }
 }
 
@@ -89,8 +97,8 @@ impl Ranges {
     }
 }
 
-/// Applies the changes of a chunk, and waits until they are done. Returns the first error; the
-/// other changes are applied in any case.
+/// Applies the changes of a chunk, and waits until they are done. Returns the error that counts;
+/// the other changes are applied in any case.
 pub(super) fn apply(
     device: &Arc<dyn BlockDevice>,
     chunk: MemoryPiece,

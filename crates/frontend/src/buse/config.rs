@@ -121,7 +121,8 @@ impl DeviceConfig {
     /// Whether the device keeps what its users wait for until a server comes.
     pub(super) fn waits(&self, time_max: Duration) -> Result<bool> {
         let state = self.state(time_max)?;
-        let is_on = state.is_some_and(|state| state == "waiting" || state == "running");
+        // One that waited for too long is `failing`, and keeps everything all the same.
+        let is_on = state.is_some_and(|state| state != "off" && state != "stopping");
         Ok(is_on && self.text("on_death")? == "wait")
     }
 

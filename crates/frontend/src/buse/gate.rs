@@ -20,6 +20,8 @@ enum Course {
     Rest,
     /// Serve to the end: nothing stops it any more.
     Finish,
+    /// The same, and the kernel keeps nothing for a next server any more.
+    PowerOff,
     Leave,
 }
 
@@ -28,6 +30,10 @@ struct GateState {
     course: Course,
     resting: usize,
     ended: usize,
+    /// A thread has ended because of an error, before its port had.
+    has_failed: bool,
+    /// What is not acknowledged is left to the next server.
+    is_abandoned: bool,
     counts: DoorCounts,
 }
 
@@ -66,13 +72,35 @@ impl Gate {
             }
             state.resting -= 1;
         }
-        matches!(state.course, Course::Serve | Course::Finish)
+        !matches!(state.course, Course::Rest | Course::Leave) && !state.is_abandoned
     }
 
-    /// A thread has ended, as a port has nothing more or has failed.
+    /// A thread has ended.
     pub(super) fn ended(&self) {
         self.state.lock().ended += 1;
         self.changed.notify_all();
+    }
+
+    /// The calling thread ends because of an error.
+    pub(super) fn failed(&self) {
+        self.state.lock().has_failed = true;
+    }
+
+    /// From now on nothing is acknowledged, and the threads end: the next server gets it all again.
+    /// `false`: the power goes off already, so there will be none.
+    pub(super) fn abandon(&self) -> bool {
+        let mut state = self.state.lock();
+        state.is_abandoned |= state.course != Course::PowerOff;
+        state.is_abandoned
+    }
+
+    /// The power goes off. `false`: everything was left to the next server before.
+    pub(super) fn power_off(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_abandoned && state.course != Course::Leave {
+            state.course = Course::PowerOff;
+        }
+        !state.is_abandoned
     }
 
     pub(super) fn rest(&self) {
@@ -95,7 +123,8 @@ impl Gate {
         let mut state = self.state.lock();
         let is_final = match state.course {
             Course::Serve | Course::Rest => false,
-            Course::Finish => course != Course::Leave,
+            Course::Finish => matches!(course, Course::Serve | Course::Rest),
+            Course::PowerOff => course != Course::Leave,
             Course::Leave => true,
         };
         if !is_final {
@@ -104,9 +133,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether a thread has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.state.lock().ended > 0
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.state.lock().is_abandoned
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.state.lock().has_failed
     }
 
     pub(super) fn is_quiet(&self) -> bool {

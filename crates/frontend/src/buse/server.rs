@@ -5,6 +5,7 @@
 //! (`service`), the interface of every door (`door`).
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ const COLLISION_AREA_BYTES: u64 = 1 << 30;
 const QUEUE_DEPTH: u32 = 256;
 /// Time for the nodes of a device to appear.
 const NODE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Interval of checks whether a sync has ended.
+const SYNC_CHECK_EVERY: Duration = Duration::from_millis(5);
 /// Devices that are tried for a free number.
 const NUMBERS_MAX: u32 = 1 << 16;
 
@@ -107,8 +110,8 @@ impl BuseDoor {
                 Ok(BuseDoor::of(options, config, Running { service, threads, device_lock }))
             }
             Err(error) => {
-                device_lock.remove();
                 config.remove();
+                device_lock.remove();
                 Err(error)
             }
         }
@@ -143,11 +146,14 @@ impl BuseDoor {
         if config.number("blocksize")? != u64::from(geometry.block_bytes) || !has_zeroes {
             return refuse(format!("{DOOR}: device {id} was made for a device of another kind"));
         }
-        config.set("on_death", on_death(&options))?;
         if old < new {
             config.set("size", new)?;
         }
         let (service, threads) = start(&options, &config, device)?;
+        // Not before: what waits would fail at once if this server fails to come.
+        if let Err(error) = config.set("on_death", on_death(&options)) {
+            tracing::warn!(%error, id, "buse: requests do as before when this server dies");
+        }
         tracing::info!(id, volume = options.volume, "buse: took over a device");
         Ok(BuseDoor::of(options, config, Running { service, threads, device_lock }))
     }
@@ -181,6 +187,8 @@ impl BuseDoor {
         let stop = move || shared.stop();
         if let Err(error) = std::thread::Builder::new().name("buse-stop".into()).spawn(stop) {
             tracing::warn!(%error, id = self.id(), "buse: cannot start a thread to stop a device");
+            // It waits for the next server.
+            self.shared.leave();
         }
     }
 }
@@ -288,8 +296,8 @@ fn waits_elsewhere(config: &DeviceConfig) -> Error {
 fn remove_remains(options: &BuseOptions, config: &DeviceConfig) -> Result<()> {
     let device_lock = DeviceLock::wait(DOOR, &options.run_folder, config.id)?;
     if is_ours(options, config) {
-        device_lock.remove();
         config.remove();
+        device_lock.remove();
     }
     Ok(())
 }
@@ -430,54 +438,83 @@ impl BuseState {
 
     /// Leaves the device to the next server.
     pub(super) fn leave(&self) {
-        let Some(Running { service, threads, device_lock }) = self.end() else { return };
-        service.leave();
-        threads.into_iter().for_each(|thread| drop(thread.join()));
-        // The ports first: whoever gets the lock finds them closed.
-        drop(service);
-        drop(device_lock);
+        if let Some(running) = self.end() {
+            drop(running.end());
+        }
     }
 
+    /// Ends the device. What the kernel has of it is written first, while a server that comes after
+    /// the death of this one would still get it: once the power goes off, none would.
     pub(super) fn stop(&self) {
-        let Some(Running { service, threads, device_lock }) = self.end() else { return };
-        service.gate.finish();
-        let (folder, symlink) = (&self.options.symlink_folder, self.options.symlink.as_deref());
-        let end_threads = |service: Arc<Service>| {
-            service.leave();
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        };
-        if service.is_abandoned() || (self.options.recoverable && service.is_device_closed()) {
-            let id = self.config.id;
-            tracing::warn!(id, "buse: completed writes wait in the kernel for the next server");
-            end_threads(service);
-            return drop(device_lock);
-        }
+        let Some(running) = self.end() else { return };
+        running.service.gate.finish();
+        let id = self.config.id;
         let is_there = self.is_there();
+        let service = &running.service;
+        if is_there && node(id).exists() {
+            sync(&node(id), service);
+        }
+        let is_closed = self.options.recoverable && service.is_device_closed();
+        if is_closed && service.gate.abandon() || !service.gate.power_off() {
+            tracing::warn!(id, "buse: completed writes wait in the kernel for the next server");
+            return drop(running.end());
+        }
+        let (folder, symlink) = (&self.options.symlink_folder, self.options.symlink.as_deref());
         if is_there {
-            remove_symlink(folder, symlink, &node(self.config.id));
+            remove_symlink(folder, symlink, &node(id));
         }
-        let mut serving = Some((service, end_threads));
         // The kernel would wait for a port without a thread; it does not for one that is closed.
-        if let Some((service, end_threads)) =
-            serving.take_if(|(service, _)| service.gate.has_ended())
-        {
-            end_threads(service);
+        if !service.gate.has_failed() {
+            self.switch_off();
         }
-        // The kernel writes back what its caches hold of the disk, which needs the threads, and
-        // returns when the last chunk is acknowledged.
-        if is_there
+        self.remove(running.end());
+    }
+
+    /// Returns when the last chunk is acknowledged.
+    fn switch_off(&self) {
+        if self.is_there()
             && let Err(error) = self.config.set("power", 0)
             && self.config.text("state").is_ok_and(|state| state != "off")
         {
             tracing::warn!(%error, id = self.config.id, "buse: cannot switch the power off");
         }
-        if let Some((service, end_threads)) = serving {
-            end_threads(service);
-        }
-        // The file goes while the number is still taken: see `device_facts`.
-        device_lock.remove();
-        if is_there {
+    }
+
+    fn remove(&self, device_lock: DeviceLock) {
+        if self.is_there() {
             self.config.remove();
         }
+        // Last: who gets the lock finds the number free.
+        device_lock.remove();
+    }
+}
+
+impl Running {
+    /// Ends the threads and closes the ports.
+    fn end(self) -> DeviceLock {
+        self.service.leave();
+        self.threads.into_iter().for_each(|thread| drop(thread.join()));
+        // The ports first: whoever gets the lock finds them closed.
+        drop(self.service);
+        self.device_lock
+    }
+}
+
+/// Writes what the kernel caches of a disk, and flushes the disk. In a process of its own: a thread
+/// that waits for its own process's answers could not die, and its ports would stay open.
+fn sync(node: &Path, service: &Service) {
+    let outcome = std::process::Command::new("sync").arg(node).stdin(Stdio::null()).spawn();
+    let ended = outcome.and_then(|mut child| {
+        loop {
+            match child.try_wait()? {
+                Some(status) => return Ok(status.success()),
+                // It waits for the next server, too.
+                None if service.gate.is_abandoned() => return Ok(true),
+                None => std::thread::sleep(SYNC_CHECK_EVERY),
+            }
+        }
+    });
+    if !ended.as_ref().is_ok_and(|is_done| *is_done) {
+        tracing::warn!(?ended, node = %node.display(), "buse: cannot write what is cached");
     }
 }

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
@@ -16,7 +15,7 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 use sawmill_sys::{BusePort, MemoryPiece, Waker};
 
-use super::chunk::apply;
+use super::chunk::{apply, keep_worst};
 use super::gate::Gate;
 use super::options::BuseOptions;
 use super::protocol::{
@@ -45,8 +44,6 @@ pub(super) struct Service {
     reads: BusePort,
     /// The kernel keeps what is not acknowledged for the next server.
     is_recoverable: bool,
-    /// A chunk came when the device was closed already: the next server gets it.
-    is_abandoned: AtomicBool,
     /// They wake the threads.
     wakers: [Waker; 2],
 }
@@ -74,7 +71,6 @@ impl Service {
             writes,
             reads,
             is_recoverable: options.recoverable,
-            is_abandoned: AtomicBool::new(false),
             wakers: [Waker::new()?, Waker::new()?],
         })
     }
@@ -113,9 +109,7 @@ impl Service {
             match WritePacket::parse(&packet) {
                 WritePacket::End => return Ok(Some(Next::End)),
                 WritePacket::Flush(token) => self.flush(token),
-                WritePacket::Chunk { offset, records } => {
-                    return Ok(Some(self.write_chunk(offset, records)));
-                }
+                WritePacket::Chunk { offset, records } => self.write_chunk(offset, records),
             }
             Ok(Some(Next::Fetch))
         });
@@ -154,6 +148,7 @@ impl Service {
                 Ok(None) => wait(port, waker),
                 Err(error) => {
                     tracing::error!(%error, id = self.id, "buse: a port fails");
+                    self.gate.failed();
                     break;
                 }
             }
@@ -161,17 +156,20 @@ impl Service {
         self.gate.ended();
     }
 
-    fn write_chunk(&self, offset: u64, records: u64) -> Next {
+    fn write_chunk(&self, offset: u64, records: u64) {
         let chunk = self.writes.memory().lend(offset, self.layout.chunk_bytes);
         let write_bytes_max =
             WRITE_BYTES_MAX.min(u64::from(self.device.geometry().request_bytes_max));
         let changes = chunk.and_then(|chunk| {
             Some((self.layout.changes(&chunk, records, write_bytes_max)?, chunk))
         });
-        let Some((changes, chunk)) = changes else {
-            self.refuse(&self.writes, offset);
-            return Next::Fetch;
+        let Some((mut changes, chunk)) = changes else {
+            return self.refuse(&self.writes, offset);
         };
+        if !self.device.geometry().operations.discard {
+            // A disk that was made for another device may have some: a discard may do nothing.
+            changes.retain(|change| change.operation != Operation::Discard);
+        }
         self.gate.taken(|counts| {
             for Change { operation, length, .. } in &changes {
                 match operation {
@@ -185,18 +183,14 @@ impl Service {
             }
         });
         let error = apply(&self.device, chunk, &changes);
-        if let Some(error) = &error {
+        let text = error.as_ref().map(ToString::to_string);
+        if self.answer(&self.writes, offset, error, 0)
+            && let Some(error) = text
+        {
             // Its users have long had their answers.
             let (id, changes) = (self.id, changes.len());
-            tracing::error!(%error, id, changes, "buse: a chunk of completed writes failed");
-            if error.kind() == ErrorKind::Closed && self.is_recoverable {
-                self.is_abandoned.store(true, Relaxed);
-                self.gate.answered(EIO, 0);
-                return Next::End;
-            }
+            tracing::error!(error, id, changes, "buse: a chunk of completed writes failed");
         }
-        self.answer(&self.writes, offset, number_of(error), 0);
-        Next::Fetch
     }
 
     /// Whether the device behind takes no requests any more, and so none of the completed writes.
@@ -207,17 +201,11 @@ impl Service {
         matches!(receiver.recv(), Ok(Err(error)) if error.kind() == ErrorKind::Closed)
     }
 
-    /// Whether a chunk was left to the next server: the power must stay on.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.is_abandoned.load(Relaxed)
-    }
-
     fn flush(self: &Arc<Self>, token: u64) {
         self.gate.taken(|counts| counts.flushes += 1);
         let service = Arc::clone(self);
         let on_outcome = move |outcome: Outcome| {
-            let errno = number_of(outcome.err());
-            service.answer(&service.writes, token, errno, 0);
+            service.answer(&service.writes, token, outcome.err(), 0);
         };
         self.device.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), on_outcome));
     }
@@ -243,7 +231,17 @@ impl Service {
         }
     }
 
-    fn answer(&self, port: &BusePort, token: u64, errno: i32, read_bytes: u64) {
+    /// Acknowledges a packet. The answer that a closed device gives is none: the next server gets
+    /// the packet. Returns whether it was acknowledged.
+    fn answer(&self, port: &BusePort, token: u64, error: Option<Error>, read_bytes: u64) -> bool {
+        let is_closed = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Closed);
+        if is_closed && self.is_recoverable && self.gate.abandon() {
+            self.gate.answered(EIO, 0);
+            self.wakers.iter().for_each(Waker::wake);
+            return false;
+        }
+        let errno = number_of(error);
+        let read_bytes = if errno == 0 { read_bytes } else { 0 };
         if let Err(error) = port.acknowledge(&acknowledgement(token, errno)) {
             // ENODEV: the device was removed meanwhile.
             if error.raw_os_error() != Some(Errno::NODEV.raw_os_error()) {
@@ -251,6 +249,7 @@ impl Service {
             }
         }
         self.gate.answered(errno, read_bytes);
+        true
     }
 
     /// The kernel sent what it never should.
@@ -266,7 +265,7 @@ struct ReadInParts {
     service: Arc<Service>,
     token: u64,
     length: u64,
-    /// The parts without an answer, and the first error.
+    /// The parts without an answer, and the error that counts.
     left: Mutex<(usize, Option<Error>)>,
 }
 
@@ -275,15 +274,14 @@ impl ReadInParts {
         let mut left = self.left.lock();
         left.0 -= 1;
         if let Err(error) = outcome {
-            left.1.get_or_insert(error);
+            keep_worst(&mut left.1, error);
         }
         if left.0 > 0 {
             return;
         }
-        let errno = number_of(left.1.take());
+        let error = left.1.take();
         drop(left);
-        let read_bytes = if errno == 0 { self.length } else { 0 };
-        self.service.answer(&self.service.reads, self.token, errno, read_bytes);
+        self.service.answer(&self.service.reads, self.token, error, self.length);
     }
 }
 

@@ -11,7 +11,7 @@ use sawmill_device::{
 };
 use sawmill_sys::{Arena, AttachedMemory, MemoryPiece};
 
-use super::chunk::apply;
+use super::chunk::{apply, keep_worst};
 use super::fuzzing;
 use super::gate::{Gate, Quiet};
 use super::protocol::{
@@ -225,6 +225,31 @@ fn a_read_has_parts_that_the_device_takes_and_that_cover_it() {
     assert_eq!(parts(5120, 4096).collect::<Vec<_>>(), [(0, 4096), (4096, 1024)]);
     assert_eq!(parts(512, u64::MAX).collect::<Vec<_>>(), [(0, 512)]);
     assert_eq!(parts(0, 4096).count(), 0);
+}
+
+#[test]
+fn what_is_left_to_the_next_server_stays_and_nothing_is_left_once_the_power_goes_off() {
+    let left = Gate::default();
+    assert!(left.abandon() && left.abandon(), "each answer of a closed device is none");
+    assert!(!left.pass(), "the threads end");
+    assert!(!left.power_off(), "the power stays on");
+    let ending = Gate::default();
+    ending.finish();
+    assert!(ending.power_off());
+    assert!(!ending.abandon(), "nobody comes any more: errors are answers again");
+    assert!(ending.pass(), "the kernel waits for the threads");
+    ending.finish();
+    assert!(!ending.abandon(), "and that is final");
+}
+
+#[test]
+fn that_a_device_is_closed_counts_more_than_any_other_error() {
+    let mut kept = None;
+    for kind in [ErrorKind::Full, ErrorKind::Closed, ErrorKind::Unavailable] {
+        keep_worst(&mut kept, Error::new(kind, "an error"));
+        keep_worst(&mut kept, Error::new(ErrorKind::Full, "a later one"));
+    }
+    assert_eq!(kept.map(|error| error.kind()), Some(ErrorKind::Closed));
 }
 
 #[test]

@@ -277,6 +277,7 @@ impl Driving<'_> {
             outlives_server: self.host.options().is_some_and(|options| options.mode == Mode::Plain),
             queues: None,
         };
+        sawmill_doors::require_older_writes_first(&self.plan.doors, &volume)?;
         self.doors.open_all(&self.plan.doors, &[volume])?;
         let addresses = self.doors.addresses(&self.plan.name);
         let add_door = |facts: ControlFacts, (kind, address): &(&str, String)| {

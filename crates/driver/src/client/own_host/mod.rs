@@ -237,7 +237,9 @@ impl ServedDevice {
         match origin {
             DoorOrigin::Pieces(pieces) => self.take_over(pieces, volume)?,
             DoorOrigin::Plans(plans) => {
-                if let Err(error) = self.doors.open_all(&plans, &[volume]) {
+                let opened = sawmill_doors::require_older_writes_first(&plans, &volume)
+                    .and_then(|()| self.doors.open_all(&plans, &[volume]));
+                if let Err(error) = opened {
                     self.close_opened();
                     return Err(error);
                 }
